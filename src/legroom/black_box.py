@@ -35,8 +35,6 @@ BlockState = Literal["allocated", "pending", "free"]
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """The process that wrote the record."""
-
     pid: int
     rank: int | None = None
     vllm: str | None = None
@@ -55,8 +53,6 @@ class StackFrame:
 
 @dataclass(frozen=True)
 class FailedRequest:
-    """The allocation that failed, and its stack."""
-
     wanted_bytes: int | None = None
     error: str | None = None
     """The type of the exception."""
@@ -167,8 +163,6 @@ class ScheduledRequest:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The scheduler step that was running."""
-
     requests: int
     tokens: int
     new_requests: int = 0
@@ -180,8 +174,6 @@ class RecordedStep:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """One periodic reading of memory."""
-
     time_s: float
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None

@@ -13,8 +13,6 @@ from legroom.records import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class GivenModel:
-    """A model in a request."""
-
     config: Mapping[str, Any]
     """Its config.json."""
     checkpoint_bytes: int | None = None

@@ -109,12 +109,10 @@ def is_engine(pid: int) -> bool:
 
 
 def is_engine_core(pid: int) -> bool:
-    """Whether the process is a vLLM EngineCore, by its title."""
     return _ENGINE_CORE.search(process_title(pid)) is not None
 
 
 def is_coordinator(pid: int) -> bool:
-    """Whether the process is vLLM's data-parallel coordinator, by its title."""
     return _COORDINATOR.search(process_title(pid)) is not None
 
 

@@ -93,7 +93,6 @@ class _Init:
 
 
 def _compiled_init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
-    """The compiled `__init__` of a class."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
     parameters, lines = ["self"], []
     for name, field_ in fields.items():

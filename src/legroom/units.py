@@ -32,12 +32,10 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b rounded up."""
     return -(-a // b)
 
 
 def round_up(a: int, multiple: int) -> int:
-    """The next multiple at or above `a`."""
     return cdiv(a, multiple) * multiple
 
 

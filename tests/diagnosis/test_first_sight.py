@@ -592,3 +592,27 @@ def test_a_request_of_the_size_of_a_whole_weight_is_one_of_loading() -> None:
 @pytest.mark.parametrize("word", ["a.", "a-", "a_"])
 def test_a_long_word_does_not_hold_up_the_answer(word: str) -> None:
     assert diagnosis(word * 40_000 + "\nvllm runs out of memory").verdict == "cause above"
+
+
+def test_a_neighbour_that_torch_does_not_name_bounds_the_share_beside_it() -> None:
+    steps = " ".join(first(oom(44.0, 0.5, 27.5, 0.0, "1.60 GiB", "CUDA")).fixes[0].steps)
+    assert "--gpu-memory-utilization 0.62" in steps  # 16 GiB of 44 are another process's
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("On a DGX Spark the engine dies with\n`TimeoutError: RPC call to sample_tokens timed out`", "not_memory"),
+        ("vllm says\n- `ValueError: Unknown quantization method: exl9. Must be one of ['awq']`", "not_memory"),
+        ('vllm pod crashes with `assert t.is_pinned(), "CPU tensor must be pinned"`', "not_memory"),
+        ('ERROR   File "vllm/worker/worker.py", line 9, in check_if_supports_dtype', "driver_or_cuda_mismatch"),
+        ("vllm 0.26.0: the cold start fills 52 GB of RAM and gets OOM-killed", "host_ram_oom"),
+        ("vllm: 12 images cause an OOM error during the profiling stage", "profiling_activation_peak"),
+        (
+            f"Crash under our agent workload, ~1 in flight.\n{oom(94.9, 1.2, 88.0, 0.5, '1.40 GiB')}",
+            "runtime_activation_burst",
+        ),
+    ],
+)
+def test_words_of_a_person_place_the_failure(text: str, cause: str) -> None:
+    assert first(text).cause == cause

@@ -60,8 +60,8 @@ def test_an_oom_killed_pod_is_told_its_limit_and_what_the_plan_asks_for() -> Non
     assert run.case.startup.vllm == "0.10.2"
     why = run.findings[0].fixes[0].why
     assert "limit found is 32.00 GiB" in why and "checkpoint alone is 131.5" in why
-    asked = re.search(r"asks for ([\d.]+) GiB of host memory, ([\d.]+) GiB", why)
-    assert asked is not None and float(asked[1]) > 32 > float(asked[2]) > 16
+    asked = re.search(r"holds ([\d.]+) GiB for good and recommends a limit of ([\d.]+) GiB", why)
+    assert asked is not None and float(asked[2]) > 32 > float(asked[1]) > 16
 
 
 def test_a_failed_probe_ends_a_container_unless_the_platform_names_memory() -> None:

@@ -237,7 +237,7 @@ def test_a_ray_worker_is_not_probed_by_what_its_image_lacks():
 
 def test_an_image_without_ray_is_said_to_need_one():
     text = kubernetes.files(dense("--distributed-executor-backend", "ray"))[-1].text
-    assert "has no Ray from 0.18.0 on" in " ".join(text.replace("#", "").split())
+    assert "no Ray from 0.18.0" in " ".join(text.replace("#", "").split())
 
 
 @pytest.mark.parametrize(
@@ -268,5 +268,5 @@ def test_a_worker_of_kserve_has_no_flag_that_headless_refuses():
 
 @pytest.mark.parametrize("words", [("--data-parallel-hybrid-lb",), ("--data-parallel-external-lb",)])
 def test_nodes_of_kserve_that_all_take_requests_are_refused(words):
-    with pytest.raises(LegroomError, match="only the first takes requests"):
+    with pytest.raises(LegroomError, match="only the first"):
         kserve.files(wide(*words, "--data-parallel-size-local", "8"))

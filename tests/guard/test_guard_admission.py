@@ -58,7 +58,7 @@ def test_a_model_without_a_kv_cache_is_admitted_to_by_sequences_alone():
 def test_a_model_without_a_kv_cache_is_no_pool_of_unknown_size():
     admission = door_of(CACHELESS, pool=PoolPolicy(when_unknown="closed"))
     assert not admission.is_waiting(asked(admission, Kind.POOLING, input="a"))
-    assert "keeps no KV cache" in admission.summary()
+    assert "no KV cache" in admission.summary()
     assert b"legroom_guard_fail_open 0.0" in admission.page()
     assert "--max-num-queued-tokens" not in admission.native_flags_hint("0.32.0")
 

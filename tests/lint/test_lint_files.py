@@ -18,7 +18,8 @@ from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text
 from legroom.lint.linter import SEARCHED, LintOptions, lint_texts
 from legroom.lint.promql_reader import comparisons, series_names
-from legroom.lint.rules import all_checks, rules_by_id
+from legroom.lint.rule import rules_by_id
+from legroom.lint.rules import all_checks
 from legroom.planning.plan_document import plan_from_json
 
 ROOT = Path(__file__).parents[2]

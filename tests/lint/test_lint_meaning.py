@@ -14,7 +14,7 @@ spec:
   - image: vllm/vllm-openai:v0.32.0
     command: [vllm, serve, MODEL, --tensor-parallel-size, 'RANKS', --max-model-len, '4096']
     volumeMounts: [{name: shm, mountPath: /dev/shm}]
-    livenessProbe: {periodSeconds: 10, failureThreshold: FAILURES}
+    startupProbe: {httpGet: {path: /health, port: 8000}, periodSeconds: 10, failureThreshold: FAILURES}
     resources:
       limits: {nvidia.com/gpu: RANKS, memory: MEMORY}
 """
@@ -69,8 +69,8 @@ def test_a_model_that_its_own_gpu_cannot_hold_is_an_error():
     assert judged(pod(ranks=1)) == [("does-not-fit", "error")]
 
 
-def test_a_gpu_that_is_not_named_is_not_judged():
-    assert judged(pod(ranks=1).replace("cloud.google.com/gke-accelerator", "pool")) == []
+def test_a_gpu_that_is_not_named_is_only_asked_about():
+    assert judged(pod(ranks=1).replace("cloud.google.com/gke-accelerator", "pool")) == [("does-not-fit", "note")]
 
 
 def rule_file(expression, alert=True):

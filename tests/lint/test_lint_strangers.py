@@ -253,7 +253,7 @@ def test_the_day_in_a_tag_tells_the_release(day, found):
 
 
 def service(image="vllm/vllm-openai:v0.19.0", command="--model Qwen/Qwen3-8B", more="", name="vllm-a", gpus="count: 1"):
-    devices = f"{{resources: {{reservations: {{devices: [{{driver: nvidia, {gpus}}}]}}}}}}"
+    devices = f"{{resources: {{reservations: {{devices: [{{driver: nvidia, capabilities: [gpu], {gpus}}}]}}}}}}"
     return f"  {name}: {{image: '{image}', command: {command}, deploy: {devices}{more}}}\n"
 
 
@@ -270,7 +270,7 @@ UNSEEN = {
     "a probe of another port": ("compose.yaml", service(more=HEALTH.format("curl", 8001)), [("probe-port", "error")]),
     "a probe of a port by its name": (
         "pod.yaml",
-        container(", ports: [{name: h, containerPort: 9000}], readinessProbe: {httpGet: {port: h}}"),
+        container(", ports: [{name: h, containerPort: 9000}], readinessProbe: {httpGet: {path: /health, port: h}}"),
         [("probe-port", "error")],
     ),
     "python in a probe": (
@@ -416,7 +416,9 @@ def test_a_published_server_without_a_key_a_probe_or_a_volume_is_noted():
     deployment = container(more).replace("kind: Pod", "kind: Deployment")
     public = "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {type: LoadBalancer}\n"
     found = lint_texts([("d.yaml", deployment + public)], LintOptions()).findings
-    assert {finding.rule for finding in found} == {"probe-missing", "api-open", "cache-lost", "env-meaning"}
+    assert {finding.rule for finding in found} == {*("probe-missing", "api-open", "cache-lost", "env-meaning")}
     assert {finding.severity for finding in found} == {"note"}
-    kept = container(", volumeMounts: [{name: c, mountPath: /root/.cache}]")
+    kept = container(", volumeMounts: [{name: c, mountPath: /root/.cache}]").replace(
+        "spec: {", "spec: {volumes: [{name: c}], "
+    )
     assert lint_texts([("d.yaml", kept)], LintOptions()).findings == ()

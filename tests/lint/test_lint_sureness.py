@@ -155,7 +155,7 @@ def test_a_variable_may_hold_the_ids_of_several_gpus(ids, expected):
     image: vllm/vllm-openai:v0.20.0
     ipc: host
     command: [--model, org/m, -tp, "2"]
-    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: {ids}}}]}}}}}}
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, capabilities: [gpu], device_ids: {ids}}}]}}}}}}
 """
     assert judged(compose, "compose.yaml") == expected
 

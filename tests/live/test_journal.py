@@ -181,12 +181,13 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path):
         Journal.open(tmp_path / "file" / "journal.db")
 
 
-def test_a_journal_of_a_newer_legroom_is_not_touched(tmp_path):
+@pytest.mark.parametrize(("version", "said"), [(99, "newer legroom"), (1, "older legroom")])
+def test_a_journal_of_another_legroom_is_not_touched(tmp_path, version, said):
     path = tmp_path / "journal.db"
     Journal.open(path).close()
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 99")
-    with pytest.raises(JournalUnavailable, match="newer legroom"):
+        db.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(JournalUnavailable, match=said):
         Journal.open(path)
 
 

@@ -65,7 +65,7 @@ def test_a_roll_up_keeps_maxima_means_and_growth(seen):
         total += more
         rows.append(("a", START_S + at * 5.0, row(kv_use=use, preemptions=total)))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        journal_records.migrate(db)
+        journal_records.create_tables(db)
         journal = Journal(db, None, lambda: START_S)
         journal.add_rows(rows)
         points = journal.samples("a", START_S, START_S + 1000, max_points=20)
@@ -121,19 +121,3 @@ def test_a_sample_from_the_future_does_not_stop_roll_ups(journal):
     journal.add_rows(hours(1))
     journal.maintain(START_S + 2 * 3600)
     assert len(journal.samples("a", START_S, START_S + 3600, max_points=100)) == 60
-
-
-def test_a_journal_with_packed_samples_opens_with_its_incidents(tmp_path):
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(journal_records._STEPS[0])
-        db.execute("INSERT INTO incidents (key, server, kind, title, detail, opened_s) VALUES ('k','a','x','t','{}',1)")
-        db.execute("INSERT INTO servers VALUES (1, 'a')")
-        db.execute("INSERT INTO packed VALUES (1, 0, 5, x'0011')")
-        db.execute("PRAGMA user_version = 1")
-        db.commit()
-    with Journal.open(path) as journal:
-        assert [incident.title for incident in journal.incidents()] == ["t"]
-        assert journal.samples("a", 0, 1e6) == ()
-        journal.add_rows(hours(1))
-        assert len(journal.samples("a", START_S, START_S + 3600)) == 720

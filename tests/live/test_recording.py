@@ -97,7 +97,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["x.gz", "x.zst"])
 def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("not compressed at all\n" * 10)
-    with pytest.raises(LegroomError, match="could not be read"):
+    with pytest.raises(LegroomError, match="not be read"):
         list(replay(tmp_path / name))
 
 

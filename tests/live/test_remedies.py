@@ -122,13 +122,13 @@ def test_a_backlog_with_room_in_the_pool_is_answered_with_a_larger_batch(documen
 def test_long_prompts_are_answered_with_the_guard(document: PlanDocument) -> None:
     seen = finding("long_prompt_burst", mean_prompt_tokens=30_000, pool_tokens=270_000)
     remedies = remedies_for(seen, window(document), document)
-    assert any("9 such prompts fill the pool" in remedy.why for remedy in remedies)
+    assert any("9 such prompts" in remedy.why for remedy in remedies)
 
 
 def test_creep_is_answered_with_the_room_that_lasts_a_week(document: PlanDocument) -> None:
     headroom = document.layout.headroom_bytes
     slow = remedies_for(finding("memory_creep", bytes_per_h=headroom / 400), window(document), document)
-    assert "restart once a week" in slow[-1].why
+    assert "once a week" in slow[-1].why
     fast = remedies_for(
         finding("memory_creep", bytes_per_h=headroom / 168 + GIB / 16, hours_left=90), window(document), document
     )
@@ -175,7 +175,7 @@ def test_without_a_plan_it_says_which_command_makes_one(kind: str) -> None:
 
 def test_a_plan_that_cannot_be_read_is_said() -> None:
     remedies = remedies_for(finding("pool_pressure"), Window("x"), PlanDocument(model="x"))
-    assert "could not be read" in remedies[-1].why
+    assert "not be read" in remedies[-1].why
 
 
 @pytest.mark.parametrize("kind", ["stuck_engine", "plan_drift", "no_traffic", "unreachable", "something_new"])

@@ -63,7 +63,7 @@ def test_of_several_ranks_the_one_that_takes_the_most_counts(tmp_path: Path) -> 
 
 def test_more_ranks_than_cards_are_refused_before_vllm_is_started(tmp_path: Path) -> None:
     python = python_that_answers(tmp_path, [{**CARD, "count": 1}], [VLLM, STARTED])
-    with pytest.raises(LegroomError, match="--ranks 2 needs 2 GPUs on this machine, and torch sees 1") as refused:
+    with pytest.raises(LegroomError, match="--ranks 2 needs 2 GPUs") as refused:
         probe_card(python, ranks=2)
     assert refused.value.exit_code == 3
 
@@ -82,12 +82,12 @@ def test_a_machine_without_a_gpu_is_told_so_with_exit_code_3(
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     python = python_that_answers(tmp_path, [{"finding": "no_gpu", "torch": "2.13.0+cpu"}], [])
     assert main(["probe", "--python", python]) == 3
-    assert "torch sees no GPU here" in capsys.readouterr().err
+    assert "sees no GPU" in capsys.readouterr().err
     assert not (tmp_path / "home").exists()
 
 
 def test_a_python_without_torch_is_told_so_with_exit_code_3() -> None:
-    with pytest.raises(LegroomError, match="could not be asked: ModuleNotFoundError") as error:
+    with pytest.raises(LegroomError, match="ModuleNotFoundError") as error:
         probe_card(sys.executable)
     assert error.value.exit_code == 3
 

@@ -90,7 +90,7 @@ def test_what_a_command_says_is_found_as_it_was_written():
 
 
 def test_a_command_that_is_not_vllm_is_refused():
-    with pytest.raises(LegroomError, match="not a vLLM server") as error:
+    with pytest.raises(LegroomError, match="a vLLM server") as error:
         read("sleep", "100")
     assert error.value.exit_code == 2
 
@@ -194,7 +194,7 @@ def test_what_is_left_for_a_restart_may_be_spelt_as_vllm_takes_it(vllm, flags, c
 
 
 def test_what_is_left_for_a_restart_and_would_be_refused_is_not_taken(vllm):
-    with pytest.raises(LegroomError, match="no vLLM release has --nosuchflag"):
+    with pytest.raises(LegroomError, match="--nosuchflag"):
         changed(vllm, "--max-model-len", "8", **{"--nosuchflag": "1"})
 
 

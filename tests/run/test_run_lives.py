@@ -207,7 +207,7 @@ def test_a_server_that_hangs_is_an_incident_and_a_restart(run):
     assert supervised.end() == 0
     (incident,) = supervised.incidents()
     assert (incident.kind, incident.outcome) == ("died_serving", "it serves again")
-    assert "hung and was killed" in incident.title
+    assert "hung" in incident.title
 
 
 def test_a_sighup_between_two_lives_counts_for_the_next(run, port):
@@ -306,7 +306,7 @@ def test_as_the_first_process_of_a_container_it_collects_what_others_leave(run):
     if not shutil.which("unshare") or subprocess.run([*contained, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no container can be made here")
     # The shell leaves a child behind, and becomes legroom.
-    supervised = run(before=[*contained, "sh", "-c", 'sleep 0 & exec "$@"', "sh"])
+    supervised = run("--no-verify", before=[*contained, "sh", "-c", 'sleep 0 & exec "$@"', "sh"])
     supervised.serving()
     (first,) = psutil.Process(supervised.process.pid).children()
 

@@ -24,7 +24,7 @@ def test_a_question_is_answered_without_a_disk():
 
 
 def test_a_question_that_cannot_be_answered_is_told_without_a_disk():
-    with pytest.raises(LegroomError, match="could not work it out: KeyError"):
+    with pytest.raises(LegroomError, match="KeyError"):
         run_task("compare_pool", {})
 
 
@@ -35,5 +35,5 @@ def test_where_no_process_can_be_started_the_question_is_told_to_have_failed(mon
     monkeypatch.setattr(subprocess, "Popen", refuse)
     task = TaskProcess("compare_pool", {})
     assert select.select([task], [], [], 60)[0] == [task]
-    with pytest.raises(LegroomError, match=r"could not work it out: .*Resource temporarily unavailable"):
+    with pytest.raises(LegroomError, match=r"Resource temporarily unavailable"):
         task.answer()

@@ -143,7 +143,7 @@ def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said, monkeypa
 def test_a_secret_that_is_no_text_is_not_shown(tmp_path, line):
     with pytest.raises(LegroomError) as error_text:
         read(tmp_path, f"{line}\n{SERVER}")
-    assert "must be text, not a" in error_text.value.message
+    assert "must be text" in error_text.value.message
     assert "1828" not in error_text.value.message + error_text.value.hint
 
 

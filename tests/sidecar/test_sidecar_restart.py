@@ -69,7 +69,7 @@ def test_a_drain_that_does_not_begin_stops_a_restart_of_a_server_that_serves(jou
     world.begin = broken
     outcome = run(world, journal, tmp_path)
     assert (outcome.state, world.starts) == ("undone", 1)
-    assert "new work could not be stopped" in outcome.text
+    assert "not be stopped" in outcome.text
     assert run(world, journal, tmp_path, failing=True).state == "done"
 
 
@@ -78,7 +78,7 @@ def test_a_server_that_does_not_come_back_is_a_failure(journal, tmp_path):
     world.comes_back = False
     outcome = run(world, journal, tmp_path)
     assert (outcome.state, journal.action(outcome.action_id).state) == ("failed", "failed")
-    assert "did not answer within 0.5 s" in outcome.text
+    assert "within 0.5 s" in outcome.text
 
 
 def test_a_change_of_flags_keeps_the_old_ones_for_undo(journal, tmp_path):
@@ -153,7 +153,7 @@ def test_no_platform_is_said(journal, tmp_path):
     async def keep(call):
         return call(journal)
 
-    with pytest.raises(ActionFailed, match="no platform is named"):
+    with pytest.raises(ActionFailed, match="no platform"):
         ServerRestart(
             ActionContext(keep, None, None, tmp_path),
             RestartOrder(ServerConfig(endpoint("a"), "g"), LIMITS, "restart", "", False),

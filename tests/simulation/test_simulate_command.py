@@ -104,7 +104,7 @@ def test_a_load_whose_first_token_takes_minutes_is_not_said_to_be_held(capsys: p
     assert main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "40000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "serves_late"
     main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "20000"])
-    assert capsys.readouterr().out.startswith("Holds the load: 4 of 4 requests served\n")
+    assert capsys.readouterr().out.startswith("Holds the load: 4 of 4 requests served; the first token takes 20 s")
 
 
 def test_the_drawing_is_an_svg(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def test_a_server_that_is_too_large_fails_with_a_flag_that_would_start():
     answer = asked("vllm serve Qwen/Qwen3-8B", l4())
     assert not answer.ok
     message = next(check.message for check in answer.checks if check.name == "memory")
-    assert "vLLM would stop with" in message
+    assert "would stop with" in message
     assert "--max-model-len" in message
 
 
@@ -156,7 +156,7 @@ def test_the_reason_goes_to_the_termination_log(nvidia_smi, tmp_path, capsys):
     log.touch()
     words = ["--termination-log", str(log), "--vllm", "0.11.0", "--host-memory", "64GiB"]
     assert main(["preflight", *words, "--json", "--", "vllm", "serve", "Qwen/Qwen3-8B"]) == 1
-    assert "this node does not hold the server" in log.read_text()
+    assert "does not hold" in log.read_text()
     assert len(log.read_bytes()) < 4096
     document = json.loads(capsys.readouterr().out)
     assert (document["ok"], document["plan"]["verdict"]) == (False, "does_not_fit")
@@ -183,4 +183,4 @@ def test_a_machine_without_a_gpu_exits_with_3(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("legroom.verify.node_preflight.nvml_devices", tuple)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["preflight", "--", "vllm", "serve", "Qwen/Qwen3-8B"]) == 3
-    assert "sees no NVIDIA GPU" in capsys.readouterr().err
+    assert "no NVIDIA GPU" in capsys.readouterr().err

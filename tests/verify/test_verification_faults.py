@@ -127,7 +127,7 @@ def test_a_server_of_embeddings_is_verified_with_those(status):
     assert verification.ok
     assert checks["completion"] is None and checks["load"] is None
     assert checks["embedding"] is True and checks["full context"] is True
-    assert "it serves no completions" in texts(verification)["completion"]
+    assert "no completions" in texts(verification)["completion"]
 
 
 MISSING = (404, {"detail": "Not Found"})
@@ -184,7 +184,7 @@ def test_a_server_that_speaks_no_tls_is_not_said_to_be_away():
 
 
 def test_a_host_that_is_not_known_is_said_to_be():
-    with pytest.raises(LegroomError, match="host name is not known"):
+    with pytest.raises(LegroomError, match="host name"):
         verify(VerificationRequest("http://no-such-host.invalid:8000", load_remote=True))
 
 
@@ -272,10 +272,10 @@ def test_a_server_that_keeps_its_health_to_itself_is_verified_by_what_it_serves(
         Answering(BARE | {"/health": (status, {})}, longest=4096), load="1600/600", requests=4
     )
     assert verification.ok and (passed["health"], passed["load"], passed["memory"]) == (True, True, None)
-    assert "4 of 4 requests were cut to 2,048 tokens, as its context is not known" in verification.notes
+    assert "cut to 2,048 tokens" in " ".join(verification.notes)
     assert sum("metrics" in note for note in verification.notes) == 1
 
 
 def test_a_key_that_is_wanted_for_the_models_is_asked_for():
-    with pytest.raises(LegroomError, match="wants an API key"):
+    with pytest.raises(LegroomError, match="an API key"):
         checked(Answering({"/health": (401, {}), "/v1/models": (401, {})}))

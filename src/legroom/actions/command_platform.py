@@ -57,5 +57,4 @@ class CommandPlatform:
         platform.write_atomically(place, json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
-        """Put the flags file back as it was before the change."""
         platform.restore_file(Path(override.place), override.before)

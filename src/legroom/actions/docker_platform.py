@@ -18,8 +18,6 @@ from legroom.vllm.command_line import with_flags
 
 @dataclass(frozen=True)
 class DockerContainer:
-    """One container by its name or id."""
-
     container: str
     stop_s: int = 60
 
@@ -96,7 +94,6 @@ class ComposeService:
         platform.write_atomically(self._override_file(), text + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
-        """Put the compose file back as it was before `override`; the service is not restarted."""
         platform.restore_file(Path(override.place), override.before)
 
     async def _command_words(self) -> list[str]:
@@ -123,7 +120,6 @@ class ComposeService:
         await run_checked(self._scale_command(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:
-        """The `docker compose` command line that would set this number of replicas."""
         return " ".join(self._scale_command(replicas))
 
     def _scale_command(self, replicas: int) -> list[str]:

@@ -107,7 +107,6 @@ class Workload:
         await self._patch_manifest({"spec": {"replicas": replicas}})
 
     def scale_words(self, replicas: int) -> str:
-        """The `kubectl scale` command line that would set this number of replicas."""
         kind = self.kind.replace("_", "")
         return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
 
@@ -129,8 +128,6 @@ class Workload:
             await asyncio.sleep(self.poll_s)
 
     async def _read_manifest(self) -> dict[str, Any]:
-        """The workload's current manifest from the API server, as JSON values."""
-
         def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
             plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(
@@ -141,8 +138,6 @@ class Workload:
         return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
     async def _patch_manifest(self, change: dict[str, Any]) -> None:
-        """Patches the workload by the API server with this partial manifest."""
-
         def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
             method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
@@ -158,13 +153,11 @@ class KubernetesLease:
     context: str | None = None
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
-        """Takes or prolongs the lease; returns whether `holder` has it."""
         return await asyncio.to_thread(
             _call_api, self.context, "taking the lease", lambda api: self._take_lease(api, group, holder, seconds)
         )
 
     async def release(self, group: str, holder: str) -> None:
-        """Releases the lease, if `holder` has it."""
         await asyncio.to_thread(
             _call_api, self.context, "giving back the lease", lambda api: self._release_lease(api, group, holder)
         )

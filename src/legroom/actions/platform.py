@@ -183,7 +183,6 @@ def kept_override(action_id: int, home: Path | None = None) -> Override | None:
 
 
 def forget_override(action_id: int, home: Path | None = None) -> None:
-    """Remove the stored content from before an action's flag change."""
     undo_file(action_id, home).unlink(missing_ok=True)
 
 

@@ -52,7 +52,6 @@ class GuardDrain:
         await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
-        """Running and waiting requests that the guard counts."""
         status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
@@ -99,7 +98,6 @@ class ReadinessFileDrain:
         await asyncio.sleep(self.seen_after_s)
 
     async def end(self) -> None:
-        """Removes the file, so that health checks pass again."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:

@@ -93,13 +93,11 @@ class ServerLog:
             self._unwritten = b""
 
     def _close_copy(self) -> None:
-        """Closes the in-memory copy of the log, if there is one."""
         if self._copy is not None:
             os.close(self._copy)
         self._copy = None
 
     def _append_to_copy(self, piece: bytes) -> None:
-        """Writes all of the bytes to the in-memory copy of the log."""
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 

@@ -116,7 +116,6 @@ def effective_exec_start(text: str) -> list[str]:
 
 
 def unit_quoted(word: str) -> str:
-    """A word quoted for a unit file."""
     if word and not any(char in " \t\n\"'\\;#" for char in word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -93,7 +93,6 @@ class DoctorReport:
         return "\n".join([style.paint(f"legroom doctor: {counts}", "bold"), *lines]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `legroom doctor --json`."""
         parts = {"servers": list(map(asdict, self.servers)), "findings": list(map(asdict, self.findings))}
         return {"ok": self.exit_code == OK, "machine": self.node.to_json(), **parts}
 
@@ -114,7 +113,6 @@ def doctor() -> DoctorReport:
 
 
 def _machine_line(node: NodeState) -> str:
-    """One line: the machine's GPUs, driver, shared memory and memory limit."""
     names = [card.name for card in node.gpus]
     cards = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no NVIDIA GPU"
     sizes = {"/dev/shm": node.shm_bytes, "memory limit": node.memory_limit_bytes}

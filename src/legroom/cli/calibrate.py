@@ -57,7 +57,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom calibrate`: stores what startup logs measured, for later plans; returns the exit status."""
     if args.show:
         return _print_observations(args.json)
     if args.forget is not None:
@@ -142,7 +141,6 @@ def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
 
 
 def _print_observations(as_json: bool) -> int:
-    """Print what calibration has stored; returns the exit code."""
     stored = read_store()
     if stored.problem:
         raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
@@ -160,7 +158,6 @@ def _print_observations(as_json: bool) -> int:
 
 
 def _forget_observations(key: str, as_json: bool) -> int:
-    """Delete the stored observations under a key, or `all`; returns the exit code."""
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
     path = store_path()

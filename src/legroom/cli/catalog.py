@@ -38,7 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom catalog`: validates, exports or imports entries of the error catalog; returns the exit status."""
     actions = {"validate": _validate_catalog, "export": _export_entries, "import": _import_entry}
     if args.action not in actions:
         raise LegroomError("do what with the catalog?", "legroom catalog validate, export or import FILE")

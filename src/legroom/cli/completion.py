@@ -28,13 +28,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom completion`: prints the completion script of a shell; returns the exit status."""
     sys.stdout.write(completion_script(args.shell))
     return OK
 
 
 def completion_script(shell: str) -> str:
-    """The completion script of a shell (bash, zsh, tcsh) for all of legroom's commands."""
     import shtab
 
     return str(shtab.complete(_parser_of_all_commands(shtab.FILE), shell))

@@ -25,7 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom doctor`: prints the report of this machine; returns the exit status."""
     from legroom.api.doctor_report import doctor
 
     report = doctor()

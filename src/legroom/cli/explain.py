@@ -34,7 +34,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom explain`: prints or searches entries of the error catalog; returns the exit status."""
     from legroom.explain.catalog_entries import entries, entry, search, search_json
     from legroom.explain.entry import entry_json, summary_json
     from legroom.render.explain_text import entry_list_text, explain_text, hits_text

@@ -85,7 +85,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
     module = args.module
     plan = _plan_of_options(args)
     release = _release_of_export(args, module, plan)
@@ -180,7 +179,6 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
-    """The parser of one export format: the shared options and the format's own."""
     prog = f"legroom export {module.NAME}"
     parser = Parser(
         prog=prog,

@@ -43,7 +43,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom fragments`: reports fragmentation of PyTorch's allocator; returns the exit status."""
     from legroom.fragments.fragment_report import fragment_report
     from legroom.fragments.fragment_sources import read_source
     from legroom.render.fragments_text import fragments_svg, fragments_text

@@ -33,30 +33,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
     parser.add_argument(
-        "--tls-dir",
-        metavar="DIR",
-        default=_TLS_DIR,
-        help=f"where tls.crt and tls.key are; changes are seen (default: {_TLS_DIR})",
+        "--tls-dir", metavar="DIR", default=_TLS_DIR, help=f"where tls.crt and tls.key are (default: {_TLS_DIR})"
     )
     what = parser.add_argument_group("what it does")
+    what.add_argument("--mode", choices=("warn", "enforce"), default="warn", help="warn, or refuse (default: warn)")
     what.add_argument(
-        "--mode",
-        choices=("warn", "enforce"),
-        default="warn",
-        help="let through with a warning, or refuse (default: warn)",
+        "--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none (default: let it through)"
     )
     what.add_argument(
-        "--default-gpu",
-        metavar="NAME",
-        default="",
-        help="the GPU of a pod that names none (default: let it through, and say so)",
-    )
-    what.add_argument(
-        "--only-namespace",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="look at this namespace alone (repeatable)",
+        "--only-namespace", metavar="NAME", action="append", default=[], help="look at this namespace alone; repeatable"
     )
     what.add_argument(
         "--not-namespace", metavar="NAME", action="append", default=[], help="leave this namespace alone (repeatable)"
@@ -67,11 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--hub", action="store_true", help="look up models that are not bundled on the Hugging Face Hub")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--deadline",
-        metavar="S",
-        type=float,
-        default=4.0,
-        help="seconds after which an object is let through (default: 4)",
+        "--deadline", metavar="S", type=float, default=4.0, help="let an object through after so long (default: 4)"
     )
     limits.add_argument(
         "--wait-for-flags",
@@ -88,7 +69,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom gate`: serves the Kubernetes admission webhook until it is stopped; returns the exit status."""
     from legroom.facts.gpus import gpu
 
     if not 0.1 <= args.deadline <= 30:
@@ -117,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_verdicts(args: argparse.Namespace) -> int:
-    """Prints the verdicts on the objects of a file."""
     from pathlib import Path
 
     from legroom.deployments.source_text import Text, read_text

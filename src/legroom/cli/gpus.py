@@ -33,7 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom gpus`: lists the known GPUs that match the words; returns the exit status."""
     from legroom.facts.gpus import all_gpus, gpu_names
 
     words = [word.lower() for word in args.words]

@@ -44,11 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
     where.add_argument(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="on SIGTERM, let running requests finish this long (default: 30)",
+        "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds for requests to finish (default: 30)"
     )
     files = parser.add_argument_group("policy files")
     files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
@@ -57,7 +53,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom guard`: runs the admission proxy in front of a server; returns the exit status."""
     if args.check is not None or args.print_policy:
         from dataclasses import asdict
 
@@ -78,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_proxy(args: argparse.Namespace) -> int:
-    """Run the guard proxy in front of the vLLM server until it is stopped; returns the exit code."""
     from legroom.guard.log import log_to_stderr
     from legroom.guard.serving.proxy import ProxyOptions, serve
     from legroom.guard.serving.upstream import is_itself, upstream_of

@@ -30,7 +30,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom incident`: shows one incident of the journal; returns the exit status."""
     from legroom.cli.incidents import open_journal
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
 

@@ -39,7 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom incidents`: lists the incidents of the journal; returns the exit status."""
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()
@@ -133,7 +132,7 @@ def _open_read_only(path: Path) -> Journal | None:
         except sqlite3.Error:
             continue
         try:
-            if 0 < schema_version(db) <= VERSION:
+            if schema_version(db) == VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

@@ -10,8 +10,7 @@ from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 from legroom.facts.releases import release as known_release
 from legroom.lint.lint_report import report_json, report_sarif
 from legroom.lint.linter import LintOptions, lint_files
-from legroom.lint.rule import SEVERITIES
-from legroom.lint.rules import rules_by_id
+from legroom.lint.rule import SEVERITIES, rules_by_id
 from legroom.planning.plan_document import read_plan
 from legroom.render.lint_text import report_text
 
@@ -62,7 +61,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom lint`: checks deployment files, alert rules and dashboards; returns the exit status."""
     if args.rules:
         every = rules_by_id().values()
         print_answer(

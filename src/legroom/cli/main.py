@@ -61,7 +61,6 @@ class CommandEntry(NamedTuple):
 
     @property
     def module(self) -> str:
-        """Import path of the subcommand's module."""
         return f"legroom.cli.{self.name.replace('-', '_')}"
 
 
@@ -160,7 +159,6 @@ def parser_texts(module: CommandModule) -> dict[str, Any]:
 
 
 def command_parser(name: str, module: CommandModule) -> Parser:
-    """The parser of `legroom NAME`."""
     parser = Parser(prog=f"legroom {name}", **parser_texts(module))
     parser.set_defaults(prog=parser.prog)
     module.add_options(parser)

@@ -41,7 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom mcp`: serves tools over stdio or HTTP until the client leaves; returns the exit status."""
     address = None if args.http is None else address_of(args.http)
     try:
         from legroom.mcp.mcp_tools import build_server

@@ -46,7 +46,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom models`: lists the bundled models that match the words; returns the exit status."""
     from legroom.facts.bundled import bundled_names, find
 
     words = [word.lower() for word in args.words]

@@ -44,7 +44,6 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
 
 
 def print_answer(as_json: bool, document: Callable[[], Any], text: Callable[[Style], str]) -> None:
-    """Prints the JSON document, or the text in the style of the terminal."""
     if as_json:
         print_json(document())
     else:
@@ -52,14 +51,12 @@ def print_answer(as_json: bool, document: Callable[[], Any], text: Callable[[Sty
 
 
 def print_text(text: Callable[[Style], str]) -> None:
-    """Prints a text in the style of the terminal."""
     from legroom.drawing.terminal import style_of
 
     sys.stdout.write(text(style_of(sys.stdout)))
 
 
 def print_json(document: Any) -> None:
-    """Prints one JSON document."""
     sys.stdout.write(_json_text(document, 1) + "\n")
 
 

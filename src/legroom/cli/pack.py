@@ -61,19 +61,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     where.add_argument(
-        "--other",
-        metavar="NAME=SIZE[@GPU]",
-        action="append",
-        default=[],
-        help="a program that is not vLLM, and what it holds of a GPU",
+        "--other", metavar="NAME=SIZE[@GPU]", action="append", default=[], help="another program, and what it holds"
     )
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--shift",
-        metavar="SHIFT=NAME,...",
-        action="append",
-        default=[],
-        help="who is awake at the same time; everyone else sleeps",
+        "--shift", metavar="SHIFT=NAME,...", action="append", default=[], help="who is awake together; the others sleep"
     )
     how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
     add_policy_option(how, "safe")
@@ -95,7 +87,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom pack`: places several servers on shared GPUs; returns the exit status."""
     request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
@@ -196,7 +187,6 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
 
 
 def _server_parser() -> argparse.ArgumentParser:
-    """A parser of the options of one packed server: name, weight, wanted context and concurrency."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
     for option in ("--want-context", "--want-concurrency", "--name"):
         parser.add_argument(option)

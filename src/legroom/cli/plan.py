@@ -60,10 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
     compared.add_argument(
-        "--diff",
-        nargs=2,
-        metavar=("OLD", "NEW"),
-        help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git",
+        "--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; a file, or REVISION:FILE of git"
     )
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     goal = parser.add_argument_group("wishes (search for flags instead)")
@@ -81,7 +78,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom plan`: predicts a server's memory and whether it starts; returns the exit status."""
     from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
@@ -122,7 +118,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
-    """The arguments with --enable-sleep-mode on, for `--sleep`."""
     from legroom.facts.release_support import FLAG
     from legroom.vllm.args import is_given
 

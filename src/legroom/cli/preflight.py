@@ -37,10 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host-memory", metavar="SIZE", help="the server's memory limit (default: this container's own)"
     )
     parser.add_argument(
-        "--termination-log",
-        metavar="FILE",
-        default=_LOG,
-        help=f"where the reason goes (default: {_LOG}, where there is one)",
+        "--termination-log", metavar="FILE", default=_LOG, help=f"where the reason goes (default: {_LOG}, if it exists)"
     )
     parser.add_argument("--warn-only", action="store_true", help="say it, and exit with 0 all the same")
     add_source_options(parser)
@@ -48,7 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom preflight`: checks this machine against the plan of a server; returns the exit status."""
     from legroom.verify.node_preflight import preflight, read_node_state
 
     args.vllm = args.vllm or _installed_release()
@@ -70,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _installed_release() -> str | None:
-    """The vLLM release installed beside legroom."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -50,7 +50,6 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom probe`: measures the GPU of this machine for later plans; returns the exit status."""
     from legroom.planning.card_store import store_card
     from legroom.probe.card_probe import probe_card, python_of_vllm
 

@@ -49,7 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom recover`: finds and frees memory that dead vLLM processes hold; returns the exit status."""
     from legroom.recover.machine_snapshot import read_machine
     from legroom.recover.orphans import classify_holders
     from legroom.render.recover_text import hidden_text, snapshot_text
@@ -93,7 +92,6 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
-    """Free what the dead processes hold, and write it to the journal if it can be opened."""
     from legroom.live.journal.journal import Journal
     from legroom.live.journal.journal_records import JournalUnavailable
     from legroom.recover.free_memory import free_dead_holders
@@ -149,7 +147,6 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
 def _report_json(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
-    """The document of `legroom recover --json`: GPUs, holders, what was freed and the restart command."""
     from legroom.planning.plan_json import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 

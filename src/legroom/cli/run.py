@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--restart-delay",
         metavar="S",
         default="2",
-        help="seconds before the first restart, doubled each time (default: 2)",
+        help="seconds before a first restart, doubled each time (default: 2)",
     )
     serve.add_argument(
         "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"
@@ -95,7 +95,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom run`: starts and supervises a vLLM server; returns the exit status."""
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 
@@ -130,7 +129,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
-    """Print the command that would be run; the exit code says whether it is expected to fit."""
     if as_json:
         print_json(_first_command_json(prepared))
     else:
@@ -162,7 +160,6 @@ def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_options(args: argparse.Namespace) -> RunOptions:
-    """The options of `legroom run`, parsed; raises for bad values or a --save that cannot be written."""
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
     from legroom.units import parse_length

@@ -164,7 +164,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom simulate`: replays a trace against vLLM's scheduler; returns the exit status."""
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import disaggregation_text, timeline_svg, timeline_text
@@ -206,7 +205,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:
-    """The requests to replay, from the trace file or --synthetic."""
     if args.synthetic is not None:
         if args.trace is not None:
             raise LegroomError(f"both {args.trace} and --synthetic say what the load is", "give one of them")

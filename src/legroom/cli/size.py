@@ -58,9 +58,7 @@ exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something n
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
     load.add_argument(
-        "--context",
-        metavar="LEN",
-        help="tokens a request may have (default: 4k, which is 4,096; of a rate: its longest)",
+        "--context", metavar="LEN", help="tokens a request may have (default: 4k = 4,096; of a rate: its longest)"
     )
     load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
     group = parser.add_argument_group("a load over time, in place of --concurrency")
@@ -96,7 +94,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom size`: says which GPUs, and how many, serve a load; returns the exit status."""
     import os
 
     from legroom.api.size_report import SizeReport
@@ -183,7 +180,6 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
-    """The requests, their rate and the latency goals that the options describe."""
     from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal

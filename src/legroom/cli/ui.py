@@ -45,9 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
     parser.add_argument(
-        "--token",
-        metavar="TEXT",
-        help="the token that visitors need (default: one is made up if --host is another address)",
+        "--token", metavar="TEXT", help="the token that visitors need (default: made up if --host is another address)"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--watch", metavar="URL", action="append", nargs="+", default=[], help="servers to show live")
@@ -68,7 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom ui`: serves the web page and API, or writes a static page; returns the exit status."""
     if args.static is not None:
         # Write the web page as static files and print what was written; returns the exit code.
         from legroom.web.static_edition import write_static

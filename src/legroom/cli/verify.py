@@ -63,7 +63,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom verify`: sends a load to a running server and checks it; returns the exit status."""
     request = _verification_request(args)
     from legroom.render.verify_page import verification_html, verification_svg, verification_text
     from legroom.verify.verification_run import verify
@@ -89,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verification_request(args: argparse.Namespace) -> VerificationRequest:
-    """The load and pass criteria that the command line describes; raises for bad values."""
     from legroom.verify.verification_checks import PassCriteria, planned_pool
     from legroom.verify.verification_run import VerificationRequest
 

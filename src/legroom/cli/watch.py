@@ -54,15 +54,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
     how.add_argument("--once", action="store_true", help="check once and end with an exit code")
     how.add_argument(
-        "--fleet",
-        action="store_true",
-        help="with --prometheus: which servers could go, by model, node pool and release",
+        "--fleet", action="store_true", help="with --prometheus: which servers could go, by model, pool and release"
     )
     how.add_argument("--over", default="1h", metavar="TIME", help="how far --fleet looks back (default: 1h)")
     how.add_argument(
-        "--plan",
-        metavar="FILE",
-        help="the output of legroom plan --json: shows drift from it and computes better flags",
+        "--plan", metavar="FILE", help="the output of legroom plan --json: for drift from it and better flags"
     )
     how.add_argument("--record", metavar="FILE", help="record what is seen, for --replay (.gz and .zst are compressed)")
     how.add_argument("--token-file", metavar="FILE", help="a bearer token for the servers (or $LEGROOM_TOKEN)")
@@ -81,7 +77,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom watch`: watches running servers and reports incidents; returns the exit status."""
     if args.record:
         # Raise where --record goes with a sidecar option or would overwrite the file of --replay.
         if args.daemon or args.rehearse:
@@ -209,7 +204,6 @@ def _print_replay(args: argparse.Namespace) -> int:
 
 
 def _print_dry_run(args: argparse.Namespace) -> int:
-    """Print what the sidecar would have done over the recording of --rehearse; returns the exit code."""
     from legroom.drawing.text import plural
     from legroom.render.incident_text import local_time_text
     from legroom.sidecar.policy_dry_run import dry_run
@@ -251,7 +245,6 @@ def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
 
 
 def _watch_config(args: argparse.Namespace) -> SidecarConfig:
-    """The configuration from watch.toml and the command line."""
     from legroom.live.metrics.endpoint import endpoint
     from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_config import (

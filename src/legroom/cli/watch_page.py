@@ -151,7 +151,6 @@ class WatchPage(App[None]):
         return detail_panel(view, list(self.session.history.get(self.chosen, ())), width)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Selects the server under the cursor."""
         if event.row_key.value:
             self.chosen = str(event.row_key.value)
             self.redraw()
@@ -162,11 +161,9 @@ class WatchPage(App[None]):
         self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 
     def action_next(self) -> None:
-        """Select the next server."""
         self.query_one("#servers", DataTable).action_cursor_down()
 
     def action_previous(self) -> None:
-        """Select the previous server."""
         self.query_one("#servers", DataTable).action_cursor_up()
 
 
@@ -182,7 +179,6 @@ def _table_cells(view: ServerView, room: int) -> tuple[str, ...]:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, truncated with an ellipsis."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 

@@ -7,16 +7,17 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from legroom.deployments.container_images import docker_bytes, repeated_entry
-from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_command
+from legroom.deployments.container_images import docker_bytes, mount_of, published_port, repeated_entry
+from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_words
 from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, split_words, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
-from legroom.deployments.subjects import Probe, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.subjects import Mount, Probe, PublishedPort, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.systemd_unit import seconds_of_span
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
@@ -39,7 +40,32 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
     services = document.get("services") or document
     folder = _ComposeFolder(document)
     for name, service in services.items():
-        yield from _service_subjects(name, service, services, folder)
+        subjects = _service_subjects(name, service, services, folder)
+        resources = _akash_resources(document, name)
+        if resources is not None:
+            subjects = change_servers(subjects, partial(_on_akash, resources, service))
+        yield from subjects
+
+
+def _akash_resources(document: Node, name: str) -> Node | None:
+    """The resources of a service's compute profile in a file of Akash; None in other files."""
+    for _, placed in document.items("deployment", name):
+        return document.get("profiles", "compute", placed.text("profile"), "resources")
+    return None
+
+
+def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:
+    """The server with the GPU, the memory and the ports of its compute profile."""
+    units, place = resources.text("gpu", "units"), service.source.place
+    opened = [port for port in service.list("expose") if any(to.text("global") == "true" for to in port.list("to"))]
+    return replace(
+        server,
+        gpus=int(units) if units.isdecimal() else None,
+        gpu_names=tuple(card.text("model") for card in resources.list("gpu", "attributes", "vendor", "nvidia")),
+        memory_limit_bytes=docker_bytes(resources.text("memory", "size")),
+        has_no_gpu=False,
+        published=tuple(PublishedPort(port.text("port"), place(port.offset)) for port in opened),
+    )
 
 
 class _ComposeFolder:
@@ -49,6 +75,11 @@ class _ComposeFolder:
         self._folder = Path(document.source.path).parent
         self._is_file = Path(document.source.path).is_file()
         self.variables = {name: word.text for name, word in env_file_variables(self.text(".env")).items()}
+
+    @property
+    def is_only_compose_file(self) -> bool:
+        """Whether no other file of the folder can add to the services."""
+        return self._is_file and len(list(self._folder.glob("*compose*.y*ml"))) < 2
 
     def text(self, name: str) -> str:
         """The text of a file, empty where it cannot be read."""
@@ -121,7 +152,10 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             gpus=gpus,
             gpu_ids=_gpu_ids(service, known, gpus, shown),
             memory_limit_bytes=docker_bytes(memory),
-            mounts=tuple(_mounted_paths(service)) if service.get("ports") or service.get("expose") else None,
+            mounts=_mounts(service),
+            published=tuple(_published(service, known)),
+            other_env=_other_variables(service),
+            has_no_gpu=_has_no_gpu(service) and folder.is_only_compose_file,
             start_limit=_health_limit(service),
             repeated_entry=None if service.get("entrypoint") else repeated_entry(image, entry, given),
             probes=_probes(service),
@@ -175,11 +209,40 @@ def compose_env(node: Node | None) -> dict[str, Word]:
     return env
 
 
-def _mounted_paths(service: Node) -> Iterator[str]:
-    """The paths in the container that the volumes of a service hold."""
-    for item in service.list("volumes"):
-        parts = re.sub(r"\$\{[^}]*\}", "$", item.scalar or "").split(":")
-        yield item.text("target") or (parts[1] if len(parts) > 1 else "")
+def _mounts(service: Node) -> tuple[Mount, ...] | None:
+    """The volumes of a service; None for an excerpt without ports, and where others add to them."""
+    if not (service.get("ports") or service.get("expose")) or service.get("configs") or service.get("volumes_from"):
+        return None
+    items = [(item, item.text("target"), item.text("type") == "bind") for item in service.list("volumes")]
+    return tuple(
+        Mount(target, "host" if is_host else "volume") if target else mount_of(item.scalar or "")
+        for item, target, is_host in items
+    )
+
+
+def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
+    """The ports of a service that its host forwards."""
+    for item in service.list("ports") if service.text("network_mode") != "host" else ():
+        short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
+        yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))
+
+
+def _other_variables(service: Node) -> frozenset[str]:
+    """The variables of a service whose values the file does not hold."""
+    names = {item.scalar or "" for item in service.list("environment")}
+    names |= {name for name, value in service.items("environment") if value.scalar is None}
+    hidden = {"*"} if service.get("env_file") or service.get("secrets") or service.get("extends") else set()
+    return frozenset(names | hidden)
+
+
+_GIVES_GPUS = ("gpus", "runtime", "devices", "privileged", "device_cgroup_rules", "extends")
+
+
+def _has_no_gpu(service: Node) -> bool:
+    """Whether nothing in a service can give its container a GPU."""
+    reserved = service.get("deploy", "resources", "reservations", "devices")
+    generic = service.get("deploy", "resources", "reservations", "generic_resources")
+    return reserved is None and generic is None and not any(service.get(key) for key in _GIVES_GPUS)
 
 
 def _mounted_shm(service: Node) -> str | None:
@@ -223,7 +286,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
     words = [item.scalar or "" for item in test.list()][1:] or split_words(test.scalar or "")
     if len(words) == 1:  # ["CMD-SHELL", "curl ..."]
         words = ["sh", "-c", *words]
-    return (probe_of_command("health", words, test),)
+    return (probe_of_words("health", words, test.source.place(test.offset)),)
 
 
 def _health_limit(service: Node) -> TimeLimit | None:

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
+from legroom.deployments.source_text import Place
+from legroom.deployments.subjects import Mount, PublishedPort
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
@@ -21,11 +24,7 @@ _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 """A version after `vllm`, also before the tag: `server-vllm0.7.0:latest`."""
-_COMPANION = re.compile(
-    r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
-    r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
-    r"tuner|agent|top|chat|manager|render)([-_]|$)"
-)
+_COMPANION = pattern("container_images.companion")
 _PROJECT = "vllm-project/"
 """An organization with many images besides vLLM's."""
 _OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
@@ -50,6 +49,10 @@ class ContainerRun:
     stop_timeout: Word | None
     memory_limit_bytes: int | None = None
     repeated_entry: Word | None = None
+    mounts: tuple[Mount, ...] = ()
+    published: tuple[Word, ...] = ()
+    reads_env_file: bool = False
+    has_no_gpu: bool = False
 
 
 def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
@@ -57,13 +60,15 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
     env: dict[str, Word] = {}
     inherited: list[str] = []
     options: dict[str, Word] = {}
-    mounts_shm = False
+    mounts: list[Mount] = []
+    published: list[Word] = []
     i = 3 if words[1].text == "container" else 2
     while i < len(words) and words[i].text.startswith("-"):
         name, value, i = _parse_option(words, i)
         if value is None:
             continue
-        mounts_shm = mounts_shm or "/dev/shm" in value.text
+        mounts += [mount_of(value.text)] if name in ("-v", "--volume", "--mount", "--tmpfs") else []
+        published += [value] if name in ("-p", "--publish") else []
         if name not in ("-e", "--env"):
             options[name] = value
         elif pair := ASSIGNMENT.fullmatch(value.text):
@@ -74,6 +79,7 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         return None
     image, entry = words[i], options.get("--entrypoint")
     ipc, shm, gpus = options.get("--ipc"), options.get("--shm-size"), options.get("--gpus")
+    mounts_shm = any("/dev/shm" in mount.path for mount in mounts)
     return ContainerRun(
         image.text,
         container_command(image.text, (entry,) if entry else (), words[i + 1 :], words[0].offset),
@@ -84,7 +90,30 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         options.get("--stop-timeout"),
         docker_bytes(memory.text) if (memory := options.get("--memory") or options.get("-m")) else None,
         repeated_entry(image.text, (entry,) if entry else (), words[i + 1 :]),
+        tuple(mounts),
+        tuple(published),
+        "--env-file" in options,
+        options.keys().isdisjoint(_GIVES_GPUS) and all(word.text != "--privileged" for word in words[:i]),
     )
+
+
+_GIVES_GPUS = ("--gpus", "--runtime", "--device", "--security-opt", "--volumes-from")
+
+
+def mount_of(text: str) -> Mount:
+    """The mount of `source:target[:ro]`, of `type=bind,target=...` or of a tmpfs."""
+    if "=" in text.partition(",")[0]:
+        fields = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+        target = fields.get("target") or fields.get("dst") or fields.get("destination") or ""
+        return Mount(target, "host" if fields.get("type") == "bind" else "volume")
+    source, _, rest = re.sub(r"\$\{[^}]*\}", "$", text).partition(":")
+    return Mount(rest.partition(":")[0] or source, "host" if source.startswith(("/", ".", "~", "$")) else "volume")
+
+
+def published_port(text: str, place: Place) -> PublishedPort:
+    """The port of `[address:][port:]port[/tcp]`."""
+    *host, port = text.partition("/")[0].rsplit(":", 2)
+    return PublishedPort(port, place, len(host) < 2 or not host[0].startswith(("127.", "localhost", "[::1]")))
 
 
 def kubernetes_bytes(text: str) -> int | None:
@@ -202,11 +231,7 @@ def image_release(image: str) -> str | None:
 
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
-_FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
-    re.IGNORECASE,
-)
-"""Builds for other hardware or of other projects, with their own release schedule."""
+_FORKS = pattern("container_images.forks")
 _OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
 """A commit or a date after the version: a private build after the release."""
 
@@ -233,6 +258,11 @@ def has_moving_tag(image: str) -> bool:
     name, colon, tag = image.removeprefix("docker.io/").partition(":")
     is_moving = bool(_MOVING_TAGS.fullmatch(tag)) and bool(tag) == bool(colon)
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
+
+
+def has_floating_tag(image: str) -> bool:
+    """Whether the tag of an image names no version: `latest`, `nightly`, or none."""
+    return "@" not in image and bool(_MOVING_TAGS.fullmatch(_image_tag(image))) and "$" not in image
 
 
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")

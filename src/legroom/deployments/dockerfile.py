@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from legroom.deployments.container_images import container_command, is_server_image, repeated_entry
 from legroom.deployments.file_kinds import Kind, kind_of
+from legroom.deployments.kubernetes_reader import probe_of_words
 from legroom.deployments.server_words import expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, here_documents
 from legroom.deployments.shell.shell_script import script_subjects, subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, without_comment_lines
-from legroom.deployments.subjects import StartedServer, Subject, change_servers
+from legroom.deployments.subjects import Probe, StartedServer, Subject, change_servers
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
@@ -57,6 +58,8 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
         elif name == "RUN":
             for command in simple_commands(Text(source.path, body)):
                 yield from subjects_of(source, command.moved_by(start, stage.env), "docker")
+        elif name == "HEALTHCHECK" and (check := _HEALTH_COMMAND.search(body)):
+            stage.probe = probe_of_words("health", _health_words(check[1]), source.place(instruction.start()))
         elif name == "ENTRYPOINT":
             stage.entry, stage.has_entry = _exec_or_shell_words(body, start), True
             if not stage.has_cmd:
@@ -66,7 +69,19 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
     if stage.entry or stage.given:
         repeated = None if stage.has_entry else repeated_entry(stage.image, (), stage.given)
         servers = _image_server(source, stage)
-        yield from change_servers(servers, lambda server: replace(server, repeated_entry=repeated))
+        probes = (stage.probe,) if stage.probe is not None else ()
+        yield from change_servers(servers, lambda server: replace(server, repeated_entry=repeated, probes=probes))
+
+
+_HEALTH_COMMAND = re.compile(r"\bCMD\s+(.*)", re.DOTALL)
+
+
+def _health_words(text: str) -> list[str]:
+    """The words of a health check, in exec form or for a shell."""
+    try:
+        return [str(word) for word in json.loads(text)]
+    except ValueError:
+        return ["sh", "-c", text]
 
 
 def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
@@ -105,6 +120,7 @@ class _Stage:
     has_entry: bool = False
     """Whether the stage or one below it has an ENTRYPOINT, which may be empty."""
     env: Mapping[str, Word] = field(default_factory=dict)
+    probe: Probe | None = None
 
 
 def _new_stage(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:

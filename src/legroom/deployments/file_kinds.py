@@ -7,31 +7,17 @@ import re
 from pathlib import PurePath
 from typing import Literal
 
+from legroom.facts import read_data
+
 Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "document"]
 
-_SUFFIXES: dict[Kind, tuple[str, ...]] = {
-    "yaml": (".yaml", ".yml", ".rules"),
-    "json": (".json",),
-    "shell": (".sh", ".bash"),
-    "unit": (".service",),
-    "python": (".py",),
-    "document": (".md", ".markdown", ".rst", ".html"),
-    "dockerfile": (".dockerfile",),
-    "promql": (".promql",),
-    "env": (".env",),
-}
-_BY_SUFFIX = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
-_LANGUAGES: dict[Kind, tuple[str, ...]] = {
-    "yaml": ("yaml", "yml"),
-    "json": ("json", "jsonc"),
-    "shell": ("bash", "sh", "shell", "zsh", "console", "shell-session"),
-    "dockerfile": ("dockerfile", "docker"),
-    "unit": ("ini", "systemd", "unit"),
-    "python": ("python", "py", "python3"),
-    "promql": ("promql",),
-    "env": ("dotenv", "env"),
-}
-_BY_LANGUAGE = {language: kind for kind, languages in _LANGUAGES.items() for language in languages}
+
+def _kind_by(names: str) -> dict[str, Kind]:
+    """The kinds of files by their suffixes or by the languages of Markdown's fences."""
+    return {name: kind for kind, listed in read_data("file_formats.json")[names].items() for name in listed}
+
+
+_BY_SUFFIX, _BY_LANGUAGE = _kind_by("suffixes"), _kind_by("languages")
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
 _UNIT_START = re.compile(

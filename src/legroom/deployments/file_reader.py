@@ -27,6 +27,7 @@ from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 
@@ -49,18 +50,8 @@ _PINNED = re.compile(
 _VERSION_VARIABLE = re.compile(rf"(?:^|\s)(\w*VLLM\w*)=[\"']?v?{_VERSION}[\"']?(?=\s|;|$)", re.MULTILINE)
 """`ARG VLLM_VERSION=0.8.5`."""
 _COMMENT = re.compile(r"\s*(#|//|<!--)")
-_INSTALLING = re.compile(
-    r"""install|\bgit clone\b|\b(pip3?|uv|conda|poetry)\b|--with\b|requirement|dependenc"""
-    r"""|^[\s"'\\-]*vllm(\[[\w,-]+\])?==[\w.]+["'\s,;\\]*(\#.*)?$""",
-    re.IGNORECASE,
-)
-"""A line that installs what it pins: a command or a requirement."""
-_UNPINNED = re.compile(
-    r"""\binstall\b.*?(?<![\w./@=-])["']?vllm(\[[\w,-]+\])?["']?(\s|$|[<>~!]=?|==[^\d])"""
-    r"""|^[\s"'-]*vllm(\[[\w,-]+\])?\s*[<>~]=?"""
-    r"""|git\+\S*vllm|\bvllm-\d[\w.+-]*\.whl|\bgit clone\s.*\bvllm"""
-)
-"""An install of the newest release, a range, a branch or a build."""
+_INSTALLING = pattern("file_reader.installing")
+_UNPINNED = pattern("file_reader.unpinned")
 _PLUGIN = re.compile(
     r"\binstall\b.*\bvllm[-_](ascend|gaudi|hpu|kunlun|metal|metax|mlx|musa|neuron|omni|openvino|rbln|spyre|tpu|tt|xpu)\b"
 )

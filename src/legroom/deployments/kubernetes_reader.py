@@ -12,8 +12,17 @@ from legroom.deployments.container_images import container_command, is_server_im
 from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
-from legroom.deployments.source_text import Text
-from legroom.deployments.subjects import Probe, Runs, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.source_text import Place, Text
+from legroom.deployments.subjects import (
+    Mount,
+    Probe,
+    PublishedPort,
+    Runs,
+    StartedServer,
+    Subject,
+    TimeLimit,
+    change_servers,
+)
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
@@ -60,7 +69,7 @@ def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
     return (Word(f"--model={name}", storage.offset),) if scheme == "hf" and name else ()
 
 
-_GPU = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
+GPU_RESOURCE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
 _OTHER_DEVICE = re.compile(
     r"google\.com/tpu|habana\.ai/gaudi|aws\.amazon\.com/neuron.*|huawei\.com/ascend.*", re.IGNORECASE
 )
@@ -173,7 +182,9 @@ def _subjects_of_container(
             stop_limit=_termination_grace(container, pod),
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
-            mounts=_mounted_paths(container) if container.list("ports") else None,  # else it may be an excerpt
+            mounts=tuple(_mounts(container, pod)) if container.list("ports") else None,  # else it may be an excerpt
+            other_env=_other_variables(container),
+            declared_port=_declared_port(container, pod),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
@@ -238,7 +249,7 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 def gpu_limit(container: Node) -> int | None:
     """The number of GPUs or MIG slices that a container requests."""
-    amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if _GPU.fullmatch(name))
+    amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if GPU_RESOURCE.fullmatch(name))
     return next((int(amount) for amount in amounts if amount.isdecimal()), None)
 
 
@@ -263,8 +274,28 @@ def start_limit(container: Node) -> TimeLimit | None:
     return TimeLimit(seconds, probe.source.place(probe.offset))
 
 
-def _mounted_paths(container: Node) -> tuple[str, ...]:
-    return tuple(mount.text("mountPath") for mount in container.list("volumeMounts"))
+def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
+    """The volumes of a container."""
+    sources = {volume.text("name"): volume for volume in pod.list("volumes")}
+    for mount in container.list("volumeMounts"):
+        source = sources.get(mount.text("name"))
+        is_empty = source is not None and source.get("emptyDir") is not None
+        is_host = source is not None and source.get("hostPath") is not None
+        yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume")
+
+
+def _declared_port(container: Node, pod: Node) -> PublishedPort | None:
+    """The port of a pod that has one container with one port; else None."""
+    ports = container.list("ports")
+    if len(ports) != 1 or len(pod.list("containers")) != 1:
+        return None
+    return PublishedPort(ports[0].text("containerPort"), ports[0].source.place(ports[0].offset))
+
+
+def _other_variables(container: Node) -> frozenset[str]:
+    """The variables of a container whose values the manifest does not hold."""
+    names = {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
+    return frozenset(names | ({"*"} if container.get("envFrom") is not None else set()))
 
 
 def _has_no_gpu(container: Node, pod: Node) -> bool:
@@ -276,29 +307,41 @@ def _has_no_gpu(container: Node, pod: Node) -> bool:
     return bool(names) and not gives_other and not any("/" in name or "$" in name for name in names)
 
 
-_ASKED_PORT = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d+)")
+_ASKED = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d+)(/[\w./-]*)?")
+_FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|raise_for_status")
 
 
 def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
     """The probes of a container, or that it has none; without their ports where the pod has other containers."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: container.get(f"{kind}Probe") for kind in ("startup", "readiness", "liveness")}
-    if container.list("ports") and not any(given.values()):
+    if container.list("ports") and not given["startup"] and not given["readiness"]:
         yield Probe("none", container.source.place(container.list("ports")[0].offset))
     for kind, probe in given.items():
         if probe is None:
             continue
         port = probe.text("httpGet", "port") or probe.text("tcpSocket", "port")
         command = probe.list("exec", "command")
-        found = probe_of_command(kind, [item.scalar or "" for item in command], probe)
-        yield replace(found, port=(found.port or ports.get(port, port)) if is_alone else "")
+        found = probe_of_words(kind, [item.scalar or "" for item in command], probe.source.place(probe.offset))
+        asked = probe.get("httpGet")
+        path = (asked.text("path") or "/" if asked is not None else found.path) if is_alone else ""
+        yield replace(
+            found,
+            port=(found.port or ports.get(port, port)) if is_alone else "",
+            path=path,
+            sends_key=found.sends_key or bool(probe.list("httpGet", "httpHeaders")),
+            is_tcp=probe.get("tcpSocket") is not None,
+        )
 
 
-def probe_of_command(kind: Any, words: list[str], node: Node) -> Probe:
+def probe_of_words(kind: Any, words: list[str], place: Place) -> Probe:
     """A probe that runs a command in the container, with the port that it asks there."""
-    port = _ASKED_PORT.search(" ".join(words))
+    line = " ".join(words)
+    asked = _ASKED.search(line)
     program = (split_words(words[2]) if words[1:2] == ["-c"] and len(words) > 2 else words)[:1]
-    return Probe(kind, node.source.place(node.offset), port[1] if port else "", program[0] if program else "")
+    path = (asked[2] or "/") if asked and _FAILS_ON_404.search(line) else ""
+    port = asked[1] if asked else ""
+    return Probe(kind, place, port, "".join(program), path, "uthorization" in line)
 
 
 def float_at(node: Node, key: str, default: float) -> float:

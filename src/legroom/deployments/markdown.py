@@ -7,25 +7,12 @@ from collections.abc import Iterator
 
 from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of_language
 from legroom.deployments.source_text import Text
+from legroom.facts import pattern
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<language>[\w+-]*)")
-_SHELL_WORD = re.compile(
-    r"(sudo|export|set|source|exec|nohup|env|python3?|vllm|docker|podman|nerdctl|pip|uv|curl|wget|grep|watch|pkill|"
-    r"killall|kill|pgrep|nvidia-smi|systemctl|kubectl|helm|echo|cd|mkdir|cat|tail|while|until|for|if|then|do|done|fi|"
-    r"else|elif|case|esac|sleep|trap|exit|return|ulimit|numactl|taskset|time|true|false|tee|test|local|unset)(\s|;|$)"
-    r"|[A-Za-z_]\w*=|#|[()|}{]|\.\.\.|-{1,2}[a-z]|\$ "
-)
-_LIKELY_SHELL = re.compile(
-    r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3? -m vll|docker run|podman run|pkill|killall|"
-    r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
-    re.MULTILINE | re.IGNORECASE,
-)
-START = re.compile(
-    r"^[ \t]*(\$ )?(sudo |exec |nohup |\$\w+ |[A-Z_]+=\S* )*"
-    r"(vllm serve|python3?( -u)? -m (vllm\.\S+|dynamo\.vllm)|(docker|podman) run)\s",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""A line that starts a server."""
+_SHELL_WORD = pattern("markdown.shell_word")
+_LIKELY_SHELL = pattern("markdown.likely_shell")
+START = pattern("markdown.start")
 FENCE = "```"
 _TAKEN = "\0"
 """Stands for the lines that are read already."""

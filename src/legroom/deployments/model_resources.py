@@ -10,27 +10,15 @@ from legroom.deployments.container_images import kubernetes_bytes
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts import read_data
+from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
 
-_PARALLEL = (
-    ("tensor", "--tensor-parallel-size"),
-    ("pipeline", "--pipeline-parallel-size"),
-    ("data", "--data-parallel-size"),
-    ("dataLocal", "--data-parallel-size-local"),
-)
-"""Keys of `spec.parallelism` and the flags that KServe's templates make of them."""
 _EXPERT = ("expert", "--enable-expert-parallel")
 _KSERVE_RELEASE = "0.20"
 """KServe's templates for one node (config/llmisvcconfig/config-llm-template.yaml of v0.17.0 to v0.20.0) pass nothing of
 `spec.parallelism` on before 0.20.0, and then the tensor size alone (issues 5773 and 6044 of kserve/kserve). Those for
 several nodes pass on all but the pipeline size."""
-_SHORT = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dpl": "--data-parallel-size-local",
-    "-ep": "--enable-expert-parallel",
-}
 
 
 def model_resource_servers(document: Node) -> Iterator[StartedServer]:
@@ -106,7 +94,7 @@ def _resource_title(document: Node) -> str:
 
 def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
     """(KServe's key, vLLM's flag word) for each size in `spec.parallelism`."""
-    for key, flag in _PARALLEL:
+    for key, flag in read_data("file_formats.json")["kserve_parallelism"].items():
         node = workload.get("parallelism", key)
         if node is not None and (node.scalar or "").isdecimal():
             yield key, Word(f"{flag}={node.scalar}", node.offset)
@@ -119,7 +107,8 @@ def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
 def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
     """Sentences about parallelism that KServe does not pass on to a vLLM on one node."""
     flags = {word.text.partition("=")[0].replace("_", "-") for word in given}
-    flags |= {_SHORT[flag] for flag in flags & _SHORT.keys()}
+    table = flags_ever()
+    flags |= {table[flag].name for flag in flags if flag in table}
     for key, word in requested:
         flag, _, size = word.text.partition("=")
         if size == "1" or flag in flags:
@@ -190,21 +179,6 @@ def _model_words(uri: Node) -> tuple[Word, ...]:
     return (*serve_words(uri.offset), Word(model, uri.offset, model))
 
 
-_STACK_VALUES = {
-    "maxModelLen": "--max-model-len",
-    "dtype": "--dtype",
-    "tensorParallelSize": "--tensor-parallel-size",
-    "pipelineParallelSize": "--pipeline-parallel-size",
-    "maxNumSeqs": "--max-num-seqs",
-    "gpuMemoryUtilization": "--gpu-memory-utilization",
-    "maxLoras": "--max-loras",
-    "runner": "--runner",
-    "convert": "--convert",
-}
-_STACK_SWITCHES = {"enableChunkedPrefill": "--enable-chunked-prefill", "enablePrefixCaching": "--enable-prefix-caching"}
-"""Keys of `vllmConfig` in the chart's template deployment-vllm-multi.yaml."""
-
-
 def is_model_spec(node: Node) -> bool:
     """Whether a mapping is an entry of `modelSpec` in the production stack's chart."""
     return bool(node.text("modelURL")) and any(
@@ -221,7 +195,7 @@ def model_spec_server(node: Node) -> StartedServer:
     return StartedServer(
         "kubernetes",
         (*serve_words(url.offset), url.word(), *_vllm_config_flags(node)),
-        kubernetes_reader.env_list(node.get("env")),
+        kubernetes_reader.env_list(node.get("env")) | dict(_adapter_variables(node)),
         place,
         place(url.offset),
         image=f"{repository}:{tag}" if repository and tag else repository,
@@ -237,12 +211,22 @@ def model_spec_server(node: Node) -> StartedServer:
 
 def _vllm_config_flags(node: Node) -> Iterator[Word]:
     """The flags that the production stack's chart makes of `vllmConfig`, extraArgs and enableLoRA."""
+    tables = read_data("file_formats.json")
+    flags, switches = tables["production_stack"], tables["production_stack_switches"]
     for key, value in node.items("vllmConfig"):
-        if value.scalar and key in _STACK_VALUES:
-            yield Word(f"{_STACK_VALUES[key]}={value.scalar}", value.offset)
-        elif value.scalar and key in _STACK_SWITCHES:
-            switch = _STACK_SWITCHES[key]
+        if value.scalar and key in flags:
+            yield Word(f"{flags[key]}={value.scalar}", value.offset)
+        elif value.scalar and key in switches:
+            switch = switches[key]
             yield Word(switch if value.scalar == "true" else switch.replace("--", "--no-", 1), value.offset)
     yield from (item.word() for item in node.list("vllmConfig", "extraArgs") if item.scalar is not None)
     if node.text("enableLoRA") == "true":
         yield Word("--enable-lora", node.offset)
+    if node.get("raySpec") is not None:
+        yield Word("--distributed-executor-backend=ray", node.offset)
+
+
+def _adapter_variables(node: Node) -> Iterator[tuple[str, Word]]:
+    """The variable by which the chart lets adapters be loaded."""
+    if node.text("enableLoRA") == "true":
+        yield "VLLM_ALLOW_RUNTIME_LORA_UPDATING", Word("True", node.offset)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.compose_reader import compose_env, compose_words
-from legroom.deployments.container_images import flag_names
+from legroom.deployments.container_images import flag_names, kubernetes_bytes
 from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of
-from legroom.deployments.kubernetes_reader import env_list
+from legroom.deployments.kubernetes_reader import env_list, gpu_limit, start_limit
 from legroom.deployments.markdown import FENCE, START
 from legroom.deployments.model_resources import is_kubeai_model, is_model_spec, kubeai_server, model_spec_server
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
@@ -24,23 +24,18 @@ from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names
+from legroom.facts.gpus import is_known_gpu
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_ARGUMENTS = re.compile(
-    r"((extra|additional|base|vllm|engine|server|serve|model|cmd|container|runtime|backend)[_-]?)*"
-    r"(args|arguments|flags|parameters)",
-    re.IGNORECASE,
-)
-_COMPANIONS = re.compile(
-    r"router|gateway|proxy|operator|exporter|simulator|epp\b|controller|autoscaler|bench|client|frontend|scheduler|"
-    r"loadgen|sidecar|tgi\b|sglang|trt-?llm|tensorrt|llama\.?cpp|ollama|infinity"
-)
-"""Parts of a chart beside vLLM, and other engines, which have their own flags."""
+_ARGUMENTS = pattern("other_yaml.arguments")
+_COMPANIONS = pattern("other_yaml.companions")
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
+_OF_CONTAINER = ("resources", "startupProbe", "livenessProbe")
 _SCRIPTS = (" run", " setup")
 """Keys of scripts in SkyPilot's tasks and in workflows."""
 _ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
@@ -57,16 +52,34 @@ class _Scope:
     keys: str = ""
     image: str = ""
     env: Mapping[str, Word] = field(default_factory=dict)
+    holder: Node | None = None
+    """The nearest mapping around that has resources or probes."""
 
     def inside(self, node: Node) -> _Scope:
         """The scope within the node: its image, if it has one, and its variables added to those around it."""
         env = dict(self.env)
         for key in _VARIABLES:
             env |= {**compose_env(node.get(key)), **env_list(node.get(key))}
-        return _Scope(self.keys, _image_name(node) or self.image, env)
+        holder = node if any(node.get(key) is not None for key in _OF_CONTAINER) else self.holder
+        return _Scope(self.keys, _image_name(node) or self.image, env, holder)
 
     def under_key(self, key: str) -> _Scope:
-        return _Scope(f"{self.keys} {key.lower()}", self.image, self.env)
+        return replace(self, keys=f"{self.keys} {key.lower()}")
+
+    def given_to(self, server: StartedServer) -> StartedServer:
+        """The server with the GPUs, the memory limit and the probes of the mapping around it."""
+        holder = self.holder
+        if holder is None:
+            return server
+        name, _colon, count = holder.text("resources", "accelerators").partition(":")  # SkyPilot's `H100:8`
+        if name and is_known_gpu(name) and holder.get("num_nodes") is None:
+            return replace(server, gpu_names=(name,), gpus=int(count) if count.isdecimal() else 1)
+        return replace(
+            server,
+            gpus=gpu_limit(holder),
+            memory_limit_bytes=kubernetes_bytes(holder.text("resources", "limits", "memory")),
+            start_limit=start_limit(holder),
+        )
 
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
@@ -102,7 +115,7 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             image = scope.image if "vllm" in scope.image.lower() else ""
             for subject in subjects:
                 if isinstance(subject, StartedServer) and not subject.image:
-                    subject = replace(subject, image=image)  # noqa: PLW2901
+                    subject = scope.given_to(replace(subject, image=image))  # noqa: PLW2901
                 yield subject
 
 
@@ -152,7 +165,8 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
             return
         words, at = (*serve_words(words[0].offset), *words), 0
     place = node.source.place
-    yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
+    server = StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
+    yield scope.given_to(server)
 
 
 def _flag_keys(node: Node) -> Iterator[Word]:

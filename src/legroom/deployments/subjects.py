@@ -38,6 +38,31 @@ class Probe:
     """The port of the server that it asks; empty where it may ask another container."""
     program: str = ""
     """The program that it runs inside the container."""
+    path: str = ""
+    """What it asks for by HTTP, where an answer of 404 fails it."""
+    sends_key: bool = False
+    """Whether it sends a header, which may be the server's key."""
+    is_tcp: bool = False
+    """Whether it only opens a connection."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A path in a container that is not part of its image."""
+
+    path: str
+    holds: Literal["volume", "host", "empty"] = "volume"
+    """`empty`: an emptyDir, which goes with its pod."""
+
+
+@dataclass(frozen=True)
+class PublishedPort:
+    """A port of a container that its host forwards."""
+
+    port: str
+    place: Place
+    is_open: bool = True
+    """Whether it listens on other addresses than the host's own."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +94,13 @@ class StartedServer:
     """The number of GPUs that the file requests."""
     gpu_ids: tuple[int, ...] = ()
     """The GPUs of the machine that it may use, in its own order, where the file tells."""
-    mounts: tuple[str, ...] | None = None
-    """The paths in its container that a volume holds; None where the file does not tell."""
+    mounts: tuple[Mount, ...] | None = None
+    """The volumes of its container; None where the file does not tell."""
+    published: tuple[PublishedPort, ...] = ()
+    declared_port: PublishedPort | None = None
+    """The one containerPort of a pod's only container."""
+    other_env: frozenset[str] = frozenset()
+    """Variables whose values stand elsewhere; `*` where a file or a Secret may set any."""
     has_no_gpu: bool = False
     """Whether its container requests resources, and no GPU among them."""
     repeated_entry: Word | None = None
@@ -107,6 +137,10 @@ class StartedServer:
     def place_of(self, word: Word) -> Place:
         """Where the word stands: its own place where it has one, else by its offset in the server's file."""
         return word.place or self.locate(word.offset)
+
+    def may_have_variable(self, *names: str) -> bool:
+        """Whether one of the variables is set, or may be set by a file or a Secret."""
+        return bool(names) and ("*" in self.other_env or not {*self.env, *self.other_env}.isdisjoint(names))
 
     @property
     def gpu_count(self) -> int | None:
@@ -170,6 +204,8 @@ class InvokedCommand:
 class Unit:
     settings: Mapping[str, Word]
     locate: Callable[[int], Place]
+    variables: frozenset[str] = frozenset()
+    """The names of its environment."""
 
 
 Subject = StartedServer | InvokedCommand | Unit

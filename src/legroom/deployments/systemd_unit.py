@@ -40,7 +40,7 @@ def unit_subjects(source: Text) -> Iterator[Subject]:
             lines.append((setting["key"], word))
     if "ExecStart" not in settings:
         raise LegroomError("is a unit without ExecStart: it starts nothing", "pass the .service file of the server")
-    yield Unit(settings, source.place)
+    yield Unit(settings, source.place, frozenset(env))
     for key, word in lines:
         yield from _subjects_of_exec_line(source, key, word, env, settings)
 

@@ -138,13 +138,11 @@ class Curve:
 
 
 def scaled_curve(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
-    """A curve scaled to its maximum."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")
 
 
 def curve_width(style: Style) -> int:
-    """Columns of a curve in a terminal."""
     return max(_NARROWEST, style.width - _NAME_WIDTH - _SCALE_WIDTH)
 
 

@@ -22,16 +22,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def columns(rows: Sequence[Sequence[str]], align: str, gap: int = 2) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     """Lines of aligned columns; `align` has `<` or `>` for each column."""
     widths = [max((visible_len(row[i]) for row in rows), default=0) for i in range(len(align))]
     lines = []
     for row in rows:
-        line = ""
+        cells = []
         for text, side, width in zip(row, align, widths, strict=True):
             space = " " * (width - visible_len(text))
-            line += (space + text if side == ">" else text + space) + " " * gap
-        lines.append(line.rstrip())
+            cells.append(space + text if side == ">" else text + space)
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 

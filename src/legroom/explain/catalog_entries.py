@@ -39,7 +39,6 @@ def bundled_documents() -> dict[str, Any]:
 
 @cache
 def bundled() -> tuple[Entry, ...]:
-    """legroom's own entries, by id."""
     return tuple(entry_of_document(document) for document in bundled_documents().values())
 
 
@@ -86,7 +85,6 @@ _PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "o
 
 
 def entry_of_document(document: Mapping[str, Any]) -> Entry:
-    """A catalog entry from its parsed JSON file."""
     documentation = document["documentation"] or {"url": None, "section": None}
     copied: dict[str, Any] = {name: document[name] for name in (*_PLAIN_FIELDS, "updated")}
     lists = {name: document[name] for name in ("tags", "aliases", "also")} | document["transitions"]
@@ -204,16 +202,12 @@ _EXACT_NAME, _NAME_INSIDE, _LINE_MATCH = 60.0, 12.0, 40.0
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """An entry with its search score."""
-
     entry: Entry
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Term weights of all entries."""
-
     pages: tuple[Counter[str], ...]
     """The words of each entry with their weights."""
     rarity: Mapping[str, float]

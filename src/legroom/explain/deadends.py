@@ -169,7 +169,6 @@ def count_and_threads(count: Count) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    """The text cut to 80 characters."""
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

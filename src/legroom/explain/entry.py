@@ -48,8 +48,6 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """How a release differs."""
-
     version: str
     introduced: str | None = None
     deprecated: str | None = None
@@ -319,7 +317,6 @@ def _shown_bytes(value: int) -> str:
 
 
 def _story_json(entry: Entry, language: Language) -> dict[str, str | None] | None:
-    """The parts of the entry's story by name, in one language; None without a story."""
     story = entry.story
     if story is None:
         return None

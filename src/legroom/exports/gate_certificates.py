@@ -30,7 +30,6 @@ class KeyPair:
 
 
 def new_authority() -> KeyPair:
-    """A new self-signed certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _x509_name("legroom gate CA")
     builder = _certificate_builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)

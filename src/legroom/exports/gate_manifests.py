@@ -155,7 +155,6 @@ def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """The Deployment of the admission webhook `legroom gate`."""
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",

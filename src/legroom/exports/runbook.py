@@ -195,7 +195,6 @@ def _first_remedy(entry: Entry, language: Language) -> str:
 
 
 def overview_flowchart(branches: Sequence[Branch], language: Language) -> str:
-    """A Mermaid flowchart of all branches."""
     lines = ["flowchart TD", f"  start([{mermaid_label(_START[language])}])"]
     before, arrow = "start", "-->"
     for branch in branches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ def read_data(name: str) -> Any:
     """The parsed content of `data/NAME`; by path, because importing `importlib.resources` takes a tenth of a plan."""
     path = DATA_FOLDER / name
     return json.loads(path.read_text(encoding="utf-8") if path.exists() else read_texts(path.parent)[path.stem])
+
+
+@cache
+def pattern(name: str) -> re.Pattern[str]:
+    """The regular expression of `reading_patterns.json` with this name."""
+    return re.compile(read_data("reading_patterns.json")["patterns"][name]["pattern"])
 
 
 @cache

@@ -345,7 +345,7 @@ def _gpu_of_product(value: str, profile: str) -> str:
     dropped = read_data("node_labels.json")["name_words_dropped"]
     words = [word for word in re.split(r"[-_ ]", value) if word.lower() not in dropped]
     for name in (known, value, "-".join(words)):
-        if name and _is_known_gpu(whole := f"{name} mig {profile}" if profile else name):
+        if name and is_known_gpu(whole := f"{name} mig {profile}" if profile else name):
             return whole
     return ""
 
@@ -360,7 +360,7 @@ def _gpu_of_instance_type(value: str) -> str:
 
 
 @cache
-def _is_known_gpu(name: str) -> bool:
+def is_known_gpu(name: str) -> bool:
     """Whether `--gpu` accepts the name."""
     try:
         gpu(name)

@@ -130,7 +130,6 @@ class FragmentReport:
         return pieces >= _FRAGMENTED_BYTES and pieces >= _FRAGMENTED_RATIO * reserved
 
     def part(self, name: PartName) -> MemoryPart | None:
-        """The part of this name; None where the report has none."""
         return next((part for part in self.parts if part.part == name), None)
 
     def to_json(self) -> dict[str, Any]:

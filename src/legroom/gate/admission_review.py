@@ -29,8 +29,6 @@ _MAX_WARNINGS = 12
 
 @dataclass(frozen=True)
 class AdmissionRequest:
-    """The request of a review."""
-
     uid: str
     operation: str
     kind: str
@@ -66,7 +64,6 @@ class NotAReview(LegroomError):
 
 
 def parse_review(document: Any) -> AdmissionRequest:
-    """The request of an AdmissionReview; NotAReview where the document is none."""
     review = _mapping_or_empty(document)
     request = _mapping_or_empty(review.get("request"))
     if review.get("kind") != "AdmissionReview" or review.get("apiVersion") != _VERSION or not request:
@@ -101,7 +98,6 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
-    """The AdmissionReview response as JSON bytes."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}

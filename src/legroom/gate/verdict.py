@@ -33,14 +33,15 @@ FixSearch = Literal["single_change", "full"]
 _BY_SEVERITY: tuple[Outcome, ...] = ("no_server", "fits", "tight", "not_understood", "does_not_fit")
 _MAX_SERVERS = 8
 """Servers planned per object; the rest of a larger object is ignored to bound the work."""
-_RESTART_LOOP_RULES = frozenset({"shm-missing", "start-too-short", "container-command", "probe-port", "gpus-too-few"})
+_RESTART_LOOP_RULES = frozenset(
+    {"shm-missing", "start-too-short", "container-command", "probe-port", "probe-path", "gpus-too-few"}
+    | {"path-missing", "model-gated", "flag-value"}
+)
 """Lint rules for settings that make a pod restart although its memory suffices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer for one object."""
-
     outcome: Outcome
     sentences: tuple[str, ...] = ()
     is_searched: bool = True
@@ -128,7 +129,8 @@ def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[Lint
     from legroom.planning.plan_json import plan_document
 
     plan = plan_document(plans[0]) if len(plans) == 1 else None
-    return lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
+    findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
+    return [found for found in findings if found.severity != "note"]
 
 
 def _finding_sentence(found: LintFinding) -> str:

@@ -85,8 +85,6 @@ class GatePolicy:
 
 
 class GateMetrics:
-    """The series `legroom_gate_*`."""
-
     def __init__(self) -> None:
         untyped: Any = prometheus_client
         untyped.disable_created_metrics()
@@ -115,7 +113,6 @@ class GateMetrics:
         return counter
 
     def page(self) -> bytes:
-        """The /metrics page in Prometheus text format."""
         return generate_latest(self._registry)
 
 
@@ -126,8 +123,6 @@ class _BadBody(Exception):
 
 
 class GateApp:
-    """The ASGI application."""
-
     def __init__(self, policy: GatePolicy, verdicts: VerdictCache, metrics: GateMetrics) -> None:
         self._policy, self._verdicts, self._metrics = policy, verdicts, metrics
         self._buffered_bytes = 0

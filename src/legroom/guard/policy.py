@@ -29,8 +29,6 @@ def _choice(about: str, *choices: str) -> Any:
 
 @dataclass(frozen=True)
 class RequestBounds:
-    """Bounds on one request."""
-
     body_bytes: int = _key(64 * MIB, "largest request body, images included", unit="bytes", least=1024)
     max_prompt_tokens: int = _key(0, "longest prompt; 0: what the model takes")
     max_output_tokens: int = _key(0, "longest answer (max_tokens, max_completion_tokens, max_output_tokens); 0: any")
@@ -55,8 +53,6 @@ class RequestBounds:
 
 @dataclass(frozen=True)
 class PoolPolicy:
-    """How the KV pool is shared."""
-
     tokens: int = _key(0, "size of the pool; 0: as the engine or the plan says")
     admit: str = _choice(
         "goodput: fill the pool, at the price of a few preemptions; strict: none, at that of unused room",
@@ -80,8 +76,6 @@ class PoolPolicy:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """Limits on waiting requests."""
-
     requests: int = _key(512, "requests that may wait; more get 429 with Retry-After")
     wait_s: float = _key(30.0, "longest wait, then 429 with Retry-After", low=0.0, high=3600.0)
     body_timeout_s: float = _key(30.0, "a body must arrive within this", low=0.1, high=3600.0)
@@ -90,8 +84,6 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class ClientPolicy:
-    """How clients share the queue."""
-
     by: str = _choice(
         "clients told apart by key, address, auto (key, else address) or none: one queue",
         "auto",
@@ -107,8 +99,6 @@ class ClientPolicy:
 
 @dataclass(frozen=True)
 class ProxyPolicy:
-    """Settings of the proxy alone."""
-
     metrics_when_down: str = _choice(
         "of a server that does not answer, /metrics has the guard's own part (page) or is 503", "page", "503"
     )
@@ -161,7 +151,6 @@ _TOO_LARGE_BYTES = 1 << 20
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a TOML file; raises where it cannot be read or is invalid."""
     try:
         with path.open("rb") as file:
             raw = file.read(_TOO_LARGE_BYTES + 1)

@@ -12,6 +12,7 @@ from legroom.deployments.file_reader import rule_groups
 from legroom.deployments.source_text import Place, ShiftedLocator, Text
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
+from legroom.facts import pattern, read_data
 
 Owner = Literal["alert", "scaler", "record", "panel", "variable", "text", "family"]
 """`scaler`: an autoscaler's query with its threshold as a comparison; `text`: a string in a program that may be a
@@ -25,10 +26,7 @@ _SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
 """A series name in an autoscaler, also as Google's adapter writes it."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
-_FAMILIES = re.compile(
-    r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
-)
-"""APIs that return metric families, in which a counter has no `_total` and a histogram no `_bucket`."""
+_FAMILIES = pattern("expressions.families")
 
 
 @dataclass(frozen=True)
@@ -136,22 +134,7 @@ _JSON_QUERY = re.compile(r'"(expr|query|definition|rawSql|prometheusQuery)"\s*:\
 _PANEL_KEYS = ("expr", "query", "definition", "rawSql")
 _LIST_VARIABLES = ("custom", "textbox", "text", "constant", "interval", "datasource")
 """Types of dashboard variables whose query is a list of values."""
-_OTHER_DATASOURCE = re.compile(
-    r"loki|tempo|jaeger|zipkin|elastic|opensearch|influx|postgres|mysql|mssql|clickhouse|cloudwatch|graphite|pyroscope",
-    re.IGNORECASE,
-)
-_OTHER_PRODUCTS = (
-    ({"widgets", "layout_type"}, "Datadog"),
-    ({"widgets"}, "CloudWatch or Datadog"),
-    ({"panelsJSON"}, "Kibana"),
-    ({"attributes", "references"}, "Kibana"),
-    ({"dashboardMetadata", "tiles"}, "Dynatrace"),
-    ({"mosaicLayout"}, "Google Cloud Monitoring"),
-    ({"gridLayout"}, "Google Cloud Monitoring"),
-    ({"pages", "permissions"}, "New Relic"),
-    ({"visualizations", "dataSources"}, "Splunk"),
-)
-"""Keys that only another product's dashboards have."""
+_OTHER_DATASOURCE = pattern("expressions.other_datasource")
 
 
 def dashboard_expressions(source: Text) -> list[Expression] | None:
@@ -203,7 +186,8 @@ def _other_queries(document: Any) -> Iterator[str]:
 def _other_metrics_product(document: Any) -> str:
     """The monitoring product, other than Grafana, whose dashboard the document is; empty where none."""
     candidates = [each for each in (document if isinstance(document, list) else [document]) if isinstance(each, dict)]
-    matching = (product for each in candidates for keys, product in _OTHER_PRODUCTS if keys <= set(each))
+    products = read_data("file_formats.json")["dashboard_keys"]
+    matching = (product for each in candidates for keys, product in products if each.keys() >= set(keys))
     return next(matching, "")
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from legroom.deployments.source_text import Place, Unread
-from legroom.lint.rule import LintFinding, Rule
-from legroom.lint.rules import rules_by_id
+from legroom.lint.rule import LintFinding, Rule, rules_by_id
 from legroom.records import dataclass
 from legroom.version import __version__
 

@@ -147,7 +147,11 @@ def _linted_yaml(part: FilePart) -> LintedPart:
             records |= recorded
         elif kind in ("kubernetes", "other"):
             expressions += manifest_queries(document)
-    manifests = [document for kind, document in zip(kinds, part.documents, strict=True) if kind == "kubernetes"]
+    manifests = [
+        document
+        for kind, document in zip(kinds, part.documents, strict=True)
+        if kind in ("kubernetes", "compose") or (kind == "other" and part.subjects)
+    ]
     is_known = part.is_whole and any(kind != "other" for kind in kinds)
     others = (document for kind, document in zip(kinds, part.documents, strict=True) if kind != "rules")
     is_monitoring = bool(kinds) and all(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.deployments.subjects import StartedServer
+from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
@@ -37,6 +38,7 @@ _PASSED_ON = re.compile(r"""\b(VLLM_\w+)(?:=|:\s*)["']?\$\{?\1\b""")
 """`VLLM_X=${VLLM_X}` reads a variable only to set it."""
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
+_API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
 _ALL_RULES = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
 _OWN_DASHBOARD = "written by legroom export grafana"
@@ -169,6 +171,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
     uses_ray = any(_RAY.search(text) for _, text in texts)
+    with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
     comments = {path: IgnoreComments(text) for path, text in texts}
@@ -183,6 +186,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
             uses_ray=uses_ray,
+            names_api_key=path in with_key,
         )
         for finding in _check_part(part, context, options.only):
             if isinstance(finding, Unread):
@@ -226,7 +230,9 @@ def _context_of(text: str, options: LintOptions) -> Context:
 
 def _check_part(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
     """The findings of every check, or of the rules in `only`; Unread for a server of unknown release."""
-    context = replace(context, servers=tuple(each for each in part.subjects if isinstance(each, StartedServer)))
+    servers = tuple(each for each in part.subjects if isinstance(each, StartedServer))
+    documents = tuple(each for each in part.subjects if isinstance(each, Node))
+    context = replace(context, servers=servers, documents=documents)
     for subject in part.subjects:
         if isinstance(subject, StartedServer):
             try:
@@ -235,5 +241,5 @@ def _check_part(part: LintedPart, context: Context, only: frozenset[str]) -> Ite
                 yield Unread(subject.place, f"a server that was not judged: {error.message}", error.hint)
                 continue
         for check in all_checks():
-            if isinstance(subject, check.subject_type) and (not only or any(rule.id in only for rule in check.rules)):
+            if isinstance(subject, check.subject_type) and (not only or not only.isdisjoint(check.rules)):
                 yield from (finding for finding in check.find(subject, context) if not only or finding.rule in only)

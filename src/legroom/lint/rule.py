@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from legroom.facts.flags import flag_history, flags_ever
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from legroom.deployments.shell.lexer import Word
     from legroom.deployments.source_text import Place
     from legroom.deployments.subjects import StartedServer
+    from legroom.deployments.yaml_nodes import Node
     from legroom.planning.plan_document import PlanDocument
 
 Severity = Literal["error", "warning", "note"]
@@ -78,6 +81,10 @@ class Context:
     """Whether a linted file names Ray or a LeaderWorkerSet."""
     servers: tuple[StartedServer, ...] = ()
     """The servers that the same part of the file starts."""
+    documents: tuple[Node, ...] = ()
+    """The manifests of the same part."""
+    names_api_key: bool = False
+    """Whether the file names a key of the API anywhere."""
 
     @property
     def release(self) -> Release:
@@ -259,17 +266,26 @@ def similarity(first: str, second: str) -> float:
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
 
 
+@cache
+def rules_by_id() -> dict[str, Rule]:
+    """Every rule of `rules.json`, by its id."""
+    rows = json.loads(Path(__file__).with_name("rules.json").read_text("utf-8"))["rules"]
+    return {row["id"]: Rule(**row) for row in rows}
+
+
 def finding(
-    rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0, *, is_certain: bool = True
+    rule_id: str, place: Place, message: str, suggestion: str = "", length: int = 0, *, is_certain: bool = True
 ) -> LintFinding:
     """A finding of a rule; a warning where it is not certain."""
-    return LintFinding(place, rule.id, rule.severity if is_certain else "warning", message, suggestion, length)
+    severity = rules_by_id()[rule_id].severity if is_certain else "warning"
+    return LintFinding(place, rule_id, severity, message, suggestion, length)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     subject_type: type[Any]
-    rules: tuple[Rule, ...]
+    rules: tuple[str, ...]
+    """The ids of the rules whose findings it yields."""
     find: Callable[[Any, Context], Findings]
 
 
@@ -278,7 +294,7 @@ _Subject = TypeVar("_Subject")
 _Find = Callable[[_Subject, Context], Findings]
 
 
-def checks(subject_type: type[_Subject], *rules: Rule) -> Callable[[_Find[_Subject]], _Find[_Subject]]:
+def checks(subject_type: type[_Subject], *rules: str) -> Callable[[_Find[_Subject]], _Find[_Subject]]:
     """Decorator: register a function that yields the findings of some rules in each subject of one type."""
 
     def register(find: _Find[_Subject]) -> _Find[_Subject]:

@@ -35,6 +35,11 @@ class ServerPlan:
     """Whether the file names the GPU; otherwise only weights and host memory of the plan are valid."""
 
     @property
+    def held_bytes(self) -> int:
+        """The weights of the model on one GPU, without a drafter's."""
+        return min(self.plan.memory.tightest.weights.bytes, self.checkpoint_bytes)
+
+    @property
     def checkpoint_bytes(self) -> int:
         return self.plan.host.checkpoint_bytes
 

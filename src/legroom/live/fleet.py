@@ -17,8 +17,6 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """Interchangeable servers."""
-
     model: str
     pool: str = UNKNOWN
     release: str = UNKNOWN

@@ -40,8 +40,6 @@ _FILES = {
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The memory cgroup of a process."""
-
     folder: str
     mount: str
     version: int
@@ -213,7 +211,6 @@ def _parse_int(text: str) -> int | None:
 
 
 def _file_text(path: Path) -> str:
-    """The file's text; empty where it cannot be read."""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:

@@ -54,8 +54,6 @@ _SIZES = (*_SERVER_SETTINGS["parallel_config"], "enforce_eager", "quantization")
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A running server's release, model and settings."""
-
     version: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)

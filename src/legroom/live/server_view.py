@@ -55,7 +55,6 @@ class ServerView:
         return any(finding.severity != "info" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of `watch --json`."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         ahead = self.forecast
         return plain | {

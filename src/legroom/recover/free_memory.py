@@ -27,8 +27,6 @@ _SIGTERM_GRACE_S, _SIGKILL_GRACE_S = 10.0, 5.0
 
 @dataclass(frozen=True)
 class Freed:
-    """The outcome for one holder."""
-
     holder: Holder
     ending: Ending
     detail: str = ""
@@ -99,7 +97,6 @@ def _signal_all(
 
 
 def _still_runs(process: ProcessInfo | None) -> bool:
-    """Whether the process still runs and its PID was not reused."""
     return (
         process is not None
         and creation_time(process.pid) == process.created_s

@@ -168,8 +168,6 @@ class SharedMemorySegment:
 
 @dataclass(frozen=True)
 class MachineSnapshot:
-    """All memory holders of the machine at one time."""
-
     time_s: float
     processes: Mapping[int, ProcessInfo]
     gpus: tuple[GpuMemory, ...] = ()
@@ -182,7 +180,6 @@ class MachineSnapshot:
     """Whether processes of other users are hidden (/proc mounted with hidepid)."""
 
     def tree(self, pid: int) -> tuple[ProcessInfo, ...]:
-        """A process and all its descendants."""
         below: dict[int, list[ProcessInfo]] = {}
         for fact in self.processes.values():
             below.setdefault(fact.parent, []).append(fact)
@@ -268,7 +265,6 @@ class _OpenFiles:
 
 
 def read_link(path: str) -> str:
-    """The target of a symbolic link; empty where it cannot be read."""
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrashedServer:
-    """The crashed server, as far as it is known."""
-
     command: str | None = None
     log: str | None = None
     gpu: str | None = None

@@ -13,7 +13,7 @@ from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.disaggregation import DisaggregatedTimeline
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
-from legroom.simulation.replay_outcome import LATE_S, LoadVerdict
+from legroom.simulation.replay_outcome import LoadVerdict
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
@@ -88,8 +88,9 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     """The verdict on the load in one sentence, with the number that decides it."""
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
     words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
-    if timeline.clocks and (wait_s := percentile(timeline.seconds["first_token_s"], 0.5)) > LATE_S:
-        words.append(f"the first token takes {wait_s:,.0f} s (p50)")
+    if timeline.clocks and tally.finished:
+        wait_s = percentile(timeline.seconds["first_token_s"], 0.5)
+        words.append(f"the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
     if load.verdict == "falls_behind":
         words.append(f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     if tally.preemptions:

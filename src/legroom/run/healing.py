@@ -49,8 +49,6 @@ _ANY_CARD = "192GiB"
 
 @dataclass(frozen=True)
 class HostEstimate:
-    """Planned host memory of a server."""
-
     shares: tuple[HostShare, ...] = ()
     pool_bytes: int | None = None
     """The KV cache on a CPU, where it is host memory."""
@@ -61,7 +59,6 @@ class HostEstimate:
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
-    """The finding of an out-of-memory kill, with fixes."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
@@ -182,8 +179,6 @@ Tried = tuple[Sequence[str], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of the user on fixes."""
-
     keep: tuple[str, ...] = ()
     """Flags that must not change, by vLLM's Python names."""
     min_context: int | None = None
@@ -213,8 +208,6 @@ class Remedy:
 
 @dataclass(frozen=True)
 class _FixContext:
-    """What the check of a fix needs."""
-
     command: ServerCommand
     bounds: Bounds
     gpus: Gpus

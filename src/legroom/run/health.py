@@ -72,8 +72,6 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The address of the server's HTTP API."""
-
     host: str
     port: int
     tls: bool = False
@@ -83,7 +81,6 @@ class ServerAddress:
         return self._health_status(2.0) == 200
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether /health answers with any status."""
         return self._health_status(timeout_s) is not None
 
     def _health_status(self, timeout_s: float) -> int | None:
@@ -134,7 +131,6 @@ _WITH_CLIENT = {"01", "04", "08"}
 
 
 def has_clients(port: int) -> bool:
-    """Whether a client is connected to the server on this port."""
     return not _WITH_CLIENT.isdisjoint(_connection_states(port))
 
 

@@ -28,8 +28,6 @@ class ProcessDeath:
 
 @dataclass(frozen=True)
 class ServerExit:
-    """How one start of the server ended."""
-
     code: int
     was_ready: bool
     timed_out: bool
@@ -76,13 +74,11 @@ class IncidentRecorder:
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
     def note(self, text: str, detail: Detail | None = None) -> None:
-        """Adds a note to the open incident; nothing where none is open."""
         incident = self._incident
         if incident is not None:
             self._write(lambda journal: journal.note(incident, text, detail))
 
     def begin_action(self, name: str, detail: Detail) -> None:
-        """Records an action before it begins."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
     def finish_action(self, result: str = FAILED) -> None:
@@ -220,7 +216,6 @@ class RestartPolicy:
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
-        """Says the reason and closes the incident as failed."""
         self._say(reason)
         self._incidents.close(reason)
 

@@ -54,7 +54,6 @@ class ProcessRecord:
             say(_NOT_WRITTEN)
 
     def last_lines(self, count: int) -> list[str]:
-        """The last `count` lines of the server's log."""
         return last_lines(self.log.readable(), count)
 
     def question(self) -> dict[str, Any]:
@@ -177,12 +176,10 @@ class RunFile:
         return self.path.exists()
 
     def keep_previous_log(self) -> None:
-        """Renames the log of the previous run."""
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
 
     def has_changes(self) -> bool:
-        """Whether changes were left for the next restart."""
         return self._flags.exists()
 
     def pop_changes(self) -> tuple[Mapping[str, Any] | None, str]:

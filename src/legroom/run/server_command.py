@@ -34,8 +34,6 @@ _WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "1
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """The command of a vLLM server."""
-
     words: tuple[str, ...]
     env: Mapping[str, str]
     """NAME=value words before the command."""
@@ -125,7 +123,6 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
 
 
 def _interpreter_of_script(script: Path) -> str | None:
-    """The Python interpreter of a console script, from its shebang."""
     try:
         with script.open("rb") as file:
             first = file.readline(512).decode("utf-8", "replace").strip()

@@ -66,7 +66,6 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _has_terminal() -> bool:
-    """Whether the process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -124,7 +123,6 @@ class Stopping:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop or restart was requested."""
         return self.stop_requested or self.restart_requested
 
     def reset(self) -> None:
@@ -243,7 +241,6 @@ class Stopping:
             self._signal_with_grace(server, signal_number, KILL_GRACE_S)
 
     def _kill(self, server: Child) -> None:
-        """Kills the server, and sets the deadline by which it must be gone."""
         server.kill()
         self._killed_by_signal = self._immediate_signal
         self._deadline_s = self._clock() + KILL_GRACE_S

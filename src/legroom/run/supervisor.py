@@ -122,7 +122,6 @@ class Supervisor:
 
     @property
     def setup(self) -> restart_policy.Setup:
-        """The command and environment in use now."""
         return self._setups.current
 
     @property
@@ -308,7 +307,6 @@ class Supervisor:
         self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
 
     def _kill(self, child: Child) -> None:
-        """Kills the server and waits until its processes are gone."""
         child.kill()
         child.wait_gone(self._timing.port_timeout_s)
 
@@ -361,7 +359,6 @@ class Supervisor:
         return self._process_record.question() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
-        """The last lines that the current or ended server logged."""
         return self._process_record.last_lines(restart_policy.LINES_SHOWN) if self._process_record is not None else []
 
     def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -430,7 +427,6 @@ class Supervisor:
         return True
 
     def _write_run_file(self, state: RunState, child: Child | None = None) -> None:
-        """Writes the run file, which other processes read."""
         pids = {
             "child_pid": child.pid if child else None,
             "keeper_pid": child.keeper_pid if child else None,

@@ -75,7 +75,6 @@ class TaskProcess:
         return answer
 
     def stop(self) -> None:
-        """Kills the task."""
         if self._process is not None:
             self._process.kill()
         self._close()

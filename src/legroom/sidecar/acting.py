@@ -61,7 +61,6 @@ class Actor:
         self._spawn(incident.group, self._act(incident, watcher, group), incident)
 
     def is_acting_on(self, server: str) -> bool:
-        """Whether this server is being restarted or drained."""
         return server in self._acting_on.values()
 
     def with_start_reason(self, result: ScrapeResult) -> ScrapeResult:
@@ -166,7 +165,6 @@ class Actor:
         self._report(ActionReport(incident, text, "scale", state))
 
     def end_drain_of(self, incident: OpenIncident) -> None:
-        """End the drain that was begun for an incident which is closed now."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
@@ -342,7 +340,6 @@ class Drains:
         self._servers, self._context, self._report = servers, context, report
 
     async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
-        """Drains a server until its incident is over."""
         drain_method = server.drain_method
         if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")
@@ -416,6 +413,5 @@ def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
 
 
 def _incident_is_open(journal: Journal, drain: Action) -> bool:
-    """Whether the incident for which the drain was made is in the journal and not closed."""
     incident = journal.incident(drain.incident_id) if drain.incident_id is not None else None
     return incident is not None and incident.closed_s is None

@@ -103,7 +103,6 @@ async def post_with_retries(hook: Webhook, message: Mapping[str, Any], first_pau
 
 
 def _iso_time(time_s: float) -> str:
-    """A Unix time as ISO 8601 in UTC, to milliseconds."""
     at = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -136,7 +135,6 @@ class Notifier:
                 _put_dropping_oldest(queue, (incident, message_of(incident, text, closed_s)))
 
     def repeat_open(self, incidents: Sequence[OpenIncident]) -> None:
-        """Queues open incidents again for Alertmanager."""
         for hook, queue in zip(self._hooks, self._queues, strict=True):
             for incident in incidents if hook.format == "alertmanager" else ():
                 if not incident.acknowledged:
@@ -182,7 +180,6 @@ async def _journal_id(incident: OpenIncident) -> int | None:
 
 
 def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
-    """Queue a notification; a full queue drops its oldest one first."""
     if queue.full():
         queue.get_nowait()
         queue.task_done()
@@ -198,7 +195,6 @@ class IncidentReporter:
         self._journal, self._notifier, self._metrics, self._log = journal, notifier, metrics, log
 
     def report_opened(self, incident: OpenIncident) -> None:
-        """Logs, counts, journals and notifies a new incident."""
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
         self._log(f"{incident.server}: {incident.title}: {reason}")
@@ -207,7 +203,6 @@ class IncidentReporter:
         self._notifier.notify(incident)
 
     def journal_opened(self, incident: OpenIncident) -> None:
-        """Journals an open incident with its reason."""
         detail = incident.detail()
 
         def open_incident(journal: Journal) -> None:
@@ -219,12 +214,10 @@ class IncidentReporter:
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)
 
     def report_critical(self, incident: OpenIncident) -> None:
-        """Note in the journal and notify that an open incident became critical."""
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 
     def report_closed(self, incident: OpenIncident, how: str = "over") -> None:
-        """Logs, journals as closed and notifies an incident that is over."""
         unseen = incident.finding is None and how == "over"
         outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.last_action}" if incident.last_action else ""

@@ -77,7 +77,6 @@ class IncidentKeeper:
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of_server(self, server: str) -> tuple[OpenIncident, ...]:
-        """The open incidents of a server."""
         possible = (self._open.get((server, kind)) for kind in self._kinds)
         return tuple(incident for incident in possible if incident is not None)
 

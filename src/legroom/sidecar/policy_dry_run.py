@@ -130,7 +130,6 @@ class _Player:
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
     def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
-        """Appends what the policy would have done at this scrape to the dry run's events."""
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 
@@ -153,7 +152,6 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _sample_of_point(server: str, point: JournalPoint) -> Sample:
-    """A journal point as a sample with one engine, at the end of the point's time span."""
     values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
     blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
     engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]

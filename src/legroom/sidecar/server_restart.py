@@ -68,8 +68,6 @@ class RestartOutcome:
 
 @dataclass(frozen=True)
 class RestartOrder:
-    """A restart to carry out."""
-
     server: ServerConfig
     limits: ActionLimits
     name: str
@@ -86,8 +84,6 @@ class _Abandoned(Exception):
 
 
 class ServerRestart:
-    """Carries out one order."""
-
     def __init__(self, context: ActionContext, order: RestartOrder) -> None:
         if order.server.platform is None:
             raise platform.ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
@@ -220,7 +216,6 @@ class ServerRestart:
         return result.process_start_s if isinstance(result, Sample) else None
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
-        """Record in the journal that the restart reached this stage."""
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     # Outcomes, and recovery after a kill
@@ -235,7 +230,6 @@ class ServerRestart:
         return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
-        """Ends the drain and records the restart as failed."""
         return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
@@ -248,7 +242,6 @@ class ServerRestart:
         return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
 
     async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
-        """Finishes the action in the journal with this state and text, and returns them."""
         await self._context.finish(self._id, state, {"outcome": text})
         return RestartOutcome(state, text, self._id)
 

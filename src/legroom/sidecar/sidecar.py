@@ -92,7 +92,6 @@ class Sidecar:
             await self._shut_down(tasks, runner)
 
     def stop(self) -> None:
-        """Makes `run` return after a clean shutdown."""
         self._stopping.set()
 
     async def _shut_down(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
@@ -221,7 +220,6 @@ class Sidecar:
         self._metrics.remove_server(server, self._groups.pop(server, "default"))
 
     def _close_incident(self, incident: OpenIncident, how: str = OVER) -> None:
-        """Ends the drain made for the incident, and reports it as closed."""
         self._actor.end_drain_of(incident)
         self._reporter.report_closed(incident, how)
 
@@ -284,7 +282,6 @@ class Sidecar:
     # HTTP
 
     def metrics_text(self) -> tuple[bytes, str]:
-        """The sidecar's own /metrics page and its content type."""
         return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
@@ -330,7 +327,6 @@ class Sidecar:
 
 
 def _is_unhealthy(watcher: Watcher) -> bool:
-    """Whether any finding about the server is critical."""
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 
@@ -345,7 +341,6 @@ def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None)
 
 
 async def _run_until_signal(config: SidecarConfig, log: Callable[[str], None]) -> None:
-    """Runs the sidecar until SIGTERM or SIGINT."""
     sidecar = Sidecar(config, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,8 +13,6 @@ from legroom.sidecar.open_incidents import OpenIncident
 
 
 class SidecarMetrics:
-    """The `legroom_*` metrics of a sidecar."""
-
     def __init__(self) -> None:
         import prometheus_client  # slow to import
         from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -59,12 +57,10 @@ class SidecarMetrics:
                 gauge.remove(server, group)
 
     def set_allowed_actions(self, group: str, act: frozenset[str]) -> None:
-        """Sets a gauge for each action: 1 where the group allows it, else 0."""
         for name in ACTION_NAMES:
             self.acting.labels(name, group).set(name in act)
 
     def text(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
-        """The sidecar's /metrics page and its content type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()

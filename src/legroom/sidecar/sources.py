@@ -23,12 +23,10 @@ _DISCOVERY_INTERVAL_S = 60.0
 
 
 def ignore_removed(_: str) -> None:
-    """Do nothing when a server is removed: the default callback."""
     pass
 
 
 def no_servers() -> frozenset[str]:
-    """No expected servers: the default callback."""
     return frozenset()
 
 
@@ -94,7 +92,6 @@ def _first_of_group(error: BaseException | None) -> BaseException | None:
 
 
 def prometheus_source(config: PrometheusConfig) -> PrometheusSource:
-    """The source that polls the configured Prometheus."""
     return PrometheusSource(
         config.url, config.matchers, config.token, verify_tls=config.verify_tls, ca_file=config.ca_file
     )

@@ -53,8 +53,6 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """Interchangeable servers."""
-
     name: str
     act: frozenset[str] = frozenset({"notify"})
     limits: ActionLimits = ActionLimits()
@@ -153,7 +151,6 @@ def _check_actions(act: Sequence[str]) -> None:
 
 
 def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
-    """A copy with more actions allowed, in every group."""
     _check_actions(act)
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
@@ -161,7 +158,6 @@ def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
 
 
 def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
-    """A copy with another scrape interval."""
     if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
         bounds = f"{_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s"
         hint = "scrapes further apart show nothing in time"
@@ -252,7 +248,6 @@ def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits
 
 
 def _thresholds(table: TomlTable) -> Thresholds:
-    """The default thresholds with those of the table put in."""
     levels, levels_table = DEFAULT, table.table("thresholds")
     if levels_table is None:
         return levels
@@ -305,7 +300,6 @@ def _ca_file(table: TomlTable) -> str | None:
 
 
 def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
-    """The label selector, namespace and context for discovery; None without a table."""
     if table is None:
         return None
     with table:

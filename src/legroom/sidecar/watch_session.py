@@ -47,8 +47,6 @@ _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One point of the curves."""
-
     time_s: float
     kv_use: float | None = None
     running: float = 0.0
@@ -59,8 +57,6 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class IncidentChange:
-    """An incident that opened or closed."""
-
     incident: OpenIncident
     is_over: bool
     time_s: float
@@ -125,7 +121,6 @@ class WatchSession:
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
-        """The server's plan, if one was given."""
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
@@ -227,7 +222,6 @@ class WatchSession:
         self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
 
     def _journal_closed(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
-        """Lists the incident as closed and closes it in the journal."""
         made = self._ids.pop(incident.key, None)
         self.changes.appendleft(IncidentChange(incident, True, time_s, made))
         if made is not None and self._journal is not None:
@@ -237,7 +231,6 @@ class WatchSession:
                 self._stop_journaling(error)
 
     def _write_samples(self) -> None:
-        """Writes the collected samples to the journal, if there is one."""
         samples, self._samples = self._samples, []
         if samples and self._journal is not None:
             try:

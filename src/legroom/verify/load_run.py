@@ -53,8 +53,6 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class Load:
-    """The requests, in the order of sending."""
-
     name: str
     requests: tuple[LoadRequest, ...]
 
@@ -112,8 +110,6 @@ def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int]
 
 @dataclass(frozen=True)
 class KvPool:
-    """The KV cache of one engine."""
-
     num_blocks: int
     block_size: int
     full_request_blocks: int | None = None
@@ -169,8 +165,6 @@ _MEMORY_INTERVAL_S = 0.5
 
 @dataclass(frozen=True)
 class LoadSample:
-    """The server's metrics at one moment."""
-
     at_s: float
     """Seconds since the start of the load."""
     kv_use: float | None
@@ -196,7 +190,6 @@ class LoadRun:
 
     @property
     def failed(self) -> tuple[RequestOutcome, ...]:
-        """The requests without a complete answer."""
         return tuple(outcome for outcome in self.outcomes if not outcome.ok)
 
     @property
@@ -230,7 +223,6 @@ class LoadMonitor:
         self._memory_at = -_MEMORY_INTERVAL_S
 
     async def run(self) -> None:
-        """Samples the server at the interval until cancelled."""
         while True:
             await self.sample()
             await asyncio.sleep(self._interval_s)

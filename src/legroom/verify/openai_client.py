@@ -98,7 +98,6 @@ class RequestOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is complete."""
         return not self.error
 
 

@@ -26,8 +26,6 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All results of a verification."""
-
     server: str
     """The address, without credentials."""
     served: ServedModel | None

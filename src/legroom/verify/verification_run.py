@@ -118,7 +118,6 @@ class VerificationRun:
             self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
 
     async def _first_sample(self) -> Sample | None:
-        """The metrics before any request; None, with a note, where there are none."""
         try:
             sample = await scrape(self.server.session, self.server.metrics)
         except ScrapeFailed as error:
@@ -195,7 +194,6 @@ class VerificationRun:
         return outcome.ok or by_guard
 
     async def _run_load(self, context: int) -> None:
-        """Sends the load and adds its checks and notes."""
         request = self.request
         lengths = _num_lengths(request)
         load = load_run.read_load(request.load, context, lengths, request.seed)
@@ -229,7 +227,6 @@ class VerificationRun:
         return load_run.safe_concurrency(load, pool, context, most)
 
     async def send(self, request: load_run.LoadRequest, seed: int) -> RequestOutcome:
-        """The outcome of one completion; an error past the deadline of the verification."""
         assert self.served is not None
         left_s = self.deadline_s - time.monotonic()
         prompt: list[int] | str = self.server.text_of(request.prompt_len)

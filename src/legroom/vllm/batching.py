@@ -19,8 +19,6 @@ _BATCHED_ALL2ALL = {"deepep_low_latency", "pplx", "nixl_ep", "mori_low_latency"}
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The limits of one scheduler step."""
-
     max_num_batched_tokens: int
     max_num_seqs: int
     enable_chunked_prefill: bool

@@ -70,7 +70,6 @@ def plain_name(word: str) -> str:
 
 
 def long_name(name: str) -> str:
-    """The full name of a flag in any spelling."""
     plain = plain_name(name)
     flag = _flag_named(plain, flags_ever())
     return flag.name if flag else _without_no_prefix(plain)
@@ -93,7 +92,6 @@ def _without_no_prefix(name: str) -> str:
 
 
 def _flag_named(name: str, table: Mapping[str, Flag]) -> Flag | None:
-    """The flag of a name or of a unique prefix, as argparse finds it."""
     flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag
@@ -221,7 +219,6 @@ def joined(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _by_dest(release: Release) -> dict[str, Flag]:
-    """The release's flags by argparse destination."""
     return {flag.dest: flag for flag in flags_of(release).values()}
 
 

@@ -24,8 +24,6 @@ _COMPILE_LEVELS = {"none": 0, "stock_torch_compile": 1, "dynamo_trace_once": 2, 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """The CUDA graphs that a release captures."""
-
     mode: str
     sizes: tuple[int, ...]
 
@@ -231,7 +229,6 @@ def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
 
 
 def _int_list(value: Any) -> tuple[int, ...]:
-    """The integers of a list; empty for anything else."""
     if not isinstance(value, list | tuple):
         return ()
     return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))

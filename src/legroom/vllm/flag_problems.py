@@ -108,9 +108,9 @@ _OLDER_FLAGS = {
 }
 
 
-def nearest_flags(name: str, release: Release, limit: int = 3) -> tuple[str, ...]:
+def nearest_flags(name: str, release: Release) -> tuple[str, ...]:
     """Flags of this release with a similar spelling, the closest first."""
     import difflib  # only a misspelt flag needs it
 
     names = [flag for flag in flags_of(release) if flag.startswith("--")]
-    return tuple(difflib.get_close_matches(name, names, n=limit, cutoff=0.7))
+    return tuple(difflib.get_close_matches(name, names, n=3, cutoff=0.7))

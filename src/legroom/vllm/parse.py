@@ -44,7 +44,6 @@ class FlagReader:
     positionals: list[str] = field(default_factory=list)
 
     def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
-        """Record a flag that the release does not accept."""
         self.problems.append(FlagProblem(flag, kind, message, instead, value))
 
     def has_value_next(self) -> bool:
@@ -52,7 +51,6 @@ class FlagReader:
         return self.at < len(self.tokens) and not flag_values.looks_like_flag(self.tokens[self.at])
 
     def take(self) -> str:
-        """Consume and return the next word."""
         self.at += 1
         return self.tokens[self.at - 1]
 

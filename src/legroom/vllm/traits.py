@@ -13,8 +13,6 @@ _POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward"}
 
 @dataclass(frozen=True, slots=True)
 class LayerTraits:
-    """The properties of a model's layers."""
-
     has_state: bool
     """Whether some layer keeps a recurrent state."""
     attention_free: bool

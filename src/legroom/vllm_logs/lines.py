@@ -60,7 +60,6 @@ class LineWidth:
         return not _EXCEPTION.match(following) or line[-1:].isalnum() or line.endswith(".")
 
     def joined(self, line: str, following: str) -> str:
-        """Both parts as one line."""
         if self.at_words:
             return f"{line.rstrip()} {following.lstrip()}"
         # A blank at the break is lost in pasted text.
@@ -185,8 +184,6 @@ _PROMPT = re.compile(r"(?:Received request|Added request)[^\n]{0,120}?:? ?prompt
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a log without its prefixes."""
-
     number: int
     raw: str
     """Without colours and JSON envelope, with prefixes."""

@@ -20,7 +20,6 @@ _LINK = r"https?://[^\s)'\"<>]+"
 
 
 def masked(text: str) -> str:
-    """The text with secrets, prompts and links masked."""
     text = printable(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)
@@ -33,7 +32,6 @@ def printable(text: str) -> str:
 
 
 def mask_log_values(value: Any) -> Any:
-    """A JSON value with every string masked as by `masked`."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, dict):

@@ -132,7 +132,6 @@ class Scanner:
         return True
 
     def _mark_finder(self) -> LiteralFinder:
-        """The finder of all marks that are not sampled."""
         if self._finder is None:
             wanted = tuple(mark for mark in all_marks() if mark not in self._sampled)
             self._finder = LiteralFinder(wanted)

@@ -31,8 +31,6 @@ _LOOKBEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class StartupEvent:
-    """One known start-up line."""
-
     line_number: int
     id: str
     kind: LineKind
@@ -99,7 +97,6 @@ def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
 
 
 def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
-    """The lines of a whole log that are known start-up lines."""
     lines = text.splitlines() if isinstance(text, str) else text
     for number, raw in enumerate(lines, 1):
         line = plain_line(raw)
@@ -295,22 +292,18 @@ def _process_of_line(line: str) -> str:
 
 
 def _first_value(events: list[StartupEvent], name: str) -> Value | None:
-    """The first event's value for the field; None where no event has it."""
     return next((event.fields[name] for event in events if name in event.fields), None)
 
 
 def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
-    """The values that all events print under this name."""
     return [event.fields[name] for event in events if name in event.fields]
 
 
 def _largest_value(events: list[StartupEvent], name: str) -> Any:
-    """The largest value printed under this name; None where none is."""
     return max(_values_of_name(events, name), default=None)
 
 
 def _smallest_value(events: list[StartupEvent], name: str) -> Any:
-    """The smallest value printed under this name; None where none is."""
     return min(_values_of_name(events, name), default=None)
 
 

@@ -37,7 +37,6 @@ _UNSET = ("auto", "None")
 
 
 def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back

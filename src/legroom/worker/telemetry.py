@@ -84,7 +84,6 @@ class TelemetryFolder:
             return 0.0
 
     def remove(self) -> None:
-        """Delete the folder; workers then stop reporting."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -134,7 +133,6 @@ class _ErrorLog(logging.Handler):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is an out-of-memory error, by its type or its text."""
     if type(error).__name__ in _ERRORS:
         return True
     text = str(error)[:4000].lower()
@@ -193,8 +191,6 @@ def _remove_if_owner(folder: TelemetryFolder, owner: int) -> None:
 
 
 def _start_thread(task: Callable[[], None]) -> None:
-    """Runs the task in a daemon thread; an exception ends it with a warning in the log."""
-
     def until_it_fails() -> None:
         try:
             task()

@@ -27,7 +27,7 @@ def test_growth_over_hours_is_said_with_the_time_left() -> None:
 
 
 def test_noise_alone_is_no_growth() -> None:
-    assert hours(FakeServer(MemoryCreep, interval_s=300), 24, 0, noise=500 * MIB) is None
+    assert hours(FakeServer(MemoryCreep, interval_s=300), 9, 0, noise=500 * MIB) is None
 
 
 def test_the_first_two_hours_are_warm_up() -> None:
@@ -35,12 +35,12 @@ def test_the_first_two_hours_are_warm_up() -> None:
 
 
 def test_growth_that_takes_weeks_is_let_be() -> None:
-    assert hours(FakeServer(MemoryCreep, interval_s=300), 24, 20 * MIB) is None
+    assert hours(FakeServer(MemoryCreep, interval_s=300), 9, 20 * MIB) is None
 
 
 def test_one_step_up_is_no_slope() -> None:
     server = FakeServer(MemoryCreep, interval_s=300)
-    for number in range(12 * 24):
+    for number in range(12 * 9):
         finding = server.scrape(running=1, memory_used_bytes=(60 if number < 30 else 64) * GIB)
     assert finding is None
 
@@ -56,4 +56,4 @@ def test_a_clock_that_is_set_forward_makes_no_growth_of_hours() -> None:
 
 def test_telemetry_of_the_workers_serves_where_there_is_no_nvml() -> None:
     finding = hours(FakeServer(MemoryCreep, interval_s=300), 6, 300 * MIB, field="reserved_bytes")
-    assert finding is not None and "reserved by the workers" in finding.reason
+    assert finding is not None and "by the workers" in finding.reason

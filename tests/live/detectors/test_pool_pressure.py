@@ -73,5 +73,5 @@ def test_of_several_engines_the_full_one_is_named() -> None:
 
 def test_a_pool_without_room_for_one_more_is_full_though_its_use_is_not() -> None:
     findings = FakeServer(PoolPressure).scrapes(5, kv_use=0.67, running=2, waiting=4)
-    assert findings[-1] is not None and "no room for one more like them" in findings[-1].reason
+    assert findings[-1] is not None and "no room for" in findings[-1].reason
     assert FakeServer(PoolPressure).scrapes(5, kv_use=0.67, running=4, waiting=4) == [None] * 5

@@ -17,7 +17,7 @@ def test_a_queue_longer_than_ten_seconds_of_service_is_said() -> None:
     findings = server.scrapes(3, running=8, waiting=60, add_finished=10)
     assert findings[2] is not None
     assert findings[2].numbers["wait_s"] == pytest.approx(30)
-    assert "a new one waits 30 s" in findings[2].reason
+    assert "waits 30 s" in findings[2].reason
 
 
 def test_it_says_whether_the_pool_or_the_batch_holds_them_back() -> None:

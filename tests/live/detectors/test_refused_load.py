@@ -47,6 +47,6 @@ def test_a_queue_in_the_guard_is_a_backlog_and_no_idleness() -> None:
     server = FakeServer(QueueBacklog)
     finding = [guarded(server, GuardSample("", 275), running=25, kv_use=0.4, add_finished=5) for _ in range(5)][-1]
     assert finding is not None and finding.numbers["waiting"] == 275
-    assert "the guard holds 275 of them" in finding.reason
+    assert "guard holds 275" in finding.reason
     quiet = FakeServer(NoTraffic)
     assert {guarded(quiet, GuardSample("", 0, 0, n)) for n in range(200)} == {None}

@@ -115,7 +115,7 @@ def _inner_script(word: Word) -> str:
 
 def _container_subjects(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
     """The vLLM server of a `docker run` whose words begin at `start`; `depth` counts nested shells."""
-    from legroom.deployments.container_images import container_run  # not for a plain command line
+    from legroom.deployments.container_images import container_run, published_port  # not for a plain command line
 
     run = container_run(command.words[start:])
     if run is None or not run.words:
@@ -150,6 +150,10 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
             stop_limit=limit,
             memory_limit_bytes=run.memory_limit_bytes,
             repeated_entry=run.repeated_entry,
+            mounts=run.mounts if run.published else None,  # else it may be an excerpt
+            published=tuple(published_port(word.text, source.place(word.offset)) for word in run.published),
+            other_env=frozenset((*run.inherited, *(("*",) if run.reads_env_file else ()))),
+            has_no_gpu=run.has_no_gpu,
             read_as=f"a {server_words.basename(tool.text)} run line",
         ),
     )

@@ -233,7 +233,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     less = utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
     if less is None and case.site == "kv" and case.oom is not None:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
-    is_small = _is_small(case, case.ledger.other_processes_bytes or 0)
+    is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = _free_gpu_fix(planner, less)
@@ -328,8 +328,11 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 
 
 def utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
-    """Fix: the gpu_memory_utilization that fits into what was free at start-up; None where unknown."""
+    """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
     free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    if free is None and (held := planner.case.ledger.unowned_bytes):
+        total = planner.case.ledger.total_bytes
+        free = (total or 0) - held
     if free is None or total is None or total <= 0:
         return None
     share = math.floor((free - GIB // 2) / total * 100) / 100

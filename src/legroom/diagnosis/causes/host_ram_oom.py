@@ -246,8 +246,11 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     if made is not None:
         limit = max((item.number("limit_bytes") or 0 for item in planner.case.all("memory_limit")), default=0)
         given = f" The limit found is {gib(limit)}." if limit else ""
-        why += f" The checkpoint alone is {gib(made.layout.weights.bytes * planner.known.ranks)}.{given} The plan asks "
-        why += f"for {gib(made.host.request_bytes)} of host memory, {gib(made.host.held_bytes)} of it held for good."
+        why += f" The checkpoint alone is {gib(made.layout.weights.bytes * planner.known.ranks)}.{given}"
+        held, wanted = gib(made.host.held_bytes), gib(made.host.limit_bytes)
+        why += f" The plan holds {held} for good and recommends a limit of {wanted}."
+        if limit >= made.host.limit_bytes:
+            why += " The limit found is not below that, so something else in the container used the memory."
     return Fix("more_host_ram_or_shm", why, steps=tuple(steps))
 
 

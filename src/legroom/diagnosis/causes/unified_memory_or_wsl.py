@@ -19,7 +19,6 @@ _SHORTAGES = (
     "killed_process",
     "sigkill",
     "cannot_allocate",
-    "rpc_timeout",
     "host_froze",
 )
 

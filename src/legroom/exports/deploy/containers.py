@@ -140,7 +140,6 @@ def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
 
 
 def shm_gib(server: ExportedServer) -> int:
-    """The size of /dev/shm in GiB."""
     return server.host.shm_bytes // GIB
 
 

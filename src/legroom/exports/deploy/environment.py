@@ -24,8 +24,6 @@ ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP
 
 @dataclass(frozen=True, slots=True)
 class EnvVariable:
-    """A variable and the reason for it."""
-
     name: str
     value: str
     why: str

@@ -93,7 +93,6 @@ class ExportedServer:
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
         return self.address.port
 
     @property
@@ -130,14 +129,12 @@ class ExportedServer:
 
 
 def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str]) -> Iterator[Any]:
-    """The converted words of flags for YAML, with each flag's comment above its first word."""
     for flag in flags:
         for i, word in enumerate(flag.phrase.words):
             yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
-    """The server of an export request's plan and options."""
     server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
@@ -323,7 +320,6 @@ def _with_shutdown_timeout(words: ServeCommand, release: Release, options: Serve
 
 
 def _has_guard(words: ServeCommand) -> bool:
-    """Whether the command loads legroom's guard as vLLM middleware."""
     return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
 
 

@@ -139,7 +139,6 @@ def _environment(server: ExportedServer) -> Iterator[Any]:
 
 
 def _resources(server: ExportedServer) -> dict[str, Any]:
-    """The chart's requests and limits for CPU, memory and GPUs."""
     host, cards = server.host, {containers.gpu_resource(server): server.gpus}
     memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
     limits = {"memory": f"{host.limit_bytes // GIB}Gi", **cards}
@@ -183,5 +182,4 @@ def _chart_value(phrase: Phrase) -> str | int | float | None:
 
 
 def _has_prefix_caching(server: ExportedServer) -> bool:
-    """Whether the planned server caches prefixes."""
     return bool(server.plan.args.get("enable_prefix_caching"))

@@ -147,5 +147,4 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
 
 
 def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
-    """Those of `names` that are secrets of the server."""
     return tuple(name for name in server.secrets if name in names)

@@ -201,7 +201,6 @@ def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, 
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The Service of the pods that receive requests."""
     chosen = pod_selector(server)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER

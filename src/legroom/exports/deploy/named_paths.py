@@ -184,7 +184,6 @@ def _is_relative_path(phrase: Phrase, path: str) -> bool:
 
 
 def _is_under(path: str, folder: str) -> bool:
-    """Whether the path is the folder or lies below it."""
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 

@@ -149,7 +149,6 @@ def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]
 def _shift_scripts(
     result: PackResult, servers: Sequence[ExportedServer], start: Callable[[str], str]
 ) -> tuple[ExportedFile, ...]:
-    """A shell script for each shift; `start` gives the command that starts a server by name."""
     level = result.request.servers[0].sleep_level
     return tuple(
         ExportedFile(f"shift-{shift.name}.sh", _shift_script(shift, servers, level, start), executable=True)

@@ -20,8 +20,6 @@ WITHOUT_API_KEY = "without it the server answers everybody"
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """One flag with its values."""
-
     flag: str
     values: tuple[str, ...] = ()
 
@@ -64,7 +62,6 @@ class ServeCommand:
         return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
 
     def words(self) -> tuple[str, ...]:
-        """The whole command line as words."""
         return (*self.head, *self.model_words, *(word for phrase in self.phrases for word in phrase.words))
 
 

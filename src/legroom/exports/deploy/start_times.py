@@ -37,8 +37,6 @@ PROBE_PERIOD_S = 10
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """The parts of a start and a stop."""
-
     checkpoint_bytes: int
     disk_bytes_s: float
     download_bytes_s: float

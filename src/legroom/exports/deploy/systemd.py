@@ -48,8 +48,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlace:
-    """The target of a unit and its order."""
-
     target: str = _TARGET
     """The target that starts and stops it."""
     after: tuple[str, ...] = ()
@@ -67,7 +65,6 @@ def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace |
 
 
 def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
-    """The lines of the unit's [Unit] section."""
     yield from comment_lines(*plan_headline(server.plan))
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_escaped_description(server.model)}"

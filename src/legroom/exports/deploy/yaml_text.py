@@ -17,8 +17,6 @@ _NEWLINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Commented:
-    """A value with a comment above it."""
-
     comment: str
     value: Any
 
@@ -51,7 +49,6 @@ def without_comments(value: Any) -> Any:
 
 
 def _comment_lines(text: str, indent: int) -> list[str]:
-    """The text as wrapped `#` lines at this indent."""
     lead = " " * indent + "# "
     return wrap(text, max(100, indent + 60), lead, lead)
 

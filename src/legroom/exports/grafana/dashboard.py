@@ -161,7 +161,6 @@ def _panel_builder(panel: Panel) -> Any:
 
 
 def _threshold_steps(panel: Panel) -> Any:
-    """The panel's colour thresholds as the SDK's builder."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 

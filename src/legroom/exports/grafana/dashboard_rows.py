@@ -96,8 +96,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class DashboardRow:
-    """Panels under one heading."""
-
     title: str
     panels: tuple[Panel, ...]
     needs: str = ""

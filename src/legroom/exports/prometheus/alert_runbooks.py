@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def runbook_page(condition: alerts.AlertCondition, levels: AlertLevels) -> str:
-    """The Markdown page of one alert: meaning, harm, what to look at, fixes, dead ends and the rule."""
+    """The Markdown page of one alert: meaning, harm, what to look at, fixes and dead ends."""
     from legroom.explain.catalog_entries import entry  # reads the whole catalog
 
     texts = alerts.alert_texts()[condition.name]
@@ -60,7 +61,6 @@ def runbook_page(condition: alerts.AlertCondition, levels: AlertLevels) -> str:
         _markdown_list_section(
             "The long story", [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]
         ),
-        "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
         f"{MARK}: `legroom export alert-runbooks`.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -75,8 +75,10 @@ def _runbook_index(conditions: Sequence[alerts.AlertCondition], levels: AlertLev
     rows = []
     for name in (condition.name for condition in conditions):
         texts = alerts.alert_texts()[name]
-        first_sentence = alerts.fill_slots(texts["meaning"], slots).split(". ")[0].rstrip(".")
-        rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {first_sentence} |")
+        summary = re.sub(r" (on|of job) {{.*?}}", "", alerts.fill_slots(texts["summary"], slots))
+        rows.append(
+            f"| [{name}]({name}.md) | {texts['severity']} | {summary.replace('{{ $labels.kind }}', 'a problem')} |"
+        )
     head = f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
     head += "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"

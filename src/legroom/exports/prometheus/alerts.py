@@ -259,7 +259,6 @@ def fill_slots(text: str, slots: Mapping[str, str]) -> str:
 
 
 def threshold_texts(levels: AlertLevels) -> dict[str, str]:
-    """The thresholds as texts for the `<name>` slots of alert texts."""
     detect = levels.detect
     return {
         "pool_full": f"{detect.pool_full_ratio:.0%}",

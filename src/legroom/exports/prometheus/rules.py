@@ -48,16 +48,10 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]
 def add_options(parser: Any) -> None:
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument(
-        "--target",
-        action="append",
-        metavar="HOST:PORT",
-        help="a server to scrape, again for more (default: localhost, the plan's port)",
+        "--target", action="append", metavar="HOST:PORT", help="servers to scrape (default: localhost, the plan's port)"
     )
     parser.add_argument(
-        "--guard",
-        action="append",
-        metavar="HOST:PORT",
-        help="a legroom guard to scrape (a middleware is on its server's page)",
+        "--guard", action="append", metavar="HOST:PORT", help="a guard's proxy to scrape (a middleware needs none)"
     )
     parser.add_argument("--watch", action="append", metavar="HOST:PORT", help="a legroom watch --daemon to scrape")
     parser.add_argument(
@@ -77,10 +71,7 @@ def add_options(parser: Any) -> None:
         "--operator", action="store_true", help="a PrometheusRule and a PodMonitor for the Prometheus operator instead"
     )
     parser.add_argument(
-        "--monitor",
-        choices=("pod", "service"),
-        default="pod",
-        help="with --operator: a PodMonitor, or a ServiceMonitor in its place",
+        "--monitor", choices=("pod", "service"), default="pod", help="with --operator: a PodMonitor or a ServiceMonitor"
     )
     parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
     parser.add_argument(

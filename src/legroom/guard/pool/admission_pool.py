@@ -88,7 +88,6 @@ class FairQueue:
 
     @property
     def clients(self) -> int:
-        """Clients with waiting requests."""
         return len(self._per_client)
 
     def add(self, item: Reservation, weight: float = 1.0) -> None:
@@ -206,12 +205,10 @@ class Pool:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
         return len(self._queue)
 
     @property
     def waiting_clients(self) -> int:
-        """Clients with requests in the queue."""
         return self._queue.clients
 
     @property

@@ -31,7 +31,6 @@ class GuardMetrics:
         self._waits = [0] * (len(WAIT_BUCKETS_S) + 1)
 
     def observe_wait(self, seconds: float) -> None:
-        """Count an admitted request's queue time in the wait histogram."""
         self._wait_sum_s += seconds
         self._waits[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
 

@@ -206,11 +206,10 @@ class Projection:
     when a new request would start to run, `lead_steps` from now.
     """
 
-    __slots__ = ("lead_steps", "made_s", "moments", "moments_from_now", "steps", "totals")
+    __slots__ = ("made_s", "moments", "moments_from_now", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, running: Sequence[Progress] = ()) -> None:
         self.made_s = made_s
-        self.lead_steps = lead_steps
         self.steps = steps
         ends = sorted({life - lead_steps for progress in running for life in progress.steps_left})
         ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]

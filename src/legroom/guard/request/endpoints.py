@@ -14,8 +14,6 @@ _SLASHES = re.compile("/{2,}")
 
 
 class Kind(Enum):
-    """How a body is read."""
-
     COMPLETION = "completion"
     CHAT = "chat"
     CHAT_BATCH = "chat batch"

@@ -27,7 +27,6 @@ class Media:
 
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
-    """The media of a content part; None if it has none."""
     named_type = part.get("type")
     kind = KINDS.get(named_type) if isinstance(named_type, str) else None
     # In the short form the key alone says the kind; beside a `uuid` the type is ignored (0.32).

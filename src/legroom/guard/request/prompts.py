@@ -30,8 +30,6 @@ _SCORE_RIGHT = ("text_2", "documents", "items", "data_2")
 
 
 class Prompt(NamedTuple):
-    """The prompt of one sequence."""
-
     tokens: int = 0
     """Counted token ids; beside text, those that may replace it."""
     text_bytes: int = 0

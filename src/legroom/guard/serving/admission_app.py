@@ -223,14 +223,12 @@ async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[in
 
 
 async def send_refusal(refusal: Refusal, send: Send) -> None:
-    """Send a refusal as the ASGI response."""
     body = refusal.body()
     await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.headers(body)})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_response(status: int, content_type: bytes, body: bytes, send: Send) -> None:
-    """Send a whole body with this status and content type as the ASGI response."""
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

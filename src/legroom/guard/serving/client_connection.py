@@ -150,7 +150,6 @@ class ClientConnection(HttpToolsProtocol):
         return bool(self.cycle.chunked_encoding) and not self.cycle.disconnected and not self.flow.write_paused
 
     def write_chunk(self, chunk: bytes) -> None:
-        """Write a part of a chunked response."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:

@@ -170,7 +170,6 @@ class Proxy(AdmissionApp):
 
     @property
     def clients(self) -> set[ClientConnection]:
-        """The open connections of clients."""
         return self.server_state.connections  # type: ignore[return-value]
 
     async def start(self) -> asyncio.Server:
@@ -225,7 +224,6 @@ class Proxy(AdmissionApp):
         stop.set()
 
     async def _sweep_forever(self) -> None:
-        """Call `sweep` once a second."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             try:

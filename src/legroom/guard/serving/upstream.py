@@ -189,7 +189,6 @@ class UpstreamConnection(asyncio.Protocol):
         return self._waiter
 
     def _wake_reader(self) -> None:
-        """Resume the task that waits for data on this connection, if one does."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -384,7 +383,6 @@ class UpstreamPool:
                 connection.fail(Refusal(504, "upstream_timeout", text, SERVER))
 
     def close(self) -> None:
-        """Abort all connections, idle and busy."""
         for connection in (*self._idle, *self.busy):
             connection.transport.abort()
         self._idle.clear()

@@ -69,7 +69,6 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
-        """Whether the KV pool's size is known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -136,7 +135,6 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.ma
 
 
 def limits_of_plan(plan: PlanDocument) -> EngineLimits:
-    """Limits from the document of `legroom plan --json`."""
     kv, args = plan.kv, plan.args
     # A model without a KV cache has the null block alone.
     blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks

@@ -30,7 +30,6 @@ class BoundedCache(Generic[V]):
         self._values: OrderedDict[Any, V] = OrderedDict()
 
     def get(self, key: Any) -> V | None:
-        """The key's value; None where it is missing or was dropped."""
         return self._values.get(key)
 
     def get_or_add(self, key: Any) -> V:
@@ -58,7 +57,6 @@ class RecentMaximum:
         self._previous = [0.0] * nth
 
     def add(self, value: float) -> None:
-        """Add a value to the current half of the window."""
         self.count += 1
         self._seen += 1
         if value > self._current[0]:
@@ -117,8 +115,6 @@ class Quantiles:
 
 
 class ModelTokens:
-    """What was learnt about one model's tokens."""
-
     __slots__ = ("_ratios", "_template", "media_tokens", "outputs")
 
     def __init__(self) -> None:
@@ -211,8 +207,6 @@ class _LearntLengths:
 
 
 class AnswerLengths:
-    """Output lengths by model and by client."""
-
     def __init__(self) -> None:
         self._learnt = BoundedCache(_LearntLengths, 1024)  # about 4 kB each
 

@@ -86,7 +86,6 @@ class UsageLearner:
             self._sampling.add_done_callback(self._on_counted)
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
-        """Have the server count a request's prompt tokens, and learn from the count."""
         if tokens := await self.count(demand, body):
             self._observe_prompt(demand, tokens)
 

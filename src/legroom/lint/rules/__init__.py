@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from legroom.lint.rule import Check, Rule
+    from legroom.lint.rule import Check
 
 
 @cache
@@ -19,8 +19,3 @@ def all_checks() -> tuple[Check, ...]:
     from legroom.lint.rule import CHECKS
 
     return tuple(sorted(CHECKS, key=lambda check: check.find.__module__))
-
-
-@cache
-def rules_by_id() -> dict[str, Rule]:
-    return {rule.id: rule for check in all_checks() for rule in check.rules}

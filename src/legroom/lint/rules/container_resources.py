@@ -6,16 +6,11 @@ from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
 from legroom.errors import LegroomError
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word, has_open_words
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
 from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import MIB, human_bytes, parse_bytes
 from legroom.vllm.args import ServeArgs
 
-_WHY_SHM = (
-    "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
-    "more (LR503)."
-)
-SHM = Rule("shm-missing", "warning", "Several ranks in a container without shared memory", _WHY_SHM)
 _SUGGESTIONS = {
     "docker": "add --ipc=host or --shm-size 4g",
     "compose": "add shm_size: 4gb (or ipc: host)",
@@ -23,7 +18,7 @@ _SUGGESTIONS = {
 }
 
 
-@checks(StartedServer, SHM)
+@checks(StartedServer, "shm-missing")
 def too_little_shared_memory(server: StartedServer, context: Context) -> Findings:
     """A container with several ranks and less than 512 MiB of /dev/shm."""
     ranks = context.parsed_args(server).args.engine_ranks
@@ -31,7 +26,7 @@ def too_little_shared_memory(server: StartedServer, context: Context) -> Finding
         return
     suggestion = _SUGGESTIONS.get(server.runs, "")
     if server.shm is None:
-        yield finding(SHM, server.place, f"{ranks} ranks share 64 MiB of /dev/shm", suggestion)
+        yield finding("shm-missing", server.place, f"{ranks} ranks share 64 MiB of /dev/shm", suggestion)
         return
     try:
         size = parse_bytes(server.shm)
@@ -39,17 +34,10 @@ def too_little_shared_memory(server: StartedServer, context: Context) -> Finding
         return
     if size < 512 * MIB:
         message = f"{ranks} ranks share {human_bytes(size)} of /dev/shm: message queues alone are larger"
-        yield finding(SHM, server.place, message, suggestion)
+        yield finding("shm-missing", server.place, message, suggestion)
 
 
-_WHY_HOST = (
-    "Every GPU has a worker process beside the API server and the engine; above the limit the kernel ends one of them "
-    "(exit code 137, OOMKilled), whatever the GPU has left (LR501)."
-)
-HOST = Rule("host-memory", "error", "A memory limit below what the processes hold", _WHY_HOST)
-
-
-@checks(StartedServer, HOST)
+@checks(StartedServer, "host-memory")
 def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findings:
     """A container memory limit below the host memory that the server's processes hold."""
     if not server.memory_limit_bytes or not server.gpu_count:
@@ -67,14 +55,9 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     message = f"the container may use {limit} of the host's memory, and {ranks_text} {human_bytes(held)}"
     suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
     # A launcher chooses the processes itself.
-    yield finding(HOST, server.place, message, suggestion, is_certain=is_short and not server.launcher)
+    yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
 
 
-_WHY_GPUS = (
-    "From 0.11.1 on vLLM ends with 'World size is larger than the number of available GPUs' unless it is told of Ray "
-    "or of other nodes; before, it looked for a Ray cluster."
-)
-GPUS = Rule("gpus-too-few", "error", "More ranks than GPUs", _WHY_GPUS)
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
 """Flags that put ranks on other machines."""
 _PARTS = ("size-local", "rank", "start-rank", "address", "backend", "external-lb", "hybrid-lb")
@@ -83,7 +66,7 @@ _DATA_PARALLEL_NODES = ("--headless", *(f"--data-parallel-{part}" for part in _P
 _SIZES = tuple(f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "prefill-context", "data"))
 
 
-@checks(StartedServer, GPUS)
+@checks(StartedServer, "gpus-too-few")
 def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
     """A server whose parallel sizes need more GPUs than its container or environment gives it."""
     looks_for_ray = context.release_of(server).before("0.11.1")
@@ -102,26 +85,38 @@ def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
     # A GPU request (`count: all`) overrides NVIDIA_VISIBLE_DEVICES.
     is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
     is_certain = context.is_release_certain(server) and is_counted and not looks_for_ray
-    yield finding(GPUS, flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)
+    yield finding("gpus-too-few", flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)
 
 
-IDLE = Rule("gpus-idle", "warning", "GPUs that no rank uses", "Nobody else can use them either.")
 _CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+_GIVE_GPUS = {
+    "docker": "add --gpus all, unless Docker's default runtime is NVIDIA's",
+    "compose": "reserve it under deploy.resources.reservations.devices, unless the default runtime is NVIDIA's",
+    "kubernetes": "add nvidia.com/gpu: 1 to its limits",
+}
 
 
-@checks(StartedServer, GPUS, IDLE)
+@checks(StartedServer, "gpus-too-few", "gpus-idle")
 def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     """A container without a GPU, with hidden GPUs, or with more than its ranks use."""
     if not server.runs_on_gpus or not server.in_container:
         return
-    if server.has_no_gpu and is_published_by_vllm(server.image) and "NVIDIA_VISIBLE_DEVICES" not in server.env:
-        message, suggestion = "the container requests no GPU", "add nvidia.com/gpu: 1 to its limits"
-        yield finding(GPUS, server.place, message, suggestion, is_certain=False)
+    is_whole = server.runs == "kubernetes" or server.mounts is not None
+    if (
+        server.has_no_gpu
+        and is_whole
+        and is_published_by_vllm(server.image)
+        and "NVIDIA_VISIBLE_DEVICES" not in server.env
+    ):
+        suggestion = _GIVE_GPUS.get(server.runs, "")
+        yield finding("gpus-too-few", server.place, "the container gets no GPU", suggestion, is_certain=False)
     word, gpus = server.env.get(_CUDA_DEVICES), server.gpus
     shown = [part.strip() for part in word.text.split(",")] if word is not None else []
     if word is not None and gpus and all(map(str.isdecimal, shown)) and max(map(int, shown)) >= gpus:
         message = f"{_CUDA_DEVICES}={word.text} in a container with {plural(gpus, 'GPU')}, which count from 0"
-        yield finding(GPUS, server.place_of(word), message, "leave it out, and choose the GPU in its reservation")
+        yield finding(
+            "gpus-too-few", server.place_of(word), message, "leave it out, and choose the GPU in its reservation"
+        )
         return
     args = context.parsed_args(server).args
     is_spread = server.launcher or context.uses_ray or flag_word(server, *_MULTI_NODE, *_DATA_PARALLEL_NODES)
@@ -129,4 +124,6 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     is_open = has_open_words(server, ServeArgs.__dataclass_fields__)
     if gpus and count and count > args.gpus_needed and not is_spread and not is_open and args.model:
         raised = "raise --tensor-parallel-size or --data-parallel-size, or reserve fewer"
-        yield finding(IDLE, flag_place(server, *_SIZES), f"{gpus} GPUs are given and {args.gpus_needed} used", raised)
+        yield finding(
+            "gpus-idle", flag_place(server, *_SIZES), f"{gpus} GPUs are given and {args.gpus_needed} used", raised
+        )

@@ -1,77 +1,124 @@
-"""Containers whose command the image cannot run, and probes that ask in the wrong place."""
+"""Containers whose command the image cannot run, and probes that the server does not answer."""
 
 from __future__ import annotations
 
 import re
 
-from legroom.deployments.container_images import is_for_other_hardware, is_other_build, is_published_by_vllm
-from legroom.deployments.subjects import StartedServer
-from legroom.facts.model_sources import is_hub_id
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_open_words
-from legroom.vllm.args import other_value, served_port
-
-_WHY_COMMAND = (
-    "vLLM's image runs `vllm serve` with its arguments, and takes a program among them for the model. It has python3, "
-    "and no python. A list of words is run without a shell, which leaves ${VARIABLES} as they are."
+from legroom.deployments.container_images import (
+    has_floating_tag,
+    is_for_other_hardware,
+    is_other_build,
+    is_published_by_vllm,
+    is_server_image,
 )
-COMMAND = Rule("container-command", "error", "A command that the image cannot run", _WHY_COMMAND)
-_WHY_PORT = "The probe is never answered: the server is restarted or called unhealthy for ever."
-PORT = Rule("probe-port", "error", "A probe of another port than the server's", _WHY_PORT)
-_WHY_PROBE = "A Service sends requests to a pod without a readiness probe while the model is still loading."
-PROBE = Rule("probe-missing", "note", "A server without any probe", _WHY_PROBE)
+from legroom.deployments.subjects import Probe, StartedServer
+from legroom.facts import read_data
+from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words
+from legroom.vllm.args import other_values, served_port
+
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _SERVED_KINDS = ("Kubernetes Deployment", "Kubernetes StatefulSet")
+_KEY_VARIABLE = "VLLM_API_KEY"
+_OF_IMAGE = (*_SERVED_KINDS, "Kubernetes Pod", "Kubernetes Job", "compose service", "a docker", "a podman")
 
 
-@checks(StartedServer, COMMAND)
+def runs_plain_image(server: StartedServer) -> bool:
+    """Whether the container is of vLLM's own CUDA image, with nothing added."""
+    image = server.image
+    is_changed = is_other_build(image) or is_for_other_hardware(image) or server.is_release_assumed
+    return is_published_by_vllm(image) and not is_changed and not server.launcher
+
+
+@checks(StartedServer, "container-command")
 def command_of_container(server: StartedServer, context: Context) -> Findings:
     """A program as an argument of an image that runs `vllm serve`, and `python` in an image that has none."""
     image, word = server.image, server.repeated_entry
     if word is not None:
         message = f"{image} runs `vllm serve` already, and {word.text} is its argument here"
         suggestion = "give the model and its flags alone, or set the entry point (command: in Kubernetes)"
-        yield finding(COMMAND, server.place_of(word), message, suggestion, len(word.text))
+        yield finding("container-command", server.place_of(word), message, suggestion, len(word.text))
     for word in server.words if server.is_exec_form else ():
         name = _SHELL_VARIABLE.search(word.raw)
         if name and (server.runs == "docker" or name[1] in server.env):  # else a tool fills the manifest in
             message = f"no shell expands {name[0]}: vLLM gets it as it is written"
             suggestion = "write $(NAME) in Kubernetes, or start it with sh -c"
-            yield finding(COMMAND, server.place_of(word), message, suggestion, len(word.raw))
+            yield finding("container-command", server.place_of(word), message, suggestion, len(word.raw))
     if not is_published_by_vllm(image) or is_other_build(image) or is_for_other_hardware(image):
         return
-    runs = [server.place_of(first) for first in server.words[:1] if first.text == "python"]
-    for place in (*runs, *(probe.place for probe in server.probes if probe.program == "python")):
-        yield finding(COMMAND, place, f"{image} has python3 and no python", "write python3, or ask with curl")
+    missing = {"python": "python3"}
+    if context.is_release_certain(server) and context.release_of(server).at_least(_image_facts("no_wget_from")):
+        missing["wget"] = "curl"
+    runs = [(server.place_of(first), first.text) for first in server.words[:1]]
+    for place, program in (*runs, *((probe.place, probe.program) for probe in server.probes)):
+        if program in missing:
+            message = f"{image} has {missing[program]} and no {program}"
+            yield finding("container-command", place, message, f"write {missing[program]}")
+    yield from _positional_model(server, context)
 
 
-_WHY_CACHE = "Without a volume a new container downloads the weights again, also after every crash."
-CACHE = Rule("cache-lost", "note", "Weights that every new container downloads", _WHY_CACHE)
-_CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
-
-
-@checks(StartedServer, CACHE)
-def weights_outside_volumes(server: StartedServer, context: Context) -> Findings:
-    """A model of the Hub in vLLM's own image whose cache no volume holds."""
-    args = context.parsed_args(server).args
-    is_of_hub = is_hub_id(args.model) and not has_open_words(server, ("model",))
-    if server.mounts is None or not is_of_hub or not is_published_by_vllm(server.image) or server.is_release_assumed:
+def _positional_model(server: StartedServer, context: Context) -> Findings:
+    """A model without --model for an image whose entry point is the API server's module, which does not read it."""
+    # `vllm serve` is the image's own, and not of a chart or a controller.
+    is_entry_point = server.read_as.startswith(_OF_IMAGE) and len({word.offset for word in server.words[:2]}) == 1
+    model, release = server.words[2] if len(server.words) > 2 else None, context.release_of(server)
+    is_old = release.before(_image_facts("serve_is_entry_point_from")) and bool(server.named_release)
+    if model is None or not is_entry_point or not is_old or model.text.startswith("-") or flag_word(server, "--model"):
         return
-    named = next((server.env[name].text for name in _CACHE_VARIABLES if name in server.env), "")
-    folder = other_value(args, "--download-dir") or named or "/root/.cache/huggingface"
-    inside = (f"{folder}/".startswith(f"{mount.rstrip('/')}/") or mount.startswith(folder) for mount in server.mounts)
-    if not any(inside) and "HF_HUB_OFFLINE" not in server.env and "$" not in "".join((folder, *server.mounts)):
-        message = f"no volume holds {folder}: every new container downloads {args.model}"
-        yield finding(CACHE, server.place, message, f"mount a volume at {folder}")
+    is_refused = release.before(_image_facts("positional_model_from"))
+    effect = "does not start" if is_refused else "serves its default model"
+    message = f"the image of {release} takes the model by --model alone: with {model.text} as an argument it {effect}"
+    yield finding(
+        "container-command", server.place_of(model), message, f"write --model {model.text}", is_certain=is_refused
+    )
 
 
-@checks(StartedServer, PORT, PROBE)
+def _image_facts(key: str) -> str:
+    return str(read_data("server_image.json")[key])
+
+
+@checks(StartedServer, "probe-port", "probe-path", "probe-missing")
 def probes_of_server(server: StartedServer, context: Context) -> Findings:
-    """Probes that ask another port, and a Deployment without any."""
+    """Probes that ask another port or for what vLLM does not have, and a Deployment without a readiness probe."""
     args = context.parsed_args(server).args
     port = served_port(args)
     for probe in server.probes:
         if probe.port.isdecimal() and port.isdecimal() and probe.port != port and not server.launcher:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"
-            yield finding(PORT, probe.place, message, f"ask port {port}, or add --port {probe.port}")
+            yield finding("probe-port", probe.place, message, f"ask port {port}, or add --port {probe.port}")
         if probe.kind == "none" and args.model and server.read_as.startswith(_SERVED_KINDS):
-            yield finding(PROBE, probe.place, "no probe: requests are sent to it while the model loads")
+            message = "no readiness probe: requests are sent to it while the model loads"
+            yield finding("probe-missing", probe.place, message)
+        if probe.kind == "liveness" and probe.is_tcp:
+            message = "a connection is accepted although the engine has died or hangs"
+            yield finding("probe-missing", probe.place, message, "ask /health")
+        if why := _not_answered(server, context, probe):
+            is_restarted = server.runs == "kubernetes"
+            yield finding("probe-path", probe.place, why, "ask /health", is_certain=is_restarted)
+
+
+def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
+    """Why the server never answers a probe's path with 200; empty where it does, or may."""
+    facts, path = read_data("server_image.json"), probe.path.partition("?")[0].rstrip("/") or probe.path
+    if not path or "$" in path or not runs_plain_image(server) or has_open_words(server) or not server.words:
+        return ""
+    if path not in facts["routes"]:
+        may_add = flag_word(server, "--root-path", "--middleware", "--config")
+        return "" if may_add or path.startswith("/v1/") else f"vLLM answers {path} with 404: the probe never succeeds"
+    has_key = other_values(context.parsed_args(server).args, "--api-key") or _KEY_VARIABLE in server.env
+    if path.startswith(facts["guarded_prefix"]) and has_key and not probe.sends_key:
+        return f"vLLM answers {path} with 401 without its key: the probe never succeeds"
+    return ""
+
+
+@checks(StartedServer, "image-moving")
+def image_without_release(server: StartedServer, context: Context) -> Findings:
+    """An image of vLLM whose tag moves to the next release."""
+    is_excerpt = server.mounts is None and not server.probes
+    if (
+        not is_excerpt
+        and is_server_image(server.image)
+        and has_floating_tag(server.image)
+        and not context.is_release_given
+    ):
+        message = f"{server.image} is another release after the next pull"
+        yield finding("image-moving", server.place, message, "name a release, such as vllm/vllm-openai:v0.20.0")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.facts import read_data
-from legroom.facts.flags import flag_name
+from legroom.facts.flags import flag_name, flags_ever
 from legroom.lint.rule import (
     Context,
     Findings,
-    Rule,
     checks,
     finding,
     flag_place,
@@ -21,18 +21,12 @@ from legroom.lint.rule import (
     has_open_words,
     runs_on_rocm,
 )
-from legroom.lint.rules.flag_rules import IGNORED
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
-
-_WHY_EAGER = (
-    "Without CUDA graphs every decoding step is slower. It saves the graphs' memory alone, and before 0.20 not one KV "
-    "block comes of it, because graphs were not counted in the budget (LR201)."
-)
-EAGER = Rule("eager", "note", "--enforce-eager", _WHY_EAGER)
+from legroom.vllm.command_line import plain_name
 
 
-@checks(StartedServer, EAGER)
+@checks(StartedServer, "eager")
 def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findings:
     """A server with --enforce-eager, which decodes slower without CUDA graphs."""
     if not context.parsed_args(server).args.enforce_eager:
@@ -44,18 +38,14 @@ def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findi
     if context.release_of(server).before("0.20.0"):
         message += "; before 0.20 it adds no KV block"
     suggestion = "leave it out unless graph capture is what runs out (LR302)"
-    yield finding(EAGER, flag_place(server, "--enforce-eager"), message, suggestion)
+    yield finding("eager", flag_place(server, "--enforce-eager"), message, suggestion)
 
 
-_WHY_SHARE = (
-    "vLLM needs this share free at its start, and the CUDA context, NCCL and other processes are outside of it (LR202)."
-)
-SHARE = Rule("share-high", "warning", "A share of the GPU that leaves no room beside it", _WHY_SHARE)
 _HIGHEST_SHARE = 0.97
 """Above it a 24 GiB card keeps less than the 0.7 GiB that a CUDA context and the driver hold."""
 
 
-@checks(StartedServer, SHARE, IGNORED)
+@checks(StartedServer, "share-high", "flag-ignored")
 def share_of_gpu(server: StartedServer, context: Context) -> Findings:
     """A --gpu-memory-utilization that leaves nothing, or that another flag overrides."""
     args, word = context.parsed_args(server).args, flag_word(server, "--gpu-memory-utilization")
@@ -64,18 +54,47 @@ def share_of_gpu(server: StartedServer, context: Context) -> Findings:
         return
     if args.kv_cache_memory_bytes is not None:
         message = "--kv-cache-memory-bytes sets the KV cache; the share only decides what must be free at the start"
-        yield finding(IGNORED, server.place_of(word), message, "leave one of them out")
+        yield finding("flag-ignored", server.place_of(word), message, "leave one of them out")
     elif _HIGHEST_SHARE < share <= 1 and server.runs_on_gpus:
         message = f"{share:g} leaves {1 - share:.0%} of the GPU for its CUDA context, NCCL and other processes"
-        yield finding(SHARE, server.place_of(word), message, f"write at most {_HIGHEST_SHARE:g}", len(word.text))
+        yield finding("share-high", server.place_of(word), message, f"write at most {_HIGHEST_SHARE:g}", len(word.text))
 
 
 _LOADS_ADAPTERS = re.compile(r"VLLM_(ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|LORA_RESOLVER\w*)")
-_WHY_PARSER = "Calls in another format stay in the text of the answer: the client sees no tool call."
-PARSER = Rule("tool-parser", "warning", "A parser of another model's tool calls", _WHY_PARSER)
 
 
-@checks(StartedServer, IGNORED, PARSER)
+@checks(StartedServer, "flag-ignored", "flag-value", "code-trusted")
+def flags_without_companions(server: StartedServer, context: Context) -> Findings:
+    """Flags that vLLM refuses or does not use without another one."""
+    if has_open_words(server) or flag_word(server, "--config") or server.runs == "config":
+        return
+    for row in read_data("flag_companions.json")["rows"]:
+        word = flag_word(server, row["flag"])
+        if word is not None and flag_word(server, *row["needs"]) is None:
+            is_certain = row["rule"] != "flag-value" or (server.runs != "python" and not server.launcher)
+            found = finding(row["rule"], server.place_of(word), row["message"], row["suggestion"], len(row["flag"]))
+            yield found if is_certain else replace(found, severity="warning")
+
+
+_SINGLE_VALUES = frozenset({"int", "float", "str", "human"})
+
+
+@checks(StartedServer, "flag-repeated")
+def flags_given_twice(server: StartedServer, context: Context) -> Findings:
+    """A flag of one value with two different ones: vLLM takes the last."""
+    given: dict[str, str] = {}
+    for word in server.words if server.runs not in ("shell", "python", "config") else ():
+        flag = flags_ever().get(plain_name(word.text)) if word.text.startswith("--") else None
+        if flag is None or flag.kind not in _SINGLE_VALUES or word.raw.startswith("$") or flag.name == "--middleware":
+            continue
+        value = flag_value(server, word)
+        if given.get(flag.name, value) != value and "$" not in value + given[flag.name]:
+            message = f"{flag.name} is {given[flag.name]} before, and {value} here: the last one counts"
+            yield finding("flag-repeated", server.place_of(word), message, "leave one of them", len(word.text))
+        given[flag.name] = value
+
+
+@checks(StartedServer, "flag-ignored", "tool-parser")
 def features_without_effect(server: StartedServer, context: Context) -> Findings:
     """LoRA that no adapter uses, and a tool parser that does not read the model's calls."""
     word, args = flag_word(server, "--enable-lora"), context.parsed_args(server).args
@@ -84,20 +103,13 @@ def features_without_effect(server: StartedServer, context: Context) -> Findings
     if word is not None and is_complete and not loads and not server.launcher:
         message = "--enable-lora reserves memory, and no adapter is given or can be loaded"
         suggestion = "leave it out, or set VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-        yield finding(IGNORED, server.place_of(word), message, suggestion)
+        yield finding("flag-ignored", server.place_of(word), message, suggestion)
     word = flag_word(server, "--tool-call-parser")
     chosen, right = flag_value(server, word) if word else "", _tool_parsers(args.model) if word else ()
-    if (
-        word is not None
-        and not has_open_words(server)
-        and not flag_word(server, "--enable-auto-tool-choice", "--config")
-    ):
-        message = "--tool-call-parser does nothing without --enable-auto-tool-choice"
-        yield finding(IGNORED, server.place_of(word), message, "add --enable-auto-tool-choice", len(word.text))
     is_known = re.fullmatch(r"[a-z]\w+", chosen) and flag_word(server, "--tool-parser-plugin") is None
     if word is not None and is_known and right and chosen not in right:
         message = f"{args.model} does not write its tool calls as --tool-call-parser {chosen} reads them"
-        yield finding(PARSER, server.place_of(word), message, f"write {' or '.join(right)}", len(word.text))
+        yield finding("tool-parser", server.place_of(word), message, f"write {' or '.join(right)}", len(word.text))
 
 
 def _tool_parsers(model: str) -> tuple[str, ...]:
@@ -107,14 +119,7 @@ def _tool_parsers(model: str) -> tuple[str, ...]:
     return next((tuple(row["parsers"]) for row in rows if re.match(row["name"], name)), ())
 
 
-_WHY_BLOCK_SIZE = (
-    "At most block_size - 1 slots of a sequence stay empty, 15 tokens with 16. FlashAttention takes multiples of 16: a "
-    "smaller block costs the fast kernels or the start (LR403)."
-)
-BLOCK_SIZE = Rule("block-size", "warning", "A block size that FlashAttention does not take", _WHY_BLOCK_SIZE)
-
-
-@checks(StartedServer, BLOCK_SIZE)
+@checks(StartedServer, "block-size")
 def unsupported_block_size(server: StartedServer, context: Context) -> Findings:
     """A --block-size that is not a multiple of 16."""
     size = context.parsed_args(server).args.block_size
@@ -124,23 +129,14 @@ def unsupported_block_size(server: StartedServer, context: Context) -> Findings:
         message = (
             f"--block-size {size}: FlashAttention takes multiples of 16, and 16 wastes at most 15 tokens a sequence"
         )
-        yield finding(BLOCK_SIZE, server.place_of(word), message, "leave it out", len(word.text))
+        yield finding("block-size", server.place_of(word), message, "leave it out", len(word.text))
 
 
-_WHY_DIFFERS = "The numbers of the plan hold for the planned flags only."
-DIFFERS = Rule("plan-differs", "warning", "Flags that differ from the plan", _WHY_DIFFERS)
-_COMPARED = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "kv_cache_memory_bytes",
-)
+_COMPARED = ["max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"]
+_COMPARED += ["tensor_parallel_size", "pipeline_parallel_size", "kv_cache_memory_bytes"]
 
 
-@checks(StartedServer, DIFFERS)
+@checks(StartedServer, "plan-differs")
 def flags_differ_from_plan(server: StartedServer, context: Context) -> Findings:
     """Flags of a server that differ from those of the plan given with --plan."""
     if (plan := context.plan_of(server)) is None:
@@ -155,26 +151,10 @@ def flags_differ_from_plan(server: StartedServer, context: Context) -> Findings:
             f"{flag} is {given:g} here and {planned:g} in the plan",
             f"write {flag} {planned:g}, or plan again",
         )
-        yield finding(DIFFERS, flag_place(server, flag), message, suggestion, len(flag))
+        yield finding("plan-differs", flag_place(server, flag), message, suggestion, len(flag))
 
 
-_WHY_BREAKS = (
-    "Memory of expandable segments cannot be shared by IPC handles, pinned by a KV connector, or (before 0.20.1) put "
-    "to sleep (LR906)."
-)
-BREAKS = Rule("allocator-breaks", "error", "Expandable segments where they break the server", _WHY_BREAKS)
-_WHY_CLASHES = (
-    "Custom all-reduce shares buffers between ranks by IPC handles; with expandable segments starts were seen to fail "
-    "with 'invalid argument' (LR906)."
-)
-CLASHES = Rule("allocator-clash", "warning", "Expandable segments beside custom all-reduce", _WHY_CLASHES)
-_WHY_USELESS = (
-    "It frees cached segments earlier and joins no pieces; with a full pool there is hardly anything to free (LR406)."
-)
-USELESS = Rule("allocator-useless", "note", "garbage_collection_threshold", _WHY_USELESS)
-
-
-@checks(StartedServer, BREAKS, CLASHES, USELESS)
+@checks(StartedServer, "allocator-breaks", "allocator-clash", "allocator-useless")
 def allocator_settings(server: StartedServer, context: Context) -> Findings:
     """PYTORCH_*_ALLOC_CONF values that conflict with the server's flags or release."""
     for name in ALLOCATOR_NAMES:
@@ -187,7 +167,9 @@ def allocator_settings(server: StartedServer, context: Context) -> Findings:
             is_asserted = name == "PYTORCH_CUDA_ALLOC_CONF" and "expandable_segments:True" in word.text
             yield from _expandable_segments_findings(server, context, place, is_asserted)
         if "garbage_collection_threshold" in word.text:
-            yield finding(USELESS, place, "garbage_collection_threshold does not fix fragmentation", "leave it out")
+            yield finding(
+                "allocator-useless", place, "garbage_collection_threshold does not fix fragmentation", "leave it out"
+            )
 
 
 def _expandable_segments_findings(server: StartedServer, context: Context, place: Place, is_asserted: bool) -> Findings:
@@ -198,11 +180,11 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
     sleeps = flag_word(server, "--enable-sleep-mode")
     if sleeps and release.before("0.20.1"):
         message = f"sleep mode of vLLM {release} asserts against expandable segments (they go together from 0.20.1 on)"
-        yield finding(BREAKS, place, message, "leave expandable_segments out", is_certain=is_certain)
+        yield finding("allocator-breaks", place, message, "leave expandable_segments out", is_certain=is_certain)
     connector = flag_word(server, "--kv-transfer-config", "--kv-offloading-size")
     if connector and release.at_least("0.21.0") and not (sleeps or flag_word(server, "--enable-cumem-allocator")):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
-        yield finding(BREAKS, place, message, "leave expandable_segments out", is_certain=is_certain)
+        yield finding("allocator-breaks", place, message, "leave expandable_segments out", is_certain=is_certain)
     # Ranks on several nodes do not use custom all-reduce, and Ray may have them there.
     is_spread = other_value(context.parsed_args(server).args, "--distributed-executor-backend") == "ray"
     is_spread = is_spread or not server.env.keys().isdisjoint(("RAY_ADDRESS", "VLLM_HOST_IP"))
@@ -213,10 +195,10 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
                 f"expandable segments break custom all-reduce of {ranks} ranks in vLLM {release} ('invalid argument')"
             )
             # A warning: only GPUs with peer access use custom all-reduce, and no file says whether they have it.
-            yield finding(BREAKS, place, message, instead, is_certain=False)
+            yield finding("allocator-breaks", place, message, instead, is_certain=False)
         else:
             message = (
                 f"expandable segments beside custom all-reduce of {ranks} ranks: the start fails in vLLM 0.21.0 to "
                 f"0.28.0, and IPC handles are shared in {release} too"
             )
-            yield finding(CLASHES, place, message, instead)
+            yield finding("allocator-clash", place, message, instead)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
+from legroom.facts import pattern
 from legroom.facts.bundled import find, misspelling_of
 from legroom.facts.flags import advice, companion_of, flags_ever
 from legroom.lint.rule import (
     Context,
     Findings,
     LintFinding,
-    Rule,
     checks,
     finding,
     flag_value,
@@ -27,39 +27,20 @@ from legroom.vllm.command_line import plain_name
 from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem
 
-_STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
-UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
-REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has", _STOPS)
-NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
-VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
-_WHY_IGNORED = "vLLM accepts it and does not use it, whatever its name promises."
-IGNORED = Rule("flag-ignored", "warning", "A flag that changes nothing", _WHY_IGNORED)
-_WHY_OTHER = "A program that reads vLLM's command line and has flags of its own: those are not judged."
-OTHER = Rule("flag-of-another", "note", "Flags of another program", _WHY_OTHER)
-_WHY_CUT_OFF = (
-    "The line above has no backslash at its end, or is a comment: vLLM starts without this flag and all that follow."
-)
-CUT_OFF = Rule("flag-cut-off", "error", "A flag on a line of its own", _WHY_CUT_OFF)
 _BY_KIND = {
-    "unknown": UNKNOWN,
-    "removed": REMOVED,
-    "renamed": REMOVED,
-    "not_yet": NOT_YET,
-    "bad_value": VALUE,
-    "bad_choice": VALUE,
-    "ignored": IGNORED,
+    "unknown": "flag-unknown",
+    "removed": "flag-removed",
+    "renamed": "flag-removed",
+    "not_yet": "flag-not-yet",
+    "bad_value": "flag-value",
+    "bad_choice": "flag-value",
+    "ignored": "flag-ignored",
 }
 _SHARE = "--gpu-memory-utilization"
-_VARIABLE = re.compile(
-    r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\{\d*\}|\.\.\.|…|\?\?|%\w+%|%(\(\w+\))?[sdrif](?!\w)|@\w+@|__\w+__"
-)
-"""A variable or placeholder in a value."""
+_VARIABLE = pattern("flag_rules.variable")
 _FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
 """`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: placeholders in capitals."""
-_CHOICE_FOR_READER = re.compile(
-    r"\d[\d.]*([-~–,/|]\d[\d.]*)+|\{[\d.,]+\}|\[[\w |-]+\]|[A-Za-z_][\w.]*\(.*\)|[a-z]+([_-][a-z]+)+"
-)
-"""`0.15-0.45`, `1/2/4` and `best_share(model)` in a document: a value that the reader chooses or computes."""
+_CHOICE_FOR_READER = pattern("flag_rules.choice_for_reader")
 _MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
 """`OPTIONS`, `etc` in a document: more arguments may follow."""
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
@@ -70,7 +51,7 @@ _FORK = frozenset({"unknown", "bad_choice"})
 """Problems that a fork, a plugin or a newer release may not have."""
 
 
-@checks(StartedServer, UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
+@checks(StartedServer, "flag-unknown", "flag-removed", "flag-not-yet", "flag-value", "flag-ignored", "flag-of-another")
 def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings:
     """Flags that the release refuses or ignores, or a note that another program reads them."""
     if any(word.text.startswith("--help") for word in server.words):
@@ -78,10 +59,14 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     problems = context.parsed_args(server).problems
     given = frozenset(plain_name(word.text) for word in server.words if word.text.startswith("--"))
     if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
-        yield finding(OTHER, server.place, f"flags of {program} are not judged: it reads this command line itself")
+        yield finding(
+            "flag-of-another", server.place, f"flags of {program} are not judged: it reads this command line itself"
+        )
         return
     if own := _fork_flags(server, problems):
-        yield finding(OTHER, server.place, f"flags of a fork are not judged: no release has {' or '.join(own[:2])}")
+        yield finding(
+            "flag-of-another", server.place, f"flags of a fork are not judged: no release has {' or '.join(own[:2])}"
+        )
         problems = tuple(problem for problem in problems if problem.flag not in own)
     extension = next((name for word in server.words if (name := _EXTENSIONS.get(word.text))), "")
     strays = sum(not problem.flag.startswith("-") for problem in problems)
@@ -94,7 +79,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
             yield _finding_of_problem(server, context, problem)
     if extension:
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
-        yield finding(OTHER, server.place, message)
+        yield finding("flag-of-another", server.place, message)
     yield from _utilization_above_one(server, context)
     yield from _refused_by_config_classes(server, context)
     yield from _device_of_another_build(server)
@@ -102,22 +87,22 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     yield from _misspelled_model(server, context)
 
 
-@checks(InvokedCommand, OTHER)
+@checks(InvokedCommand, "flag-of-another")
 def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings:
     """A note that a module run with `python -m` reads its flags itself, so that they are not judged."""
     for word in command.values_of("-m"):
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
-            yield finding(OTHER, command.locate(word.offset), message, length=len(word.text))
+            yield finding("flag-of-another", command.locate(word.offset), message, length=len(word.text))
 
 
-@checks(InvokedCommand, CUT_OFF)
+@checks(InvokedCommand, "flag-cut-off")
 def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
     """A command after a server that begins with one of vLLM's flags."""
     if command.is_cut_off and plain_name(command.words[0].text) in flags_ever():
         message = f"{command.words[0].text} does not reach vLLM: the command ends on a line before it"
         suggestion = "end every line but the last with a backslash, with no comment line between them"
-        yield finding(CUT_OFF, command.locate(command.words[0].offset), message, suggestion)
+        yield finding("flag-cut-off", command.locate(command.words[0].offset), message, suggestion)
 
 
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
@@ -240,7 +225,7 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
     is_certain = server.runs != "config"  # it may be another program's percent
-    yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
+    yield finding("flag-value", server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
 
 
 def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
@@ -252,7 +237,7 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
         word = next((word for word in server.words if plain_name(word.text) in hint.split()), None)
         is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
         if word is not None and is_known and plain_name(word.text) != _SHARE:
-            yield finding(VALUE, server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
+            yield finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
 
 
 def _misspelled_model(server: StartedServer, context: Context) -> Findings:
@@ -261,7 +246,9 @@ def _misspelled_model(server: StartedServer, context: Context) -> Findings:
     word = next((word for word in server.words if model and word.text.endswith(model)), None)
     if word is not None and find(model) is None and (right := misspelling_of(model)):
         message = f"no model {model} is known, and {right} is"
-        yield finding(VALUE, server.place_of(word), message, f"did you mean {right}?", len(model), is_certain=False)
+        yield finding(
+            "flag-value", server.place_of(word), message, f"did you mean {right}?", len(model), is_certain=False
+        )
 
 
 def _config_not_in_yaml(server: StartedServer) -> Findings:
@@ -271,7 +258,7 @@ def _config_not_in_yaml(server: StartedServer) -> Findings:
     name = value.rpartition("/")[2]
     if word is not None and "." in name and not name.endswith((".yaml", ".yml")) and not _VARIABLE.search(value):
         message = f"--config takes a file that ends in .yaml or .yml, and {name} does not: vLLM does not start"
-        yield finding(VALUE, server.place_of(word), message, "write its settings as YAML", len("--config"))
+        yield finding("flag-value", server.place_of(word), message, "write its settings as YAML", len("--config"))
 
 
 def _device_of_another_build(server: StartedServer) -> Findings:
@@ -281,7 +268,7 @@ def _device_of_another_build(server: StartedServer) -> Findings:
         return
     if (value := flag_value(server, word)) in ("cpu", "tpu", "hpu", "xpu", "neuron"):
         message = f"{server.image} is built for CUDA, and --device asks for {value}: vLLM does not start"
-        yield finding(VALUE, server.place_of(word), message, f"use vLLM's image for {value}, or leave it out", 8)
+        yield finding("flag-value", server.place_of(word), message, f"use vLLM's image for {value}, or leave it out", 8)
 
 
 def _gives_flag(word: str, flag: str) -> bool:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.subjects import InvokedCommand, Unit
-from legroom.lint.rule import Context, Findings, Rule, checks, finding
+from legroom.facts import pattern, read_data
+from legroom.lint.rule import Context, Findings, checks, finding
 
-_WHY_KILL = (
-    "The pattern misses the engine's own process title, and hits every other server on the machine. End the one "
-    "process that is proven to be an orphan (LR104)."
-)
-KILL = Rule("kill-by-pattern", "warning", "Processes are ended by a pattern", _WHY_KILL)
-_SERVING = re.compile(
-    r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|uvicorn|api_server|\$", re.IGNORECASE
-)
-"""Patterns that can match a vLLM process; `http.server` or a port-forward cannot."""
+_SERVING = pattern("freeing_memory.serving")
 _INNER = re.compile(r"\b(pgrep|pidof)\b|\bnvidia-smi\b.*-apps|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
 _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""
 
 
-@checks(InvokedCommand, KILL)
+@checks(InvokedCommand, "kill-by-pattern")
 def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
     """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill, or of every process on the GPUs."""
     if not command.words:
@@ -40,17 +35,10 @@ def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
         shown = " ".join(command.texts())
         message = f"`{shown if len(shown) < 60 else shown[:57] + '...'}` ends whatever matches"
         suggestion = "stop the service (systemctl stop, docker stop), or see what is orphaned with legroom recover"
-        yield finding(KILL, command.locate(command.words[0].offset), message, suggestion)
+        yield finding("kill-by-pattern", command.locate(command.words[0].offset), message, suggestion)
 
 
-_WHY_RESET = (
-    "It needs every process off the card, fails on cards with a display or NVLink peers in use, and takes neighbours "
-    "down. Ending the orphan is enough (LR104)."
-)
-RESET = Rule("gpu-reset", "warning", "A GPU is reset", _WHY_RESET)
-
-
-@checks(InvokedCommand, RESET)
+@checks(InvokedCommand, "gpu-reset")
 def gpu_reset_to_free_memory(command: InvokedCommand, context: Context) -> Findings:
     """An `nvidia-smi --gpu-reset`, which does not free the memory of a living process."""
     if context.configures_mig:
@@ -61,58 +49,44 @@ def gpu_reset_to_free_memory(command: InvokedCommand, context: Context) -> Findi
     for word in command.words:
         if word.text.partition("=")[0] in ("--gpu-reset", "-r"):
             message = "a reset ends every process on the card and frees no more than ending the orphan does"
-            yield finding(RESET, command.locate(word.offset), message, "leave it out; legroom recover finds the orphan")
+            yield finding(
+                "gpu-reset", command.locate(word.offset), message, "leave it out; legroom recover finds the orphan"
+            )
 
 
-_WHY_EMPTY_CACHE = "A new process has an empty cache of its own; it cannot free another process's memory (LR104)."
-EMPTY_CACHE = Rule("empty-cache", "warning", "empty_cache() in another process", _WHY_EMPTY_CACHE)
-
-
-@checks(InvokedCommand, EMPTY_CACHE)
+@checks(InvokedCommand, "empty-cache")
 def empty_cache_in_other_process(command: InvokedCommand, context: Context) -> Findings:
     """A `python -c` command that calls empty_cache(), which frees nothing in the server's process."""
     for word in command.values_of("-c"):
         if "empty_cache" in word.text:
             message = "empty_cache() frees the cache of the process that calls it, and this one has just started"
-            yield finding(EMPTY_CACHE, command.locate(word.offset), message, "leave it out")
+            yield finding("empty-cache", command.locate(word.offset), message, "leave it out")
 
 
-_WHY_ORPHANS = (
-    "vLLM's engine and workers are processes of their own. If systemd ends only the first one, they keep the GPU's "
-    "memory."
-)
-ORPHANS = Rule("unit-orphans", "warning", "A unit whose workers outlive it", _WHY_ORPHANS)
+_SHELL_SYNTAX = re.compile(r"\s(&&|\|\|?|>>?|2>&1|&)(\s|$)|^[-@:+!]*(source|cd|export|\.)\s|^[-@:+!]*~")
+"""What only a shell understands; systemd runs the first word with the others as its arguments."""
 
 
-@checks(Unit, ORPHANS)
-def unit_that_leaves_workers(unit: Unit, context: Context) -> Findings:
-    """A systemd unit whose KillMode or KillSignal leaves vLLM's workers behind."""
-    if "vllm" not in unit.settings["ExecStart"].text.lower():
+@checks(Unit, "unit-sandbox", "unit-orphans")
+def settings_of_unit(unit: Unit, context: Context) -> Findings:
+    """A systemd unit in which vLLM cannot start, or whose workers outlive it."""
+    start = unit.settings["ExecStart"]
+    if "vllm" not in start.text.lower():
         return
-    mode = unit.settings.get("KillMode")
-    if mode is not None and mode.text in ("process", "none"):
-        message = f"KillMode={mode.text} leaves the engine and its workers running"
-        yield finding(ORPHANS, unit.locate(mode.offset), message, "write KillMode=mixed")
-    signal = unit.settings.get("KillSignal")
-    if signal is not None and signal.text in ("SIGKILL", "9", "KILL"):
-        message = "KillSignal=SIGKILL ends requests at once and gives workers no time to let go of the GPU"
-        yield finding(ORPHANS, unit.locate(signal.offset), message, "write KillSignal=SIGTERM")
-
-
-SANDBOX = Rule(
-    "unit-sandbox", "error", "A unit that keeps the GPU or the compilers from vLLM", "The server ends at its start."
-)
-_SANDBOXES = {
-    "PrivateDevices": "hides /dev/nvidia* from the server",
-    "MemoryDenyWriteExecute": "refuses the code that Triton and torch.compile generate",
-}
-
-
-@checks(Unit, SANDBOX)
-def unit_without_gpu(unit: Unit, context: Context) -> Findings:
-    """A systemd unit of vLLM with a sandbox in which it cannot start."""
-    for name, effect in _SANDBOXES.items():
-        setting = unit.settings.get(name)
-        is_on = setting is not None and setting.text.lower() in ("yes", "true", "on", "1")
-        if setting is not None and is_on and "vllm" in unit.settings["ExecStart"].text.lower():
-            yield finding(SANDBOX, unit.locate(setting.offset), f"{name}={setting.text} {effect}", "leave it out")
+    for row in read_data("unit_settings.json")["rows"]:
+        setting = unit.settings.get(row["key"])
+        is_set = setting is not None and re.fullmatch(row["value"], setting.text, re.IGNORECASE)
+        is_met = any(name in unit.settings for name in row.get("unless", ())) or not unit.variables.isdisjoint(
+            row.get("unless_variable", ())
+        )
+        words = tuple(start.text.split())
+        at = server_start(words)
+        is_direct = at is not None and basename(words[at]) not in CONTAINER_TOOLS  # Podman sends the message itself
+        if setting is not None and is_set and not is_met and (is_direct or not row.get("direct")):
+            message = f"{row['key']}={setting.text} {row['effect']}"
+            found = finding(row["rule"], unit.locate(setting.offset), message, row["suggestion"])
+            yield replace(found, severity=row.get("severity", found.severity))
+    syntax = _SHELL_SYNTAX.search(re.sub(r"\"[^\"]*\"|'[^']*'", "", start.text))
+    if syntax is not None:
+        message = f"systemd starts no shell: {syntax[0].strip()} in ExecStart is an argument or an unknown program"
+        yield finding("unit-sandbox", unit.locate(start.offset), message, "write /bin/bash -c '...', or a script")

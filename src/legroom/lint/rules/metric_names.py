@@ -22,26 +22,15 @@ from legroom.facts.metrics import (
 )
 from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, series_names, tokens
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
+from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
 
-_WHY_HIDDEN = "Before a metric is removed a release hides it: it appears only under --show-hidden-metrics-for-version."
-HIDDEN = Rule("metric-hidden", "warning", "A deprecated series that is hidden by default", _WHY_HIDDEN)
-_WHY_UNKNOWN = (
-    "An alert or a panel over a series that is not there never fires and stays empty. vLLM's names have a colon, and "
-    "several were renamed between releases."
-)
-UNKNOWN = Rule("metric-unknown", "error", "A series that this vLLM release does not show", _WHY_UNKNOWN)
-_WHY_FOREIGN = (
-    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there."
-)
-FOREIGN = Rule("metric-foreign", "warning", "A series that is not one of vLLM's, under its prefix", _WHY_FOREIGN)
 _VLLM_NAME = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 _KSERVE = "kserve_"
 """KServe's monitors of an LLMInferenceService put it before vLLM's names (config/monitoring/llmisvc)."""
 _ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
 
 
-@checks(Expression, HIDDEN)
+@checks(Expression, "metric-hidden")
 def hidden_metric(expression: Expression, context: Context) -> Findings:
     """A series that the release shows only under --show-hidden-metrics-for-version."""
     if expression.owner in NAMES_ONLY or context.any_release:
@@ -55,10 +44,10 @@ def hidden_metric(expression: Expression, context: Context) -> Findings:
             instead = name_of(role, context.release) if role else None
             message = f"vLLM {context.release} hides {series.text} unless --show-hidden-metrics-for-version is given"
             suggestion = f"write {instead}" if instead else ""
-            yield finding(HIDDEN, expression.locate(series.offset), message, suggestion, len(series.text))
+            yield finding("metric-hidden", expression.locate(series.offset), message, suggestion, len(series.text))
 
 
-@checks(Expression, UNKNOWN, FOREIGN)
+@checks(Expression, "metric-unknown", "metric-foreign")
 def unknown_metric(expression: Expression, context: Context) -> Findings:
     """A vLLM series that the linted release does not expose."""
     known = context.series | _metric_families(expression, context)
@@ -83,8 +72,8 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         # The releases that expose a series; a program may name its family.
         endings = ("",) if is_query else ("", "_total", "_bucket")
         spans = next((spans for ending in endings if (spans := releases_of(name + ending))), ())
-        rule = UNKNOWN if instead or spans else FOREIGN
-        if rule is FOREIGN and ":" in name[len("vllm:") :]:
+        rule = "metric-unknown" if instead or spans else "metric-foreign"
+        if rule == "metric-foreign" and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is a recorded series of another file
         better = ratio_instead(name, context.release).replace("vllm:", f"{prefix}vllm:") if is_query else ""
         suggestion = f"write {better or prefix + instead}"
@@ -98,7 +87,8 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         message = f"{name} {_releases_sentence(spans, context)}"
         # A program may be written for several releases.
         is_certain = is_query and (
-            rule is FOREIGN or _is_certainly_wrong(expression, context, name, instead, bool(spans), has_alternatives)
+            rule == "metric-foreign"
+            or _is_certainly_wrong(expression, context, name, instead, bool(spans), has_alternatives)
         )
         found = finding(rule, expression.locate(series.offset), message, suggestion, len(name), is_certain=is_certain)
         if not is_query and f"{name}_total" in known:  # the program may add the ending itself
@@ -165,14 +155,12 @@ def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> 
     return f"is shown by vLLM {releases}, not by {context.release}{assumed}"
 
 
-_WHY_GREP = "The names have a colon after vllm; a pattern with an underscore finds nothing and looks like silence."
-GREP = Rule("metric-grep", "error", "A pattern that matches none of vLLM's series", _WHY_GREP)
 _GREPPED_NAME = re.compile(r"(?<![A-Za-z0-9_])vllm[_:][a-z0-9_]+")
 """Not `ray_vllm_...`, which is how Ray shows them."""
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
-@checks(InvokedCommand, GREP)
+@checks(InvokedCommand, "metric-grep")
 def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
     """A grep, awk or sed over /metrics for a name that no series of vLLM contains."""
     if "/metrics" not in command.line or not command.words:
@@ -192,7 +180,7 @@ def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
             place = command.locate(word.offset + max(word.raw.find(name), 0))
             message = f"no series of vLLM {context.release} has {name} in its name"
             suggestion = f"write {right}" if context.has_series_with_prefix(right) else ""
-            yield finding(GREP, place, message, suggestion, len(name), is_certain=is_certain)
+            yield finding("metric-grep", place, message, suggestion, len(name), is_certain=is_certain)
 
 
 def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:

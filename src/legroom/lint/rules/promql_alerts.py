@@ -16,18 +16,9 @@ from legroom.lint.promql_reader import (
     series_names,
     tokens,
 )
-from legroom.lint.rule import Context, Findings, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, LintFinding, checks, finding
 from legroom.records import dataclass
 
-_WHY_RATE_OF_GAUGE = (
-    "rate(), irate() and increase() take every fall of a series for a restart of the server. A gauge falls all the "
-    "time, so what comes out means nothing."
-)
-RATE_OF_GAUGE = Rule("promql-rate-of-gauge", "error", "The rate of a gauge", _WHY_RATE_OF_GAUGE)
-_WHY_NO_LE = (
-    "histogram_quantile() reads the label le. An aggregation that drops it leaves nothing to compute a quantile from."
-)
-NO_LE = Rule("promql-no-le", "error", "A quantile without its buckets", _WHY_NO_LE)
 _RATES = ("rate", "irate", "increase")
 _AGGREGATIONS = ("sum", "avg", "max", "min", "count", "stddev", "stdvar", "group")
 _COUNTING = frozenset({"count", "count_over_time", "changes", "resets", "present_over_time", "timestamp"})
@@ -39,7 +30,7 @@ def _is_query(expression: Expression) -> bool:
     return expression.owner not in (*NAMES_ONLY, "variable")
 
 
-@checks(Expression, RATE_OF_GAUGE)
+@checks(Expression, "promql-rate-of-gauge")
 def rate_of_gauge(expression: Expression, context: Context) -> Findings:
     """A rate(), increase() or the like of a gauge."""
     stream = tokens(expression.text) if _is_query(expression) else ()
@@ -55,10 +46,10 @@ def rate_of_gauge(expression: Expression, context: Context) -> Findings:
             message = f"{token.text}() of {name}, which is a gauge"
             suggestion = f"write deriv({name}[...]), avg_over_time({name}[...]) or the gauge itself"
             place = expression.locate(inner[0].offset + series[0].offset)
-            yield finding(RATE_OF_GAUGE, place, message, suggestion, len(name))
+            yield finding("promql-rate-of-gauge", place, message, suggestion, len(name))
 
 
-@checks(Expression, NO_LE)
+@checks(Expression, "promql-no-le")
 def quantile_without_le(expression: Expression, context: Context) -> Findings:
     """A histogram_quantile() of a vLLM series without buckets, or whose aggregation drops `le`."""
     stream = tokens(expression.text) if _is_query(expression) else ()
@@ -75,15 +66,15 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
             # Prometheus can convert histograms to native ones, which have no buckets and no le.
             place, is_certain = expression.locate(dropped.offset), series.text.endswith("_bucket")
-            yield finding(NO_LE, place, message, suggestion, len(dropped.text), is_certain=is_certain)
+            yield finding("promql-no-le", place, message, suggestion, len(dropped.text), is_certain=is_certain)
         elif type_of(series.text) and not series.text.endswith("_bucket"):
             family = series.text.removesuffix("_sum").removesuffix("_count")
             has_buckets = type_of(f"{family}_bucket") == "histogram"
             message = f"{series.text} has no label le, and the quantile is empty"
-            yield finding(NO_LE, place, message, f"write {family}_bucket" if has_buckets else "", length)
+            yield finding("promql-no-le", place, message, f"write {family}_bucket" if has_buckets else "", length)
         elif type_of(series.text) and not any(name.text in _RATES for name in inner):
             message = f"{series.text} counts since the start of the server: without rate() it is no quantile of now"
-            yield finding(NO_LE, place, message, f"write rate({series.text}[...])", length, is_certain=False)
+            yield finding("promql-no-le", place, message, f"write rate({series.text}[...])", length, is_certain=False)
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
@@ -117,17 +108,6 @@ def _aggregation_that_drops_le(stream: tuple[Token, ...]) -> Token | None:
     return None
 
 
-_WHY_COUNTER_LEVEL = "A counter only grows until the server restarts: once it is above a number the alert stays on."
-COUNTER_LEVEL = Rule("promql-counter-level", "error", "An alert on the level of a counter", _WHY_COUNTER_LEVEL)
-_WHY_UNITS = (
-    "vLLM's times are in seconds: a threshold in milliseconds is a thousand times too high, and is never reached."
-)
-UNITS = Rule("promql-units", "error", "Seconds compared with milliseconds", _WHY_UNITS)
-_WHY_RATIO = (
-    "Prefix-cache hits were a ratio from 0 to 1 once, and are counters of tokens now: hits have to be divided by "
-    "queries, each as a rate."
-)
-RATIO = Rule("promql-ratio", "error", "A counter compared with a share", _WHY_RATIO)
 _UNREACHED_S = {"inter_token": 5.0, "ttft": 100.0}
 """Latencies in seconds that no usable server has; a whole request may take up to 1000 s."""
 _MINUTES = (60, 120, 180, 240, 300, 480, 600, 900, 1200, 1500, 1800, 2400, 2700, 3000, 3600, 5400, 7200)
@@ -181,7 +161,7 @@ class _Compared:
         return bool(self.operand.functions & NO_LEVEL)
 
 
-@checks(Expression, COUNTER_LEVEL, UNITS, RATIO)
+@checks(Expression, "promql-counter-level", "promql-units", "promql-ratio")
 def wrong_thresholds(expression: Expression, context: Context) -> Findings:
     """Thresholds against a counter's level, in the wrong unit, or a share where tokens are counted."""
     sides = list(operands(expression.text)) if expression.owner in COMPARED else []
@@ -217,7 +197,7 @@ def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding
     share = f"rate({hits}[5m]) / rate({of}[5m])"
     message = f"{name} counts tokens, and {number:g}{'' if number < 1 else ' %'} is a share"
     suggestion = f"write {share} {operator} {_as_share(compared):g}"
-    return finding(RATIO, expression.locate(compared.comparison.offset), message, suggestion)
+    return finding("promql-ratio", expression.locate(compared.comparison.offset), message, suggestion)
 
 
 def _compares_counter_value(compared: _Compared) -> bool:
@@ -238,15 +218,15 @@ def _counter_level_finding(expression: Expression, compared: _Compared) -> LintF
     suggestion = f"write increase({name}[...])"
     if compared.divides:
         message = f"{name} counts since the start of the server: without rate() the quotient hardly moves any more"
-        return finding(COUNTER_LEVEL, place, message, f"write rate({name}[...])", is_certain=False)
+        return finding("promql-counter-level", place, message, f"write rate({name}[...])", is_certain=False)
     if expression.owner == "scaler":
         message = f"{name} only grows, so replicas are added and never taken away"
-        return finding(COUNTER_LEVEL, place, message, f"write rate({name}[...])")
+        return finding("promql-counter-level", place, message, f"write rate({name}[...])")
     if compared.comparison.operator in _UP:
         message = f"{name} only grows: above {number:g} it stays until the server restarts"
-        return finding(COUNTER_LEVEL, place, message, suggestion)
+        return finding("promql-counter-level", place, message, suggestion)
     message = f"{name} only grows: it is below {number:g} after a start and never again"
-    return finding(COUNTER_LEVEL, place, message, suggestion, is_certain=False)
+    return finding("promql-counter-level", place, message, suggestion, is_certain=False)
 
 
 def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
@@ -257,11 +237,11 @@ def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
     place, name, role = expression.locate(comparison.offset), compared.first_series, min(compared.roles)
     if factor == 1000 and comparison.number < 1:
         message = f"{name} is made milliseconds, and is always above {comparison.number:g} of them"
-        yield finding(UNITS, place, message, f"write {comparison.number * 1000:g}, or leave out the * 1000")
+        yield finding("promql-units", place, message, f"write {comparison.number * 1000:g}, or leave out the * 1000")
     elif factor == 1 and comparison.number >= _UNREACHED_S.get(role, 500.0):  # 500 is often meant as milliseconds
         message = f"{name} is in seconds, and {comparison.number:g} are asked for"
         is_certain = comparison.number >= _UNREACHED_S.get(role, 1000.0) and comparison.number not in _MINUTES
-        yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}", is_certain=is_certain)
+        yield finding("promql-units", place, message, f"write {comparison.number / 1000:g}", is_certain=is_certain)
 
 
 def _scale_factor(operand: Operand) -> float:
@@ -286,17 +266,6 @@ def _is_duration(operand: Operand) -> bool:
     return any(name.endswith("_sum") for name in names) and any(name.endswith("_count") for name in names)
 
 
-_WHY_FULL_POOL = (
-    "A full pool is the healthy state of a busy server: blocks of finished requests stay until somebody needs them. "
-    "Pressure is a full pool while requests wait or are preempted (LR403)."
-)
-FULL_POOL = Rule("alert-full-pool", "warning", "An alert on a full KV cache alone", _WHY_FULL_POOL)
-_WHY_NEVER = "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs allows."
-NEVER = Rule("alert-never", "error", "A threshold that cannot be reached", _WHY_NEVER)
-_WHY_NO_TRAFFIC = (
-    "No request in five minutes is a quiet night, not a fault. No progress while requests run is one (LR908)."
-)
-NO_TRAFFIC = Rule("alert-no-traffic", "warning", "An alert on silence", _WHY_NO_TRAFFIC)
 _LOAD = frozenset({"running", "waiting"})
 _PRESSURE = frozenset({"waiting", "preemptions", "queue_time", "swapped", "ttft", "e2e_latency", "inter_token"})
 _PRESSURE |= {"prompt_tokens_recomputed"}
@@ -305,7 +274,7 @@ _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "tim
 """Functions over a progress counter whose result says nothing about progress."""
 
 
-@checks(Expression, FULL_POOL)
+@checks(Expression, "alert-full-pool")
 def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
     """An alert that fires on a full KV cache alone, without asking for waiting or preempted requests."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _PRESSURE:
@@ -314,7 +283,9 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
     if any("kv_use" in roles_in(operand.text, context) and _fires_above_level(operand) for operand in levels):
         healthy = "which is healthy while nothing waits and nothing is preempted"
         suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
-        yield finding(FULL_POOL, alert.locate(0), f"{_lead(alert)}fires on a full KV cache, {healthy}", suggestion)
+        yield finding(
+            "alert-full-pool", alert.locate(0), f"{_lead(alert)}fires on a full KV cache, {healthy}", suggestion
+        )
 
 
 def _lead(alert: Expression) -> str:
@@ -331,7 +302,7 @@ def _fires_above_level(operand: Operand) -> bool:
     )
 
 
-@checks(Expression, NEVER)
+@checks(Expression, "alert-never")
 def alert_that_never_fires(expression: Expression, context: Context) -> Findings:
     """A threshold that KV cache use or running requests never exceed."""
     for operand in operands(expression.text) if expression.owner in COMPARED else ():
@@ -351,15 +322,15 @@ def _threshold_out_of_range(expression: Expression, operand: Operand, context: C
             suggestion = f"write {comparison.number / 100:g}" if comparison.number <= 100 else ""
             names = [series.text for series in series_names(operand.text) if series.text.startswith("vllm")]
             # An exporter that exposes the use under another name may expose it in percent.
-            yield finding(NEVER, place, message, suggestion, is_certain=all(map(releases_of, names)))
+            yield finding("alert-never", place, message, suggestion, is_certain=all(map(releases_of, names)))
         elif used == {"running"} and context.plan is not None:
             limit = int(context.plan.args["max_num_seqs"])
             if comparison.number >= limit:
                 message = f"the plan lets at most {limit} requests run (--max-num-seqs), so this never fires"
-                yield finding(NEVER, place, message, f"write a number below {limit}")
+                yield finding("alert-never", place, message, f"write a number below {limit}")
 
 
-@checks(Expression, NO_TRAFFIC)
+@checks(Expression, "alert-no-traffic")
 def alert_without_traffic(alert: Expression, context: Context) -> Findings:
     """An alert on `rate(success) == 0` that does not ask for running requests, so that an idle server fires it."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _LOAD:
@@ -372,4 +343,6 @@ def alert_without_traffic(alert: Expression, context: Context) -> Findings:
     compared = [comparison for operand in silent for comparison in operand.comparisons()]
     if any(comparison.number == 0 and comparison.operator in ("==", "<=") for comparison in compared):
         suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
-        yield finding(NO_TRAFFIC, alert.locate(0), f"{_lead(alert)}fires whenever no requests come in", suggestion)
+        yield finding(
+            "alert-no-traffic", alert.locate(0), f"{_lead(alert)}fires whenever no requests come in", suggestion
+        )

@@ -10,22 +10,18 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
 from legroom.facts.flags import default
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word, runs_on_rocm
-from legroom.lint.server_plan import file_plan_of, plan_of_server, refusal_of_server
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, runs_on_rocm
+from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
-_WHY_DOES_NOT_FIT = (
-    "The plan of the file's own model, flags and GPU ends without room for a KV cache, or the release refuses the "
-    "flags: vLLM stops at the start."
-)
-DOES_NOT_FIT = Rule(
-    "does-not-fit", "error", "A server that does not fit the GPU that its file asks for", _WHY_DOES_NOT_FIT
-)
+_COMMON_CARD_BYTES = 80 * 10**9
+_MORE_RANKS = "raise --tensor-parallel-size, or name the card"
+_NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
 
-@checks(StartedServer, DOES_NOT_FIT)
+@checks(StartedServer, "does-not-fit")
 def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings:
     """A server that vLLM refuses to start, or that does not fit one of the GPUs its file names."""
     if not server.runs_on_gpus:
@@ -38,16 +34,19 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         certain = context.is_release_given or bool(server.named_release)
         message = f"vLLM {release} will not start: {refusal.message}"
         place = flag_place(server, refusal.message.partition(" ")[0])
-        yield finding(DOES_NOT_FIT, place, message, refusal.hint, is_certain=certain)
+        yield finding("does-not-fit", place, message, refusal.hint, is_certain=certain)
         return
     if not server.gpu_names:
         made = plan_of_server(server, release) if is_judged else None
         failure = made.plan.memory.failure if made is not None else None
         # What no card changes: the plan is of an H200.
-        if failure is not None and failure.id == "unsupported_quantization" and "capab" not in failure.message:
+        if failure is not None and failure.id in _NO_CARD_HELPS and "capab" not in failure.message:
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
-            yield finding(DOES_NOT_FIT, flag_place(server, "--quantization"), message, is_certain=certain)
+            yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
+        elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
+            message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
+            yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
         return
     # Another rule is about the host's memory.
     own = file_plan_of(replace(server, memory_limit_bytes=None), release)
@@ -56,11 +55,11 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         if own is not None and (failure is not None or plan.verdict == "does_not_fit"):
             message = f"it does not fit {gpu_name}: {failure.message if failure else plan.reason}"
             suggestion = "legroom plan --file FILE shows the flags that do"
-            yield finding(DOES_NOT_FIT, server.place, message, suggestion, is_certain=own.verdict == "does_not_fit")
+            yield finding("does-not-fit", server.place, message, suggestion, is_certain=own.verdict == "does_not_fit")
             return
 
 
-@checks(StartedServer, DOES_NOT_FIT)
+@checks(StartedServer, "does-not-fit")
 def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
     """A service that uses a GPU of which the services before it leave less than it asks for."""
     used = _shares(server, context)
@@ -71,7 +70,7 @@ def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
                 message = f"it asks for {used[gpu]:g} of GPU {gpu}, and {other.read_as} for {share:g}"
                 suggestion = "give each its own GPU (device_ids), or shares of 1 in sum"
                 where = flag_place(server, "--gpu-memory-utilization")
-                yield finding(DOES_NOT_FIT, where, message, suggestion, is_certain=False)
+                yield finding("does-not-fit", where, message, suggestion, is_certain=False)
                 return
 
 
@@ -84,19 +83,13 @@ def _shares(server: StartedServer, context: Context) -> dict[int, float]:
     return dict.fromkeys(server.gpu_ids[: args.gpus_needed], share)
 
 
-_WHY_START = "A probe or a timeout that is shorter than the load restarts the server forever."
-START = Rule("start-too-short", "warning", "A start is called dead before it can be done", _WHY_START)
-_WHY_STOP = (
-    "--shutdown-timeout lets running requests end; a shorter grace period kills them, and may leave GPU memory held."
-)
-STOP = Rule("stop-too-short", "warning", "The kill comes before the drain is over", _WHY_STOP)
 _FASTEST_DISK_BYTES_S, _NVME_BYTES_S = 10e9, 2e9
 """An upper bound of what a server's disks read, and what one local NVMe drive reads."""
 _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
 """The fastest measured start, without the time to read weights."""
 
 
-@checks(StartedServer, START)
+@checks(StartedServer, "start-too-short")
 def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     """A startup probe or start timeout that is shorter than the server's expected start."""
     limit = server.start_limit
@@ -120,11 +113,25 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     if limit.seconds < needed_s:
         about = "about" if size or plan else "at least"
         message = f"a start is given {limit.seconds:.0f} s and takes {about} {needed_s:.0f} s: {why}"
-        found = finding(START, limit.place, message, f"allow at least {SAFETY * needed_s:.0f} s")
+        found = finding("start-too-short", limit.place, message, f"allow at least {SAFETY * needed_s:.0f} s")
         yield replace(found, severity="error") if size and limit.seconds < least_s and is_restarted else found
+    elif why := _why_first_start_is_long(server, own):
+        message = f"a start is given {limit.seconds:.0f} s: {why}"
+        yield replace(finding("start-too-short", limit.place, message, "add a longer startup probe"), severity="note")
 
 
-@checks(StartedServer, STOP)
+def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None) -> str:
+    """Why a start that is long enough with weights at hand may fail the first time; empty where it is not limited."""
+    limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
+    if "liveness" in kinds and "startup" not in kinds:
+        return "there is no startup probe, and a first start that downloads and compiles longer is killed"
+    times = planned_server(plan_document(own.plan)).times if own is not None and server.runs == "compose" else None
+    if limit is None or times is None or limit.seconds >= times.expected_s:
+        return ""
+    return f"with its download a first start takes about {times.expected_s:.0f} s, and counts as unhealthy"
+
+
+@checks(StartedServer, "stop-too-short")
 def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
     """A stop timeout that is not longer than --shutdown-timeout."""
     limit, drain_s = server.stop_limit, other_value(context.parsed_args(server).args, "--shutdown-timeout")
@@ -132,41 +139,25 @@ def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
         return
     if limit.seconds <= int(drain_s):
         message = f"it is killed {limit.seconds:.0f} s after the stop, --shutdown-timeout drains for {drain_s} s"
-        yield finding(STOP, limit.place, message, f"allow at least {int(drain_s) + 30} s")
+        yield finding("stop-too-short", limit.place, message, f"allow at least {int(drain_s) + 30} s")
 
 
-_WHY_SERVICE = (
-    "Kubernetes sets VLLM_PORT=tcp://... in every pod of its namespace that starts after it, and vLLM refuses a URI."
-)
-SERVICE = Rule("service-named-vllm", "warning", "A Service called vllm", _WHY_SERVICE)
 _LINKS_OFF = re.compile(r"enableServiceLinks:\s*[\"']?false")
 
 
-REPEATED = Rule(
-    "key-repeated", "warning", "A key twice in one mapping", "The API server refuses it, or the first value is lost."
-)
-_WHY_OPEN = "Whoever reaches the address can use the server; vLLM asks for a key only where it is given one."
-OPEN_API = Rule("api-open", "note", "An API that is published without a key", _WHY_OPEN)
-_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
-
-
-@checks(Node, REPEATED, OPEN_API)
-def repeated_keys_and_open_service(document: Node, context: Context) -> Findings:
-    """Keys that a manifest has twice, and a Service that publishes a server of the same file that has no key."""
+@checks(Node, "key-repeated")
+def repeated_keys(document: Node, context: Context) -> Findings:
+    """Keys that a manifest or a Compose file has twice."""
     text = document.source.text
     for node in document.walk() if "vllm" in text.lower() else ():
         for offset in node.repeated_keys:
             name = text[offset : text.find(":", offset)].strip("\"'")
             yield finding(
-                REPEATED, document.source.place(offset), f"{name} is here twice", "leave one of them", len(name)
+                "key-repeated", document.source.place(offset), f"{name} is here twice", "leave one of them", len(name)
             )
-    kind = document.get("spec", "type") if document.text("kind") == "Service" else None
-    if kind is not None and kind.scalar in ("LoadBalancer", "NodePort") and context.servers and not _KEY.search(text):
-        message = f"a {kind.scalar} publishes the API, and the server asks for no key"
-        yield finding(OPEN_API, document.source.place(kind.offset), message, "set VLLM_API_KEY from a Secret")
 
 
-@checks(Node, SERVICE)
+@checks(Node, "service-named-vllm")
 def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     """A Service named `vllm` where the file does not switch service links off."""
     name = document.get("metadata", "name")
@@ -174,4 +165,4 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     if name is not None and is_called_vllm and not _LINKS_OFF.search(document.source.text):
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
-        yield finding(SERVICE, document.source.place(name.offset), message, suggestion, len("vllm"))
+        yield finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))

@@ -55,8 +55,6 @@ def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = Non
 
 
 class Watcher:
-    """The window and detectors of one server."""
-
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
         self.detectors = make_detectors(levels, plan)

@@ -28,7 +28,7 @@ from legroom.live.journal.journal_records import (
     Incident,
     JournalUnavailable,
     Note,
-    migrate,
+    create_tables,
     schema_version,
 )
 from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, stored_values
@@ -47,8 +47,6 @@ def journal_path() -> Path:
 
 
 class Journal:
-    """An open journal."""
-
     def __init__(self, db: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
         self.path = path
         self._db = db
@@ -106,7 +104,6 @@ class Journal:
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
 
     def incident_id(self, key: str) -> int | None:
-        """The id of the incident with this key; None where there is none."""
         with self._read_transaction() as db:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
@@ -114,7 +111,6 @@ class Journal:
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
-        """Adds a note to an incident."""
         values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)", values)
@@ -222,7 +218,6 @@ class Journal:
         return bool(row and row[0] == holder)
 
     def release_lease(self, group: str, holder: str) -> None:
-        """Releases the lease, if `holder` has it."""
         with self._write_transaction() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
 
@@ -248,7 +243,6 @@ class Journal:
             return self._samples.points(server, since_s, self._given_or_now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
-        """The names of all servers that have samples."""
         with self._read_transaction():
             return tuple(self._samples.servers())
 
@@ -292,22 +286,20 @@ class Journal:
             yield self._db
 
     def _given_or_now(self, given_s: float | None) -> float:
-        """The given Unix time, or the clock's."""
         return self._clock() if given_s is None else given_s
 
 
 def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
-    """Sets WAL and full sync and migrates the tables; raises JournalUnavailable where they are of a newer version."""
+    """Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another version."""
     if schema_version(db) == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     version = schema_version(db)
-    if version > VERSION:
-        newer = f"a newer legroom (version {version} of its tables; this one knows {VERSION})"
-        hint = "update legroom, or name another journal"
-        raise JournalUnavailable(f"the journal {path} was written by {newer}", hint)
-    migrate(db)
+    if version not in (0, VERSION):
+        other = f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
+        raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
+    create_tables(db)
 
 
 @contextmanager

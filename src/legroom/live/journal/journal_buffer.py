@@ -52,7 +52,6 @@ class BufferedJournal:
 
     @property
     def waiting(self) -> int:
-        """The number of buffered writes and samples."""
         return len(self._writes) + len(self._samples)
 
     def write(self, write: Write) -> bool:

@@ -1,4 +1,4 @@
-"""The journal's tables and records. `user_version` is the schema version; steps are added, never edited."""
+"""The journal's tables and records. `user_version` is the schema version."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.journal.sample_store import SAMPLE_TABLES
 from legroom.records import dataclass
 
-# One step a version. Version 1 packed samples into blobs (`fine`, `packed`), which version 2 drops.
-_STEPS = (
-    """
+VERSION = 2
+_TABLES = f"""
     CREATE TABLE incidents (
         id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, server TEXT NOT NULL, kind TEXT NOT NULL,
         title TEXT NOT NULL, detail TEXT NOT NULL, opened_s REAL NOT NULL, closed_s REAL, outcome TEXT);
@@ -34,17 +33,7 @@ _STEPS = (
     CREATE INDEX stages_action ON stages (action_id);
     CREATE TABLE leases ("group" TEXT PRIMARY KEY, holder TEXT NOT NULL, until_s REAL NOT NULL);
     CREATE TABLE servers (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-    CREATE TABLE fine (
-        server_id INTEGER NOT NULL, time_ms INTEGER NOT NULL, held BLOB NOT NULL,
-        PRIMARY KEY (server_id, time_ms)) WITHOUT ROWID;
-    CREATE TABLE packed (
-        server_id INTEGER NOT NULL, step_s INTEGER NOT NULL, hour INTEGER NOT NULL, held BLOB NOT NULL,
-        PRIMARY KEY (server_id, step_s, hour));
-    CREATE INDEX packed_age ON packed (step_s, hour);
-    """,
-    f"DROP TABLE fine; DROP TABLE packed; {SAMPLE_TABLES}",
-)
-VERSION = len(_STEPS)
+    {SAMPLE_TABLES}"""
 
 
 def schema_version(db: sqlite3.Connection) -> int:
@@ -52,16 +41,16 @@ def schema_version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the journal's tables to the newest schema, in one transaction."""
-    if schema_version(db) >= VERSION:
+def create_tables(db: sqlite3.Connection) -> None:
+    """Make the journal's tables in an empty file, in one transaction."""
+    if schema_version(db):
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        for step in _STEPS[schema_version(db) :]:  # read again: another process may have been quicker
-            for statement in filter(str.strip, step.split(";")):
+        if not schema_version(db):  # read again: another process may have been quicker
+            for statement in filter(str.strip, _TABLES.split(";")):
                 db.execute(statement)
-        db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(f"PRAGMA user_version = {VERSION}")
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")
@@ -84,8 +73,6 @@ class JournalUnavailable(LegroomError):
 
 @dataclass(frozen=True)
 class Note:
-    """An entry of an incident."""
-
     time_s: float
     text: str
     detail: Mapping[str, Any]
@@ -93,8 +80,6 @@ class Note:
 
 @dataclass(frozen=True)
 class ActionStage:
-    """A stage that an action reached, such as `drained`."""
-
     time_s: float
     name: str
     detail: Mapping[str, Any]

@@ -153,7 +153,6 @@ class SampleStore:
             self._db.execute(f"INSERT OR REPLACE INTO rollups {_ROLL_UP}", spec)
 
     def delete_old(self, server_id: int, now_s: float, retention: Retention) -> None:
-        """Deletes samples and roll-ups past their retention."""
         raw_ms = int((now_s - retention.raw_s) * 1000)
         self._db.execute("DELETE FROM samples WHERE server_id = ? AND time_ms < ?", (server_id, raw_ms))
         delete = "DELETE FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms < ?"

@@ -173,8 +173,6 @@ def _newest_values(parts: _Parts) -> list[tuple[dict[str, str], float]]:
 
 
 class _Buckets:
-    """The lines of one histogram."""
-
     __slots__ = ("bounds", "count", "counts", "rank", "sum")
 
     def __init__(self, rank: int) -> None:
@@ -402,7 +400,6 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_number(text: str | None) -> float | None:
-    """The finite number a text holds; None where there is none."""
     try:
         value = float(text or "nan")
     except ValueError:

@@ -17,8 +17,6 @@ _PORT_NOTE, _PATH_NOTE, _SCHEME_NOTE = "prometheus.io/port", "prometheus.io/path
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A running pod."""
-
     namespace: str
     name: str
     ip: str

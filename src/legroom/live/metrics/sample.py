@@ -157,15 +157,12 @@ class GuardSample:
 
 
 def _sum_known(values: list[float | None]) -> float | None:
-    """The sum of the values that are not None; None where all are."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A server at one moment."""
-
     time_s: float
     server: str
     """Its address, without credentials."""
@@ -238,8 +235,6 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ScrapeFailure:
-    """A failed scrape."""
-
     time_s: float
     server: str
     kind: FailureKind

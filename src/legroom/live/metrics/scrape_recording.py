@@ -117,8 +117,6 @@ _HEADER = {"legroom": "recording", "version": 1}
 
 
 class Recorder:
-    """Writes scrape results to a file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = _open_text(path, "w")
@@ -129,7 +127,6 @@ class Recorder:
         self._write_line(_HEADER)
 
     def _write_line(self, line: dict[str, Any]) -> None:
-        """Appends one JSON object as a line."""
         with self._write_errors():
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 

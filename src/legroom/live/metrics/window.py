@@ -118,8 +118,6 @@ class WindowStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """Memory at one time, kept for days."""
-
     time_s: float
     memory_used_bytes: int | None = None
     allocated_bytes: int | None = None
@@ -301,7 +299,6 @@ class Window:
 
     @property
     def is_answering(self) -> bool:
-        """Whether the last scrape succeeded."""
         return self.latest is not None and not self.failures
 
     def recent(self, seconds: float) -> list[WindowStep]:

@@ -128,7 +128,6 @@ def _copy_rates(torch: Any) -> dict[str, Any]:
 
 
 def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
-    """Bytes per second of repeated copies from `origin` to `target`."""
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -160,7 +159,6 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
 
 
 def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
-    """A captured CUDA graph of `nodes` additions to the tensor."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(nodes):

@@ -108,7 +108,6 @@ class NodeSpread:
 
 
 def _commented_flag(why: str, flag: str, *values: str) -> CommentedFlag:
-    """A flag with its values and the comment `why`."""
     return CommentedFlag(Phrase(flag, values), why)
 
 

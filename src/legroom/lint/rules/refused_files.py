@@ -1,0 +1,155 @@
+"""Files that Kubernetes or Compose refuses, or rolls out in a way that GPUs do not allow."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from legroom.deployments.container_images import is_published_by_vllm
+from legroom.deployments.kubernetes_reader import GPU_RESOURCE
+from legroom.deployments.subjects import StartedServer
+from legroom.deployments.yaml_nodes import Node, is_template
+from legroom.lint.rule import Context, Findings, checks, finding
+
+_Refusal = tuple[Node, str, str]
+"""The node, what is wrong with it, and what to write instead."""
+_NO_TEXT = re.compile(r"-?\d+(\.\d+)?|true|false|True|False")
+_COMPOSE_FILE = re.compile(r"(^|/)(docker-)?compose[\w.-]*\.ya?ml$")
+_BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")
+_VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{\w+:?-(""|'')\}""")
+_SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
+
+
+@checks(Node, "manifest-refused")
+def refused_manifest(document: Node, context: Context) -> Findings:
+    """A manifest or a Compose file that is refused before anything starts."""
+    if not context.servers or is_template(document.source.text):
+        return
+    for node, message, suggestion in (*_refused_by_kubernetes(document), *_refused_by_compose(document)):
+        yield finding("manifest-refused", document.source.place(node.offset), message, suggestion)
+
+
+def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
+    """What the API server refuses in the pods of a manifest."""
+    if document.get("apiVersion") is None:
+        return
+    wanted = dict(document.items("spec", "selector", "matchLabels"))
+    labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
+    for key, value in wanted.items() if labels else ():
+        if labels.get(key) != value.scalar and "$" not in f"{labels.get(key)}{value.scalar}":
+            message = f"the selector asks for {key}: {value.scalar}, which the pods are not labelled with"
+            yield value, message, "write the same label in spec.template.metadata.labels"
+    for pod in document.walk():
+        # A patch may mount what its base declares.
+        is_whole = bool(wanted) or document.text("kind") in ("Pod", "Job")
+        claims = document.list("spec", "volumeClaimTemplates")
+        declared = {volume.text("name") for volume in pod.list("volumes")}
+        declared |= {claim.text("metadata", "name") for claim in claims}
+        for container in (*pod.list("containers"), *pod.list("initContainers")):
+            yield from _refused_container(container)
+            if image_user := _refused_user(container, pod):
+                yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
+            for mount in container.list("volumeMounts") if is_whole else ():
+                if mount.text("name") and mount.text("name") not in declared:
+                    yield mount, f"no volume is called {mount.text('name')}", "add it to the pod's volumes"
+
+
+def _refused_container(container: Node) -> Iterator[_Refusal]:
+    """Numbers where a container takes texts, and GPUs that are requested without a limit."""
+    texts = [*container.list("command"), *container.list("args")]
+    texts += [value for item in container.list("env") if (value := item.get("value")) is not None]
+    for node in texts:
+        if not node.style and node.scalar is not None and _NO_TEXT.fullmatch(node.scalar):
+            yield node, f"{node.scalar} is no text here, and only texts are taken", f'write "{node.scalar}"'
+    limits = {name: amount.scalar for name, amount in container.items("resources", "limits")}
+    for name, amount in container.items("resources", "requests"):
+        if GPU_RESOURCE.fullmatch(name) and limits.get(name) != amount.scalar:
+            given = f"the limit is {limits[name]}" if name in limits else "there is no limit"
+            yield amount, f"{name} is requested {amount.scalar} times and {given}", "write the same number in limits"
+
+
+def _refused_user(container: Node, pod: Node) -> Node | None:
+    """The setting by which a node refuses to start vLLM's image, whose user is root."""
+    both = [node for owner in (container, pod) if (node := owner.get("securityContext")) is not None]
+    has_user = any(node.get("runAsUser") is not None for node in both)
+    image = container.text("image")
+    is_root = is_published_by_vllm(image) and "nonroot" not in image and not has_user
+    given = (node for each in both if (node := each.get("runAsNonRoot")) is not None and node.scalar == "true")
+    return next(given, None) if is_root else None
+
+
+def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
+    """What Compose refuses: services without their key, incomplete reservations, unknown volumes."""
+    path = document.source.path
+    if document.get("services") is None:
+        first = next((value for _, value in document.items() if value.get("image") is not None), None)
+        if first is not None and _COMPOSE_FILE.search(path) and document.get("apiVersion") is None:
+            yield document, "the services stand at the top of the file", "put them under services:"
+        return
+    declared = {name for name, _ in document.items("volumes")}
+    for _, service in document.items("services"):
+        for device in service.list("deploy", "resources", "reservations", "devices"):
+            if device.get("capabilities") is None and device.values:
+                yield device, "a reservation of devices names no capabilities", "add capabilities: [gpu]"
+            elif device.get("count") is not None and device.get("device_ids") is not None:
+                yield device, "count and device_ids exclude each other", "leave one of them"
+        is_merged = document.get("include") is not None or not _BASE_FILE.search(path)
+        for item in service.list("volumes") if not is_merged else ():
+            name, colon, _ = (item.scalar or "").partition(":")
+            if colon and _VOLUME_NAME.fullmatch(name) and name not in declared:
+                yield item, f"no volume is called {name}", "add it to volumes: at the top of the file"
+
+
+@checks(Node, "container-command")
+def command_of_service(document: Node, context: Context) -> Findings:
+    """Commands that Compose splits into other words than their author meant."""
+    for _, service in document.items("services") if context.servers else ():
+        entry = [item.scalar or "" for item in service.list("entrypoint")]
+        command = service.get("command")
+        if command is None or command.scalar is None or "vllm" not in f"{service.text('image')} {command.scalar}":
+            continue
+        place = document.source.place(command.offset)
+        try:
+            words = shlex.split(command.scalar)
+        except ValueError:
+            continue
+        if entry[-1:] == ["-c"] and _SHELL_ENTRY.fullmatch(entry[0]) and len(words) > 1:
+            message = f"Compose splits the command, and {entry[0]} -c runs its first word alone: {words[0]}"
+            yield finding("container-command", place, message, "write the command as a list of one text")
+        elif empty := _EMPTY_DEFAULT.search(command.scalar):
+            message = f"without its variable {empty[0]} is an empty argument, which vLLM takes for the model or refuses"
+            yield finding("container-command", place, message, "leave the quotes of the default out")
+        elif words[:2] and words[0] not in ("sh", "bash") and any(word.startswith(" ") for word in words):
+            message = "a backslash before a line break of a folded text is an escaped space: flags begin with one"
+            yield finding("container-command", place, message, "leave the backslashes out")
+
+
+@checks(StartedServer, "env-meaning")
+def quoted_values(server: StartedServer, context: Context) -> Findings:
+    """Values of Compose's list form whose quotes stay in them."""
+    for name, word in server.env.items() if server.runs == "compose" else ():
+        if re.fullmatch(r"([\"']).*\1|\$\{\w+:?-(\"\"|'')\}", word.text) and word.raw.startswith(f"{name}="):
+            message = f"the quotes are part of {name}: Compose does not strip them in a list"
+            yield finding("env-meaning", server.place_of(word), message, f"write {name}= without quotes", len(name))
+
+
+@checks(Node, "rollout-stuck")
+def rollout_needs_more_gpus(document: Node, context: Context) -> Findings:
+    """A Deployment that starts a new pod before it ends the old one, which holds the GPU."""
+    for metric in document.list("spec", "metrics") if document.text("kind") == "HorizontalPodAutoscaler" else ():
+        name = metric.get("resource", "name")
+        if name is not None and name.scalar in ("cpu", "memory") and context.servers:
+            message = f"{name.scalar} of the host says nothing about the load of a GPU"
+            suggestion = "scale by vllm:num_requests_waiting"
+            yield finding("rollout-stuck", document.source.place(name.offset), message, suggestion)
+    strategy = document.get("spec", "strategy")
+    surge = document.text("spec", "strategy", "rollingUpdate", "maxSurge")
+    is_replaced = document.text("spec", "strategy", "type") == "Recreate" or surge in ("0", "0%")
+    read_as = f"Kubernetes Deployment {document.text('metadata', 'name')}".rstrip()
+    gpus = sum(server.gpus or 0 for server in context.servers if server.read_as == read_as)
+    if document.text("kind") == "Deployment" and gpus and not is_replaced and document.get("spec", "selector"):
+        place = document.source.place((strategy or document.get("spec") or document).offset)
+        message = f"an update starts the new pod first, which waits for {gpus} more GPU{'s' if gpus > 1 else ''}"
+        yield finding("rollout-stuck", place, message, "write strategy: {type: Recreate}, or maxSurge: 0")
