@@ -9,8 +9,8 @@ left of a step. Printed by class of model, card and split: the median errors of 
 a token, and of the whole answer, and how many of the whole answers lie in the band that legroom gives. `--all` prints
 every run. `--fit-server` fits how servers differ from the measured process to all of them and writes
 `step_server.json`, with the error on sources that were left out in turn. `--fit-band` writes `step_band.json`: the band
-of every class, as wide as it takes for nine of ten loads of a source that took no part (`known`: card, kernels and link
-are familiar), or of a card that took none (`unknown`).
+of every class, as wide as it takes for nine of ten loads of a source, a family of models or a release line that took no
+part (`known`: card, kernels and link are familiar), or of a card that took none (`unknown`).
 `--aiconfigurator` names the interpreter of an environment with NVIDIA's aiconfigurator or AISimulate: the loads that it
 answers are printed by class with its error beside legroom's.
 """
@@ -43,8 +43,9 @@ from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, r
 
 SERVER = ROOT / "src/legroom/simulation/step_server.json"
 BAND = SERVER.with_name("step_band.json")
-INSIDE, INSIDE_KNOWN = 0.93, 0.95
-"""The narrow ranges hold more than nine of ten: the fit to servers has seen the loads, and new sources bring doubts."""
+INSIDE = 0.93
+"""More than nine of ten: the fit to servers has seen the loads."""
+LEFT_OUT = ("source", "family", "release")
 WIDENED = tuple(1 + step / 10 for step in range(31))
 START = ServerEfficiency(1.2e-5, 0.8, 1.2e-5, 0.5, 1e-3, 2e-5, 1.0, 1.0, 1.0, 5e-5, 32.0, 4e-5, 1.0, 1.5)
 """A first guess: the fit keeps what the loads hardly tell near it."""
@@ -123,14 +124,14 @@ def inside_left_out(rows: Sequence[dict[str, Any]], key: str, widened: float) ->
     return statistics.fmean(shares)
 
 
-def calibrated_band(rows: Sequence[dict[str, Any]], *keys: str, share: float = INSIDE) -> dict[str, Any]:
-    """As wide as this share of the loads of what is left out by each key asks for."""
+def calibrated_band(rows: Sequence[dict[str, Any]], *keys: str) -> dict[str, Any]:
+    """As wide as `INSIDE` of the loads of what is left out by each key asks for."""
 
     def inside(widened: float) -> float:
         return min(inside_left_out(rows, key, widened) for key in keys)
 
     # No wider than helps, where a source is further off than all others.
-    widened = max(WIDENED, key=lambda each: (min(share, inside(each)), -each))
+    widened = max(WIDENED, key=lambda each: (min(INSIDE, inside(each)), -each))
     took = [round(edge, 2) for edge in band(rows, widened)]
     return {"took": took, "loads": len(rows), "inside_left_out": round(inside(widened), 3)}
 
@@ -142,8 +143,10 @@ def write_band(rows: Sequence[dict[str, Any]]) -> None:
         mine = [row for row in rows if row["class"] == name and not row["is_elsewhere"]]
         if min(len({row[key] for row in mine}) for key in ("source", "card")) < 3:
             continue  # too few to leave one out
-        known = calibrated_band([row for row in mine if row["is_familiar"]], "source", share=INSIDE_KNOWN)
-        unknown = calibrated_band(mine, "source", "card")
+        familiar = [row for row in mine if row["is_familiar"]]
+        is_told = min(len({row[key] for row in familiar}) for key in LEFT_OUT) > 3
+        known = calibrated_band(familiar if is_told else mine, *LEFT_OUT)
+        unknown = calibrated_band(mine, *LEFT_OUT, "card")
         unknown["took"] = [pick(known["took"][i], unknown["took"][i]) for i, pick in enumerate((min, max))]
         gpus = sorted({row["card"] for row in mine})
         document["published"][name] = {"gpus": gpus, "known": known, "unknown": unknown}

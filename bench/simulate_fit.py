@@ -45,7 +45,7 @@ START = Efficiency(
 )
 RATIOS = [name for name in asdict(START) if name.endswith("ratio") and not name.startswith("scan")]
 OF_HOST = ("host_ratio", "host_request_ratio")
-ROUNDS, TRIES = 4, 1500
+TRIES = 80
 
 
 class Fit(NamedTuple):
@@ -62,7 +62,9 @@ class Measured(NamedTuple):
     """A model on the card, and the host that it was measured on."""
 
     rank: Hardware
-    host: str = ""
+    host: str
+    is_odd: bool
+    """Its kernels are like no other's, so it takes part in no fit."""
 
 
 class Step(NamedTuple):
@@ -94,7 +96,10 @@ def machines(document: dict[str, Any]) -> Iterator[tuple[str, Measured]]:
             work = hardware(_plan(document["gpu"], document["vllm"], {"max_model_len": 16384, **args}))
         if name in document["one_choice"]:
             work = replace(work, expert_bytes=work.expert_bytes * work.expert_share, expert_share=1.0)
-        yield name, Measured(replace(work, captured_tokens=document["captured_tokens"]), hosts[name])
+        yield (
+            name,
+            Measured(replace(work, captured_tokens=document["captured_tokens"]), hosts[name], name in document["odd"]),
+        )
 
 
 def _plan(gpu: str, vllm: str, args: dict[str, Any]) -> Any:
@@ -129,8 +134,9 @@ class Took(NamedTuple):
 
 
 def fit(steps: Sequence[Step], machine: dict[str, Measured]) -> Fit:
-    """A random walk that keeps what is better, with ever smaller steps; the same seed, the same answer."""
+    """A random walk that keeps what is better, with steps as long as help; the same seed, the same answer."""
 
+    steps = [step for step in steps if not machine[step.model].is_odd]
     names = sorted({step.model for step in steps})
     rows = [names.index(step.model) for step in steps]
     tokens, requests, context, pairs, taken = np.array([step[2:] for step in steps], dtype=float).T
@@ -157,16 +163,15 @@ def fit(steps: Sequence[Step], machine: dict[str, Measured]) -> Fit:
         return moved + errors([fitted.cost(machine[name]) for name in names])
 
     start = asdict(START) | {f"{machine[name].host} {part}": 1.0 for name in names for part in OF_HOST}
-    draw, best = random.Random(0), start
+    draw, best, size = random.Random(0), start, dict.fromkeys(start, 0.2)
     least = loss(best)
-    for turn in range(ROUNDS):
-        for _ in range(TRIES):
-            name = draw.choice(list(best))
-            tried = {**best, name: best[name] * math.exp(draw.gauss(0.0, 0.3 / 2**turn))}
-            if name in RATIOS and tried[name] > 1.0:
-                continue
-            if (error := loss(tried)) < least:
-                least, best = error, tried
+    for turn in range(TRIES * len(start)):
+        name = list(start)[turn % len(start)]
+        tried = {**best, name: best[name] * math.exp(draw.gauss(0.0, size[name]))}
+        is_better = not (name in RATIOS and tried[name] > 1.0) and (error := loss(tried)) < least
+        size[name] = min(0.5, max(0.01, size[name] * (1.5 if is_better else 0.9)))
+        if is_better:
+            least, best = error, tried
     return fit_of(best)
 
 

@@ -169,6 +169,13 @@ def hardware(plan: Plan) -> Hardware:
             2.0 * block.experts_per_token * (2 * block.hidden_size + 3 * block.intermediate_size / split)
             for block in experts
         ),
+        # Norms and residuals, rotary embeddings, and activation functions; 16 bits each.
+        activation_bytes_per_token=2.0
+        * (
+            4 * model.hidden_size * (len(mixers) + len(blocks))
+            + sum(mixer.heads * mixer.score_width for mixer in mixers) / split
+            + sum(3 * getattr(block, "shared_intermediate_size", block.intermediate_size) for block in blocks) / split
+        ),
         **_kv_read_bytes(plan),
         state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
         flops_per_pair=sum(pairs[True]) / split,

@@ -193,7 +193,8 @@ class Hardware:
     """Of the routed experts, those that one token chooses."""
     expert_flops_per_token: float = 0.0
     routed_bytes_per_token: float = 0.0
-    """Activations between the grouped GEMMs, written and read."""
+    """Activations between the grouped GEMMs, written and read; `activation_bytes_per_token` between the others."""
+    activation_bytes_per_token: float = 0.0
     window_bytes_per_token: float = 0.0
     """KV cache of the layers that attend to the last `window` tokens."""
     window: float = 0.0
@@ -303,6 +304,7 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         + sync,
         token=(hardware.flops_per_token + expert_flops) / (rate or math.inf)
         + hardware.routed_bytes_per_token / (bandwidth * reached.routed_bandwidth_ratio)
+        + hardware.activation_bytes_per_token / (bandwidth * reached.bandwidth_ratio)
         + 4 * hardware.state_elements / (bandwidth * reached.scan_bandwidth_ratio),
         weights=hardware.weights_bytes / (bandwidth * reached.bandwidth_ratio),
         kv_token=max(hardware.kv_bytes_per_token / kv_read, hardware.decode_flops_per_pair / attention),

@@ -67,8 +67,8 @@ class StepCost(NamedTuple):
     """Communication between the GPUs of one server, for every token."""
     window: float = 0.0
     window_token: float = 0.0
-    window_pair: float = 0.0
     choice_exponent: float = 1.0
+    window_pair: float = 0.0
 
 
 class Sim(NamedTuple):
