@@ -57,6 +57,13 @@ def parse_count(text: str, what: str = "number") -> int:
     return int(float(found.group(1)) * scale[found.group(2)])
 
 
+def parse_whole(text: str, option: str, least: int, most: int) -> int:
+    """The whole number of an option within bounds, in plain digits."""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise LegroomError(f"{option} {text!r} is not a number from {least} to {most:,}", f"write it like {option} 4")
+    return int(text)
+
+
 def parse_length(text: str, what: str = "length") -> int:
     """Tokens of a context length: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
     try:

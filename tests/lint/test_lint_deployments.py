@@ -181,8 +181,21 @@ def test_a_unit_has_no_shell(start):
     )
 
 
+def test_a_gated_model_in_a_unit_is_noted_unless_a_file_may_hold_the_token():
+    unit = f"[Service]\nExecStart=/usr/bin/vllm serve {GATED}\n"
+    assert ("model-gated", "note") in found(unit, "a.service")
+    assert found(unit + "EnvironmentFile=/etc/vllm.env\n", "a.service") == set()
+
+
+def test_a_unit_does_not_expand_variables_of_its_environment():
+    unit = f"[Service]\nEnvironment=PATH=VALUE:/opt/bin\nExecStart=/usr/bin/vllm serve {MODEL}\n"
+    assert ("env-meaning", "warning") in found(unit.replace("VALUE", "$PATH"), "a.service")
+    assert found(unit.replace("VALUE", "/usr/bin"), "a.service") == set()
+
+
 NOTES = {
     "an image that moves": (deployment(more=PORTS, image="vllm/vllm-openai:latest"), "image-moving"),
+    "a release with a hole": (deployment(more=PORTS, image="vllm/vllm-openai:v0.10.1"), "release-unsafe"),
     "an update that needs a GPU more": (deployment().replace("{type: Recreate}", "{}"), "rollout-stuck"),
     "code of the Hub": (deployment(f"--model, {MODEL}, --trust-remote-code"), "code-trusted"),
     "a liveness probe alone": (
@@ -266,5 +279,12 @@ def test_every_rule_has_a_check_and_every_check_a_rule():
 
 def test_every_table_of_facts_names_its_source():
     folder = Path(__file__).parents[2] / "src/legroom/facts/data"
-    for name in ("server_image", "model_access", "flag_companions", "variable_meanings", "unit_settings"):
+    for name in (
+        "server_image",
+        "model_access",
+        "flag_companions",
+        "variable_meanings",
+        "unit_settings",
+        "release_holes",
+    ):
         assert json.loads((folder / f"{name}.json").read_text("utf-8"))["source"]

@@ -37,9 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--systemd", metavar="UNIT", help="the journal of a systemd unit")
     where.add_argument("--docker", metavar="NAME", help="the log of a Docker container")
     known = parser.add_argument_group("what the log may not say")
-    known.add_argument(
-        "--command", metavar="LINE", dest="line", help="the vllm serve line that was run, or the file that has it"
-    )
+    known.add_argument("--command", metavar="LINE", dest="line", help="the vllm serve line that was run, or its file")
     known.add_argument("--model", metavar="MODEL", help="a Hub id or a folder with a config.json")
     known.add_argument("--gpu", metavar="NAME", help="a GPU (h100, rtx4090 ...) or a size (24GiB)")
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")

@@ -89,10 +89,8 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan_of_options(args)
     release = _release_of_export(args, module, plan)
     if getattr(module, "NEEDS_PLAN", False) and plan is None:
-        raise LegroomError(
-            f"which server? {module.NAME} is made from a plan",
-            f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]",
-        )
+        hint = f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]"
+        raise LegroomError(f"which server? {module.NAME} is made from a plan", hint)
     if module.NAME in _ONE_MACHINE and plan is not None and plan.gpu.count > DEFAULT_GPUS_PER_NODE:
         more = "legroom export kubernetes spreads a server over nodes"
         note(f"{plan.gpu.count} GPUs are asked of one machine, and most have {DEFAULT_GPUS_PER_NODE}: {more}")
@@ -131,10 +129,8 @@ def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> Non
     if as_folder and target.exists() and not target.is_dir():
         raise LegroomError(f"-o {output} is a file, and there are {len(files)} files to write", "name a folder")
     if as_folder and target.suffix[1:2].isalpha() and not target.exists() and not output.endswith("/"):
-        raise LegroomError(
-            f"-o {output} looks like a file, and there are {len(files)} files to write",
-            f"name a folder; if it is to be one, say -o {output}/",
-        )
+        hint = f"name a folder; if it is to be one, say -o {output}/"
+        raise LegroomError(f"-o {output} looks like a file, and there are {len(files)} files to write", hint)
     places = [(file, target / file.path if as_folder else target) for file in files]
     if not force:
         for file, path in places:
@@ -160,9 +156,8 @@ def _check_replaced(path: Path, text: str) -> None:
     except OSError as error:
         raise LegroomError(f"could not read {path}: {error.strerror}") from error
     if there.strip() and there != text and MARK not in there and '"uid": "legroom-' not in there:
-        raise LegroomError(
-            f"{path} is there already, and legroom did not write it", "name another path, or replace it with --force"
-        )
+        hint = "name another path, or replace it with --force"
+        raise LegroomError(f"{path} is there already, and legroom did not write it", hint)
 
 
 def _format_module(name: str) -> Any:
@@ -210,18 +205,14 @@ def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     if args.plan is not None:
         if described or args.gpu:
             extra = args.vllm_words[0] if args.vllm_words else "the server described beside it"
-            raise LegroomError(
-                f"--plan says what runs already, so {extra} has no place here",
-                "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
-            )
+            hint = "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags"
+            raise LegroomError(f"--plan says what runs already, so {extra} has no place here", hint)
         return _require_fit(read_plan(args.plan))
     if not described:
         return None
     if args.vllm == "any":
-        raise LegroomError(
-            "a server is planned for one release, and --vllm says any",
-            "name its release, or give a plan file: --plan plan.json --vllm any",
-        )
+        hint = "name its release, or give a plan file: --plan plan.json --vllm any"
+        raise LegroomError("a server is planned for one release, and --vllm says any", hint)
     # The exported server does not inherit this shell's environment.
     deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
@@ -256,7 +247,6 @@ def _release_of_export(args: argparse.Namespace, module: Any, plan: PlanDocument
     if given.note:
         note(given.note)
     if plan and given.version != plan.release.version:
-        raise LegroomError(
-            f"--vllm says {given.version}, the plan is for {plan.release.version}", "plan the release that runs"
-        )
+        hint = "plan the release that runs"
+        raise LegroomError(f"--vllm says {given.version}, the plan is for {plan.release.version}", hint)
     return given

@@ -32,9 +32,7 @@ exit codes: 0 nothing is wrong, 1 a request failed, something leaks or much of t
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", metavar="FILE|URL", help="memory snapshot, black box, memory_summary() text or server"
-    )
+    parser.add_argument("source", metavar="FILE|URL", help="snapshot, black box, memory_summary() text or server")
     parser.add_argument("later", nargs="?", metavar="LATER", help="the same process later: what grew between the two")
     parser.add_argument("--need", metavar="SIZE", help="ask about a request of this size, like 2GiB")
     parser.add_argument("--gpu", metavar="NUMBER", help="which device of the source (default: the fullest)")

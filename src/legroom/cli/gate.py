@@ -33,27 +33,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
     parser.add_argument(
-        "--tls-dir", metavar="DIR", default=_TLS_DIR, help=f"where tls.crt and tls.key are (default: {_TLS_DIR})"
+        "--tls-dir", metavar="DIR", default=_TLS_DIR, help=f"folder of tls.crt and tls.key ({_TLS_DIR})"
     )
     what = parser.add_argument_group("what it does")
     what.add_argument("--mode", choices=("warn", "enforce"), default="warn", help="warn, or refuse (default: warn)")
+    what.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
     what.add_argument(
-        "--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none (default: let it through)"
+        "--only-namespace", metavar="NAME", action="append", default=[], help="this one alone; repeatable"
     )
+    what.add_argument("--not-namespace", metavar="NAME", action="append", default=[], help="not this one; repeatable")
     what.add_argument(
-        "--only-namespace", metavar="NAME", action="append", default=[], help="look at this namespace alone; repeatable"
-    )
-    what.add_argument(
-        "--not-namespace", metavar="NAME", action="append", default=[], help="leave this namespace alone (repeatable)"
-    )
-    what.add_argument(
-        "--only-labelled", action="store_true", help="look only at objects with the label or annotation legroom/gate"
+        "--only-labelled", action="store_true", help="only objects with the label or annotation legroom/gate"
     )
     what.add_argument("--hub", action="store_true", help="look up models that are not bundled on the Hugging Face Hub")
     limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--deadline", metavar="S", type=float, default=4.0, help="let an object through after so long (default: 4)"
-    )
+    limits.add_argument("--deadline", metavar="S", type=float, default=4.0, help="most seconds for an answer (4)")
     limits.add_argument(
         "--wait-for-flags",
         metavar="S",
@@ -62,9 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="seconds that an answer waits for flags that fix the object and take a search "
         "(default: 0: they come with the next try)",
     )
-    parser.add_argument(
-        "--try", dest="try_file", metavar="FILE", help="say what it would answer to the objects of a file"
-    )
+    parser.add_argument("--try", dest="try_file", metavar="FILE", help="say what it would answer to a file")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
 
 

@@ -43,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("listening")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
-    where.add_argument(
-        "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds for requests to finish (default: 30)"
-    )
+    where.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for requests to finish (30)")
     files = parser.add_argument_group("policy files")
     files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
     files.add_argument("--print-policy", action="store_true", help="print the policy in force, with comments, and exit")
@@ -65,10 +63,8 @@ def run(args: argparse.Namespace) -> int:
             print_answer(args.json, lambda: asdict(policy), lambda _: policy_toml(policy))
         return OK
     if not args.upstream:
-        raise LegroomError(
-            "--upstream is missing: which server should the guard protect?",
-            "legroom guard --upstream http://127.0.0.1:8000",
-        )
+        hint = "legroom guard --upstream http://127.0.0.1:8000"
+        raise LegroomError("--upstream is missing: which server should the guard protect?", hint)
     return _serve_proxy(args)
 
 

@@ -75,11 +75,11 @@ def _journal_names(server: str | None) -> list[str | None]:
         return [server]
 
 
-def seconds_ago(text: str) -> float:
+def seconds_ago(text: str, option: str = "--since") -> float:
     """Seconds of a duration such as `90min`, `12h` or `2d`."""
     match = _AGO.fullmatch(text.strip().lower())
-    if not match:
-        raise LegroomError(f"--since {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
+    if not match or not float(match[1]):
+        raise LegroomError(f"{option} {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
     return float(match[1]) * _UNITS_S[match[2]]
 
 

@@ -47,9 +47,8 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("mcp", "pydantic"):
             raise
-        raise LegroomError(
-            "legroom mcp needs the official MCP SDK, version 2 or later", "pip install 'legroom[mcp]'", UNREACHABLE
-        ) from None
+        hint = "pip install 'legroom[mcp]'"
+        raise LegroomError("legroom mcp needs the official MCP SDK, version 2 or later", hint, UNREACHABLE) from None
     server = build_server(local_files=address is None)
     if address is None:
         server.run("stdio")

@@ -55,18 +55,14 @@ exit codes: 0 they fit or are tight, 1 they do not fit, 2 the call is wrong, 3 s
 def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where they run")
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
-    where.add_argument(
-        "--gpus", metavar="N|SLICES", default="1", help="how many, or the MIG slices of one (3g.40gb,...)"
-    )
+    where.add_argument("--gpus", metavar="N|SLICES", default="1", help="how many, or MIG slices (3g.40gb,...)")
     where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     where.add_argument(
-        "--other", metavar="NAME=SIZE[@GPU]", action="append", default=[], help="another program, and what it holds"
+        "--other", metavar="NAME=SIZE[@GPU]", action="append", default=[], help="another program; repeatable"
     )
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--shift", metavar="SHIFT=NAME,...", action="append", default=[], help="who is awake together; the others sleep"
-    )
+    how.add_argument("--shift", metavar="SHIFT=NAME,...", action="append", default=[], help="who is awake together")
     how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
     add_policy_option(how, "safe")
     out = parser.add_argument_group("output")
@@ -114,9 +110,8 @@ def _pack_request(args: argparse.Namespace) -> PackRequest:
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
     if not args.groups:
-        raise LegroomError(
-            "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
-        )
+        hint = "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
+        raise LegroomError("which servers?", hint)
     cards = _offered_cards(args)
     servers = with_own_names_and_ports([_packed_server(args, words, cards[0]) for words in args.groups])
     for remark in args.remarks:

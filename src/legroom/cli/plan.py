@@ -59,9 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
-    compared.add_argument(
-        "--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; a file, or REVISION:FILE of git"
-    )
+    compared.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; files, or REVISION:FILE")
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     goal = parser.add_argument_group("wishes (search for flags instead)")
     goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
@@ -132,10 +130,8 @@ def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Releas
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
     if concurrency < 1 or (context is not None and context < 1):
-        raise LegroomError(
-            "--want-context and --want-concurrency must be at least 1",
-            "write it like --want-context 32k --want-concurrency 16",
-        )
+        hint = "write it like --want-context 32k --want-concurrency 16"
+        raise LegroomError("--want-context and --want-concurrency must be at least 1", hint)
     report = search(serve_args, release, where, context, float(concurrency), args.policy)
     if report.target.gpu.note:
         note(f"note: {report.target.gpu.note}")

@@ -33,9 +33,7 @@ exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 the
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the installed one, else the newest)")
-    parser.add_argument(
-        "--host-memory", metavar="SIZE", help="the server's memory limit (default: this container's own)"
-    )
+    parser.add_argument("--host-memory", metavar="SIZE", help="the server's memory limit (default: the container's)")
     parser.add_argument(
         "--termination-log", metavar="FILE", default=_LOG, help=f"where the reason goes (default: {_LOG}, if it exists)"
     )

@@ -32,12 +32,8 @@ exit codes: 0 measured, 2 the call was wrong, 3 there is no GPU here, or no Pyth
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm` on the PATH)"
-    )
-    parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks to measure (default: 1)"
-    )
+    parser.add_argument("--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm`)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks (default: 1)")
     parser.add_argument("--no-vllm", action="store_true", help="ask torch alone, and start no vLLM")
     parser.add_argument("--dry-run", action="store_true", help="measure, and keep nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -89,9 +85,8 @@ def _served_words(command: list[str]) -> list[str]:
     if not command:
         return []
     if command[:2] != ["vllm", "serve"] or len(command) < 3:
-        raise LegroomError(
-            "what follows -- is not a `vllm serve MODEL ...`", "legroom probe -- vllm serve MODEL [flags]"
-        )
+        hint = "legroom probe -- vllm serve MODEL [flags]"
+        raise LegroomError("what follows -- is not a `vllm serve MODEL ...`", hint)
     return command[2:]
 
 

@@ -40,21 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     fixing.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
     fixing.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
     fixing.add_argument("--min-concurrency", metavar="N", help="never go below this many requests at once")
-    fixing.add_argument(
-        "--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)"
-    )
+    fixing.add_argument("--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (1800)")
     serve = parser.add_argument_group("while it serves")
     serve.add_argument("--on-crash", choices=("restart", "exit"), default="restart", help="default: restart")
     serve.add_argument("--restarts", metavar="N", default="5", help="at most this many restarts an hour (default: 5)")
-    serve.add_argument(
-        "--restart-delay",
-        metavar="S",
-        default="2",
-        help="seconds before a first restart, doubled each time (default: 2)",
-    )
-    serve.add_argument(
-        "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"
-    )
+    serve.add_argument("--restart-delay", metavar="S", default="2", help="before a restart; doubles each time (2)")
+    serve.add_argument("--drain", metavar="S", default="60", help="for running requests after SIGTERM (default: 60)")
     serve.add_argument(
         "--hang-timeout",
         metavar="S",
@@ -67,9 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
     what.add_argument("--save", metavar="FILE", help="write the final settings as a start script")
     what.add_argument("--dry-run", action="store_true", help="show the plan and the first command, start nothing")
-    what.add_argument(
-        "--json", action="store_true", help="print one JSON document on stdout at the end; vLLM's output goes to stderr"
-    )
+    what.add_argument("--json", action="store_true", help="one JSON document at the end; vLLM's output goes to stderr")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -162,18 +151,18 @@ def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
 def _run_options(args: argparse.Namespace) -> RunOptions:
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
-    from legroom.units import parse_length
+    from legroom.units import parse_length, parse_whole
 
     if args.save:
         check_writable(args.save)
     return RunOptions(
         tuple(args.command_words),
-        tries=_parse_count(args.tries, "--tries"),
+        tries=parse_whole(args.tries, "--tries", 0, 99_999),
         keep=tuple(args.keep),
         min_context=parse_length(args.min_context, "--min-context") if args.min_context else None,
         min_concurrency=_parse_number(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
         on_crash=args.on_crash,
-        restarts=_parse_count(args.restarts, "--restarts"),
+        restarts=parse_whole(args.restarts, "--restarts", 0, 99_999),
         restart_delay_s=_parse_number(args.restart_delay, "--restart-delay"),
         ready_timeout_s=_parse_number(args.ready_timeout, "--ready-timeout"),
         hang_timeout_s=_parse_number(args.hang_timeout, "--hang-timeout"),
@@ -183,13 +172,6 @@ def _run_options(args: argparse.Namespace) -> RunOptions:
         vllm=args.vllm,
         gpu=args.gpu,
     )
-
-
-def _parse_count(text: str, option: str) -> int:
-    """A whole number of at most five digits; raises, naming the option, otherwise."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 3")
-    return int(text)
 
 
 def _parse_number(text: str, option: str) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
 from legroom.errors import LegroomError
+from legroom.units import parse_whole
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -51,9 +52,7 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
     """Adds --gpu, --gpus, --gpu-memory, --gpu-used and --host-memory."""
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
     where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
-    where.add_argument(
-        "--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it (79.10GiB)"
-    )
+    where.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU as your machine reports it (79.10GiB)")
     where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
     where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
 
@@ -103,10 +102,8 @@ def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machi
     gpu = args.gpu or (allowed[0] if len(allowed) == 1 else None)
     if gpu is None:
         named = f"; the file allows {', '.join(allowed)}" if allowed else ""
-        raise LegroomError(
-            f"which GPU?{named}",
-            "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB",
-        )
+        hint = "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
+        raise LegroomError(f"which GPU?{named}", hint)
     count, host_memory = gpu_count(args.gpus, "--gpus"), getattr(args, "host_memory", None)
     return completed_machine(Machine(gpu, count, args.gpu_memory, args.gpu_used, host_memory), deployment)
 
@@ -136,18 +133,12 @@ def _described_base(args: argparse.Namespace, release: Release | None) -> Deploy
 
 def gpu_count(text: str | None, option: str) -> int | None:
     """The parsed number of GPUs; None where the option is not given."""
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 4096):
-        raise LegroomError(f"{option} {text!r} is not a number of GPUs", f"write it like {option} 2")
-    return int(text)
+    return None if text is None else parse_whole(text, option, 1, 4096)
 
 
 def add_sweep_options(group: Any, default: str) -> None:
     """Adds --workers and --ray; `default` is the default shown in the help."""
-    group.add_argument(
-        "--workers", type=int, metavar="N", help=f"worker processes, or tasks at once on Ray (default: {default})"
-    )
+    group.add_argument("--workers", type=int, metavar="N", help=f"processes, or tasks on Ray (default: {default})")
     group.add_argument(
         "--ray",
         metavar="ADDRESS",

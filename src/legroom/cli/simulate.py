@@ -91,9 +91,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
     shared_options.add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
-    pool.add_argument(
-        "--step-ms", type=float, metavar="MS", help="milliseconds that one step takes, in place of the estimate"
-    )
+    pool.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step, not the estimate")
     pool.add_argument(
         "--measured-step-ms",
         metavar="MS[@RUNNING,TOKENS]",
@@ -111,16 +109,10 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     for name in (*switches, "--scheduler-reserve-full-isl"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
     flags.add_argument("--scheduling-policy", choices=_POLICIES, help="who goes first (default: fcfs)")
-    flags.add_argument(
-        "--watermark", type=float, metavar="SHARE", help="share of the pool that an admission leaves free"
-    )
+    flags.add_argument("--watermark", type=float, metavar="SHARE", help="share of the pool that stays free")
     flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens per step")
-    flags.add_argument(
-        "--acceptance", type=float, default=0.7, metavar="SHARE", help="share of drafts accepted (default: 0.7)"
-    )
-    flags.add_argument(
-        "--sliding-windows", metavar="W,W,...", help="a window for each group of layers, 0: full attention"
-    )
+    flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of drafts (default: 0.7)")
+    flags.add_argument("--sliding-windows", metavar="W,W,...", help="windows of the layer groups, 0: full attention")
 
 
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:

@@ -259,7 +259,6 @@ def _parse_windows(text: str) -> list[int]:
     except ValueError:
         windows = [-1]
     if min(windows) < 0:
-        raise LegroomError(
-            f"--sliding-windows {text}: not a list of window sizes", "as in 0,1024: 0 for full attention"
-        )
+        hint = "as in 0,1024: 0 for full attention"
+        raise LegroomError(f"--sliding-windows {text}: not a list of window sizes", hint)
     return windows

@@ -57,9 +57,7 @@ exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something n
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
-    load.add_argument(
-        "--context", metavar="LEN", help="tokens a request may have (default: 4k = 4,096; of a rate: its longest)"
-    )
+    load.add_argument("--context", metavar="LEN", help="tokens of a request (default: 4k; of a rate: its longest)")
     load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
     group = parser.add_argument_group("a load over time, in place of --concurrency")
     group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")

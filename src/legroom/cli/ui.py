@@ -40,23 +40,15 @@ exit codes: 0 it ended, 2 the call is wrong or the port is in use, 3 something n
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)"
-    )
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to serve (default: 127.0.0.1)")
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
-    parser.add_argument(
-        "--token", metavar="TEXT", help="the token that visitors need (default: made up if --host is another address)"
-    )
+    parser.add_argument("--token", metavar="TEXT", help="what visitors need (default: made up for another --host)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--watch", metavar="URL", action="append", nargs="+", default=[], help="servers to show live")
-    parser.add_argument(
-        "--plan", metavar="FILE", help="the output of legroom plan --json: shows the watched servers beside it"
-    )
+    parser.add_argument("--plan", metavar="FILE", help="a plan (legroom plan --json) to show beside --watch")
     parser.add_argument("--interval", metavar="S", type=float, default=5.0, help="seconds between checks (default: 5)")
     parser.add_argument("--static", metavar="DIR", help="write the page as files instead")
-    parser.add_argument(
-        "--runtime", metavar="FILE", help="for --static: the npm package of Pyodide, where npm cannot fetch it"
-    )
+    parser.add_argument("--runtime", metavar="FILE", help="for --static: the npm package of Pyodide")
     api = parser.add_argument_group("the HTTP API without the page")
     api.add_argument("--api-only", action="store_true", help="serve the API alone")
     api.add_argument("--no-token", action="store_true", help="answer everybody who can reach the address")
@@ -77,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
             print(written.text(), end="")
         return OK
     if (args.workers is not None and not 1 <= args.workers <= 256) or not 0.1 <= args.timeout <= 3600:
-        raise LegroomError(
-            "--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", "the defaults suit most machines"
-        )
+        hint = "the defaults suit most machines"
+        raise LegroomError("--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", hint)
     token = _access_token(args)
     feed = _live_feed(args)
     listening = listening_socket(args.host, args.port)

@@ -41,16 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--plan", metavar="FILE", help="the output of legroom plan --json: the pool must be as planned")
     asked.add_argument("--load", default="chat", metavar="LOAD", help="lengths of prompts and answers (default: chat)")
     asked.add_argument("--trace", metavar="FILE", help="the lengths of a trace; the same as --load FILE")
-    asked.add_argument(
-        "--concurrency", metavar="N", help="requests at the same time (default: as many as always fit the pool)"
-    )
-    asked.add_argument(
-        "--requests", metavar="N", help="requests in total (default: 4 per concurrent request, 16 to 400)"
-    )
+    asked.add_argument("--concurrency", metavar="N", help="requests at once (default: as many as always fit)")
+    asked.add_argument("--requests", metavar="N", help="requests in total (default: 4 each, 16 to 400)")
     asked.add_argument("--max-preemptions", metavar="N", default="0", help="preemptions that still pass (default: 0)")
-    asked.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="stop after this many seconds (default: 600)"
-    )
+    asked.add_argument("--timeout", type=float, default=600.0, metavar="S", help="stop after this (default: 600)")
     asked.add_argument("--seed", type=int, default=0, help="seed of the random lengths (default: 0)")
     how = parser.add_argument_group("how to reach it")
     how.add_argument("--api-key", metavar="KEY", help="default: $OPENAI_API_KEY, then $VLLM_API_KEY")
@@ -97,9 +91,8 @@ def _verification_request(args: argparse.Namespace) -> VerificationRequest:
         raise LegroomError(f"--timeout {args.timeout:g} is not between 0 and 86400 seconds")
     for option, path in (("--svg", args.svg), ("--report", args.report)):
         if path is not None and (Path(path).is_dir() or not Path(path).resolve().parent.is_dir()):
-            raise LegroomError(
-                f"{option} {path}: not a file that can be written", "give a path in a folder that is there"
-            )
+            hint = "give a path in a folder that is there"
+            raise LegroomError(f"{option} {path}: not a file that can be written", hint)
     return VerificationRequest(
         url=args.url,
         api_key=args.api_key or _environment_key(args.url),

@@ -53,26 +53,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to watch")
     how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
     how.add_argument("--once", action="store_true", help="check once and end with an exit code")
-    how.add_argument(
-        "--fleet", action="store_true", help="with --prometheus: which servers could go, by model, pool and release"
-    )
+    how.add_argument("--fleet", action="store_true", help="with --prometheus: which servers could go")
     how.add_argument("--over", default="1h", metavar="TIME", help="how far --fleet looks back (default: 1h)")
-    how.add_argument(
-        "--plan", metavar="FILE", help="the output of legroom plan --json: for drift from it and better flags"
-    )
+    how.add_argument("--plan", metavar="FILE", help="legroom plan --json: for drift from it and better flags")
     how.add_argument("--record", metavar="FILE", help="record what is seen, for --replay (.gz and .zst are compressed)")
     how.add_argument("--token-file", metavar="FILE", help="a bearer token for the servers (or $LEGROOM_TOKEN)")
     how.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     how.add_argument("--ca-file", metavar="FILE", help="certificates of your own authority")
-    how.add_argument(
-        "--json", action="store_true", help="a stream on stdout: one JSON object per server and check, a line each"
-    )
+    how.add_argument("--json", action="store_true", help="a stream: a line of JSON per server and check")
     sidecar = parser.add_argument_group("the sidecar")
     sidecar.add_argument("--daemon", action="store_true", help="stay, notify others, serve /metrics and /incidents")
     sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
-    sidecar.add_argument(
-        "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"
-    )
+    sidecar.add_argument("--act", action="append", default=[], metavar="NAME", help="turn an action on; repeatable")
     sidecar.add_argument("--rehearse", metavar="FILE", help="what it would have done with a recording or a journal")
 
 
@@ -163,9 +155,8 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
         from legroom.cli.watch_page import WatchPage
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("textual"):
-            raise LegroomError(
-                "the live page needs Textual", "pip install 'legroom[watch]', or use --once or --json"
-            ) from None
+            hint = "pip install 'legroom[watch]', or use --once or --json"
+            raise LegroomError("the live page needs Textual", hint) from None
         raise
     _handle_sigterm_as_ctrl_c()
     session = _watch_session(args, _open_journal_or_none(config), config)

@@ -7,6 +7,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.incidents import seconds_ago
 from legroom.cli.output import print_answer
 from legroom.errors import OK, UNREACHABLE, LegroomError
 
@@ -32,7 +33,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
 
     if config.prometheus is None:
         raise LegroomError("--fleet looks at a fleet through Prometheus", "add --prometheus URL")
-    window_s = _window_s(args.over)
+    window_s = seconds_ago(args.over, "--over")
     from legroom.sidecar.sources import prometheus_source
 
     view = asyncio.run(_query_fleet(args, prometheus_source(config.prometheus), config.prometheus.matchers, window_s))
@@ -40,15 +41,6 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
         raise LegroomError("no server was found", "does it scrape a vLLM, and does --match name one?", UNREACHABLE)
     print_answer(args.json, view.to_json, lambda style: fleet_text(view, duration(window_s), style))
     return OK
-
-
-def _window_s(text: str) -> float:
-    """Seconds of a duration like 30m, 6h or 7d."""
-    units = {"m": 60, "h": 3600, "d": 86_400}
-    number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdigit() and unit in units and 0 < int(number) < 1000):
-        raise LegroomError(f"--over {text!r} is not a time", "write it like --over 6h, 30m or 7d")
-    return float(int(number) * units[unit])
 
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:

@@ -204,8 +204,7 @@ class InvokedCommand:
 class Unit:
     settings: Mapping[str, Word]
     locate: Callable[[int], Place]
-    variables: frozenset[str] = frozenset()
-    """The names of its environment."""
+    variables: Mapping[str, Word] = field(default_factory=dict)
 
 
 Subject = StartedServer | InvokedCommand | Unit

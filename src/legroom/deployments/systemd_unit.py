@@ -40,7 +40,7 @@ def unit_subjects(source: Text) -> Iterator[Subject]:
             lines.append((setting["key"], word))
     if "ExecStart" not in settings:
         raise LegroomError("is a unit without ExecStart: it starts nothing", "pass the .service file of the server")
-    yield Unit(settings, source.place, frozenset(env))
+    yield Unit(settings, source.place, env)
     for key, word in lines:
         yield from _subjects_of_exec_line(source, key, word, env, settings)
 
@@ -66,7 +66,8 @@ def _with_time_limits(source: Text, server: StartedServer, settings: dict[str, W
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
     start = _time_limit(source, settings, "TimeoutStartSec", server) if waits else None
     stop = _time_limit(source, settings, "TimeoutStopSec", server)
-    return replace(server, start_limit=start, stop_limit=stop, read_as="a systemd unit")
+    other = frozenset({"*"} if "EnvironmentFile" in settings or "PassEnvironment" in settings else ())
+    return replace(server, start_limit=start, stop_limit=stop, other_env=other, read_as="a systemd unit")
 
 
 def _time_limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -52,8 +52,12 @@ class Case:
     """The line that names the black box."""
     recorded_frames: frozenset[str] = frozenset()
     """Known functions in the stack of the black box, which is complete where the log's traceback may not be."""
-    reported: tuple[tuple[str, Any, bool], ...] = ()
-    """Settings, their values and whether the server started with them, as the writer of the text says."""
+    reported: tuple[tuple[Mapping[str, Any], bool], ...] = ()
+    """Settings and whether the server started with them, as the writer of the text says."""
+    too_small_share: float | None = None
+    """The gpu_memory_utilization of an earlier attempt whose KV pool was too small."""
+    neighbours: tuple[Startup, ...] = ()
+    """The start-ups of other services in the same log, which may share the card."""
     computed_site: str = ""
     """The site that the sizes of the failed allocation imply; empty where they fit several."""
 

@@ -66,6 +66,8 @@ class Fix:
     """What of the command is not known, and has to be put in by its reader."""
     proven: bool = False
     """The log itself says that this starts: its number counts more than a model that disagrees."""
+    is_unplanned: bool = False
+    """The plan would rest on flags that the text does not show, so it decides nothing."""
     plan: Plan | None = None
     """The plan that the new flags lead to, where the model, the GPU and the release are known."""
     before: Layout | None = None

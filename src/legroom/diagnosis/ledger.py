@@ -112,7 +112,13 @@ def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
 def possible_moments(seen: Ledger, layout: Layout) -> frozenset[str]:
     """Which of "load", "profile" and "serving" match the bytes torch held; all where these are not printed."""
     expected = expected_ledgers(layout)
-    if seen.allocated_bytes is None:
+    allocated = seen.allocated_bytes
+    if allocated is None and seen.total_bytes is not None and seen.free_bytes is not None:
+        own = layout.non_torch.high + layout.outside.high + _DRIVER_BYTES
+        used = seen.total_bytes - seen.free_bytes - (seen.other_processes_bytes or 0) - own
+        at_load = (expected["load"].allocated_bytes or 0) + layout.weights.high - layout.weights.bytes
+        return frozenset(expected) - ({"load"} if used > at_load else frozenset())
+    if allocated is None:
         return frozenset(expected)
     pool = max(layout.kv_cache.low, 0)
     least = {"load": 0, "profile": layout.weights.low, "serving": layout.weights.low + pool}
@@ -127,6 +133,6 @@ def possible_moments(seen: Ledger, layout: Layout) -> frozenset[str]:
         moment
         for moment, planned in expected.items()
         if least[moment] - _ROUNDING_BYTES
-        <= seen.allocated_bytes
+        <= allocated
         <= (planned.allocated_bytes or 0) + doubt[moment] + _ROUNDING_BYTES
     )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
-from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose, reported_settings
+from legroom.diagnosis.contrasts import contrasts
+from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, merge_args
+from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -21,12 +22,13 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
-from legroom.facts.releases import latest, logged_release
+from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in
-from legroom.vllm_logs.lines import rejoin_lines
+from legroom.vllm_logs.lines import rejoin_lines, service_name
 from legroom.vllm_logs.log_scanner import Scanner
+from legroom.vllm_logs.printed_flags import load_logged_model
 from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line, split_starts, startup_of
 
 MAX_RUNS = 20
@@ -42,6 +44,8 @@ class LogContents:
 
     evidence: list[Evidence] = field(default_factory=list)
     events: list[StartupEvent] = field(default_factory=list)
+    services: dict[int, str] = field(default_factory=dict)
+    """The service that wrote a line, where a collector of several services names it."""
 
 
 def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
@@ -51,17 +55,52 @@ def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
         contents.evidence += evidence_in(passage)
         line = passage.line
         contents.events += events_in_line(line.raw, line.number, line.process)
+        if service := service_name(line.raw):
+            contents.services[line.number] = service
         if len(contents.evidence) > MAX_EVIDENCE:
             del contents.evidence[MAX_EVIDENCE // 4 : MAX_EVIDENCE // 2]
     return contents
 
 
 def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
-    """Lines of the commands pasted after the failure of an earlier one, if they fail too; empty with one attempt."""
-    failures = [item.line for item in evidence if item.role in (*FAILING, "exception") and not item.is_warning]
-    commands = [number for number, _ in command_lines(text.split("\n"))] if len(failures) > 1 else []
+    """Lines of commands, or headings of attempts, after the failure of an earlier one, if they fail too; else empty."""
+    failures = [
+        item.line
+        for item in evidence
+        if (item.role in (*FAILING, "exception") and not item.is_warning) or (item.number("available_bytes") or 1) <= 0
+    ]
+    lines = text.split("\n") if len(failures) > 1 else []
+    told = [number for number, line in enumerate(lines, 1) if prose("attempt").match(line)]
+    commands = sorted({*(number for number, _, _ in command_lines(lines)), *told})
     between = (any(first < line < then for line in failures) for first, then in pairwise(commands))
     return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then < max(failures)]
+
+
+def split_services(contents: LogContents) -> list[LogContents]:
+    """The contents by service, the one that failed last at the end; lines without a name belong to every service."""
+    services = contents.services
+    names = {services[event.line_number] for event in contents.events if event.line_number in services}
+    if len(names) < 2:
+        return [contents]
+    parts = [
+        LogContents(
+            [item for item in contents.evidence if services.get(item.line, name) == name],
+            [event for event in contents.events if services.get(event.line_number, name) == name],
+        )
+        for name in sorted(names)
+    ]
+    return sorted(parts, key=lambda part: max((item.line for item in part.evidence if item.role in FAILING), default=0))
+
+
+def _service_cases(contents: LogContents, source: str, lines: int, attempts: Sequence[int]) -> tuple[Case, ...]:
+    """The cases of every service; the last run of one has the last runs of the others as neighbours."""
+    runs = [cases for part in split_services(contents) if (cases := split_runs(part, source, lines, attempts))]
+    last = [cases[-1].startup for cases in runs]
+    return tuple(
+        replace(case, neighbours=tuple(other for other in last if other is not case.startup)) if len(runs) > 1 else case
+        for cases in runs
+        for case in cases
+    )
 
 
 def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
@@ -140,9 +179,10 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
     text = head.decode("utf-8", "replace")
-    cases = split_runs(contents, source, scanner.lines, _attempts(text, contents.evidence))
+    attempts = _attempts(text, contents.evidence)
+    cases = _service_cases(contents, source, scanner.lines, attempts)
     if hints is None or not hints.command:
-        cases, hints = _with_pasted_command(cases, text, hints)
+        cases, hints = _with_pasted_command(cases, text, hints, attempts)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
@@ -157,7 +197,7 @@ def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:
 
 
 def _with_pasted_command(
-    cases: tuple[Case, ...], text: str, hints: Hints | None
+    cases: tuple[Case, ...], text: str, hints: Hints | None, attempts: Sequence[int]
 ) -> tuple[tuple[Case, ...], Hints | None]:
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
@@ -167,12 +207,50 @@ def _with_pasted_command(
         cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
-    command, args = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
+    failure_line = last.first_failure.line if last.first_failure else None
+    told, full_text = tuple(contrasts(text, release or latest())), text
+    for _, worked, clause in told:
+        text = text.replace(clause, "") if worked else text  # those settings are not of the run that failed
+    command, args = pasted_command(text, failure_line, release, lambda args: _mismatch(args, last))
     if command and not any(case.startup.args_known for case in cases):
         hints = replace(hints or Hints(), command=command)
-    card, reported = named_card(text), tuple(reported_settings(text, release or latest()))
+    elif attempts:  # what the last attempt names counts before what all of them name
+        own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]
+        args = merge_args(args, own)
+        cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
+    card, reported = named_card(full_text), tuple((settings, worked) for settings, worked, _ in told)
     cases = tuple(replace(case, reported=reported) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
+
+
+def _too_small_share(
+    earlier: Sequence[Case], text: str, attempts: Sequence[int], release: Release | None
+) -> float | None:
+    """The largest gpu_memory_utilization of the earlier attempts whose KV pool was too small; None without one."""
+    lines, spans = text.split("\n"), pairwise((1, *attempts))
+    shares = [
+        pasted_command("\n".join(lines[first - 1 : then - 1]), None, release)[1].gpu_memory_utilization
+        for case, (first, then) in zip(earlier, spans, strict=False)
+        if case.phase == "startup_kv" and not case.is_oom
+    ]
+    return max((share for share in shares if share), default=None)
+
+
+def _mismatch(args: ServeArgs, case: Case) -> int:
+    """How badly these flags match the printed length, share and ranks: 0 they do, 1 not known, 2 they cannot."""
+    check = case.first("kv_bytes_short", "kv_tokens_short")
+    length, share = check.number("max_model_len_count") if check else None, args.gpu_memory_utilization
+    printed = (item.facts.get("utilization_ratio") for item in case.all("free_below_desired"))
+    if (share is not None and next(printed, share) not in (share, None)) or (
+        case.startup.world_size not in (None, args.engine_ranks)
+    ):
+        return 2
+    if length is None or args.max_model_len is not None:
+        return 0 if args.max_model_len in (None, -1, length) or length is None else 2
+    try:
+        return 0 if load_logged_model(args.model).max_position_embeddings == length else 2
+    except NOT_PLANNABLE:
+        return 1
 
 
 def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any
 
-from legroom.deployments.deployment import deployment_from_command
+from legroom.deployments.deployment import Deployment, deployment_from_command
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
@@ -21,7 +20,7 @@ from legroom.facts.releases import Release, latest
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
-_SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
+SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
 _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
 )
@@ -30,6 +29,7 @@ _START = re.compile(
     r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
 )
+_OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
 _SETTING = re.compile(
     r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
@@ -49,36 +49,59 @@ def prose(name: str) -> re.Pattern[str]:
     return re.compile(read_data("evidence.json")["prose"][name])
 
 
-def pasted_command(text: str, failure_line: int | None, release: Release | None) -> tuple[str | None, ServeArgs]:
-    """The last command line above the failure, else the first below, and its settings; else (None, named settings)."""
+def pasted_command(
+    text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
+) -> tuple[str | None, ServeArgs]:
+    """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
     lines = text.split("\n")
-    commands = [(number, line) for number, line in command_lines(lines) if not _ELIDED.search(line)]
-    above = [pair for pair in commands if failure_line is None or pair[0] <= failure_line]
-    for _, line in (*reversed(above), *(pair for pair in commands if pair not in above)):
-        try:
-            read = deployment_from_command(line, release)
-        except LegroomError:
-            continue
+    commands = list(command_lines(lines))
+    above = [command for command in commands if failure_line is None or command[0] <= failure_line]
+    ordered = [*reversed(above), *(command for command in commands if command not in above)]
+    read_commands = [(*command, _deployment(command[2], release)) for command in ordered]
+    read_commands.sort(
+        key=lambda command: (3 if command[3] is None else mismatch(command[3].args), bool(_ELIDED.search(command[2])))
+    )
+    for _, _, line, read in read_commands:
+        if read is None or _ELIDED.search(line):
+            break
         args, prose = read.args, [item.flag for item in read.problems if not item.flag.startswith("-")]
         is_named = not prose or bool(re.search(r"[\d/]", args.model))  # "vllm serve on a Mac with ..."
         if args.model and is_named and "--config" not in line and "$" not in args.model:
             # In a sentence the command goes on in words that are no flags.
             words = rf"(?<!\S)(?:{'|'.join(map(re.escape, prose))})(?!\S)"
             return re.sub(words, "", line) if prose else line, args
+    for start, end, _, _ in read_commands[1:]:  # of two servers one failed: the other's flags are not its own
+        lines[start - 1 : end] = [""] * (end - start + 1)
     return None, _settings_outside_commands(lines, release or latest())
 
 
-def command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Each command that starts a server, with its continued lines and the number of its first line."""
+def _deployment(line: str, release: Release | None) -> Deployment | None:
+    """The server that a command line starts; None where it cannot be read."""
+    try:
+        return deployment_from_command(_ELIDED.sub(" ", line), release)
+    except LegroomError:
+        return None
+
+
+def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    """Each command that starts a server with its continued lines, and the numbers of its first and last line."""
+    last = 0
     for number, line in enumerate(lines, 1):
-        start = None if _LOGGED.search(line) else _START.search(line)
-        if start is None:
+        if number <= last or _LOGGED.search(line) or not _OPENING.search(line):
             continue
-        command, end = line[start.start() :], number
+        command, end = line, number
         while command.rstrip().endswith("\\") and end < len(lines):
             command, end = f"{command.rstrip()[:-1]} {lines[end]}", end + 1
+        if (start := _START.search(command)) is None:
+            continue
+        command, last = command[start.start() :], end
         # In prose a command ends at its closing backquote.
-        yield number, re.sub(r"\\(?=\s|$)", " ", command).partition("`")[0].strip()
+        yield number, end, re.sub(r"\\(?=\s|$)", " ", command).partition("`")[0].strip()
+
+
+def plain_lines(lines: list[str]) -> Iterator[str]:
+    """The lines that neither vLLM nor Python wrote and that start no server."""
+    return (line for line in lines if not _LOGGED.search(line) and not _START.search(line))
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
@@ -88,9 +111,9 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     plain = prose("advice").sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
-        if name.startswith("no_") and name[3:] in _SETTINGS and match["dashes"]:
+        if name.startswith("no_") and name[3:] in SETTINGS and match["dashes"]:
             typed[name[3:]] = _OFF
-        if name not in _SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
+        if name not in SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
             continue
         start = plain.rfind("\n", 0, match.start()) + 1
         if re.match(r"[$#>]|\s*(?:-\s+)?[\"']?--|.*\bLLM\(|.*\bvllm\b", plain[start : match.start() + 2]):
@@ -102,7 +125,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     args, model = _bare_flags(plain.split("\n"), release), prose("model").search(plain)
     for name, value in typed.items():
         if getattr(args, name) is None:
-            args = _with_setting(args, name, value, release)
+            args = with_setting(args, name, value, release)
     if args.tensor_parallel_size is None and len(ranks := set(prose("ranks").findall(plain))) == 1:
         args = replace(args, tensor_parallel_size=int(*ranks))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
@@ -158,7 +181,7 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
     return replace(parsed.args, others=(*parsed.args.others, *lost), model="")
 
 
-def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
+def with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
     """The arguments with one pasted value; unchanged where no release takes it."""
     flag = flags_ever().get(flag_name(name))
     if value == _OFF:
@@ -173,28 +196,3 @@ def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> S
     value = re.sub(r"(?<=\d)K$", "k", _GROUPED_DIGITS.sub("", value.rstrip(".")))
     words = [flag.name] if is_switch else [flag.name, value]
     return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
-
-
-_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;,])\s+|\n|\bbut\b")
-_WORKED = re.compile(
-    r"(?i)\b(?:works?|worked|solve[sd]|fixe[sd]|resolve[sd]|help(?:s|ed)|(?:loads?|starts?|runs?) (?:fine|ok)|"
-    r"disappears?|goes away|to avoid (?:it|this|the (?:oom|error)))\b"
-)
-_FAILED = re.compile(
-    r"(?i)\bstill\b|\beven (?:with|at|when)\b|\bno (?:effect|luck|matter)\b|\bsame (?:error|problem|oom)\b|"
-    r"(?:\bnot|n't|\bnever|\bnothing)\b.{0,20}\b(?:work|help|solve|fix|start|load|run)"
-)
-_MENTION = re.compile(
-    r"(?<!\w)(?:--?(?:vllm[_-])?)?(tp|[a-z]+(?:[_-][a-z]+)+)[`'\"\]]*(?:\s?[=:]\s?| (?:to |of |at )?)(\d[\d.]*[KMG]?)"
-)
-
-
-def reported_settings(text: str, release: Release) -> Iterator[tuple[str, Any, bool]]:
-    """Settings, their values and whether the server started, as sentences outside of logs and commands tell."""
-    plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line) and not _START.search(line))
-    for sentence in _SENTENCE.split(plain):
-        is_failed = bool(_FAILED.search(sentence))
-        for word, value in _MENTION.findall(sentence) if is_failed or _WORKED.search(sentence) else ():
-            name = "tensor_parallel_size" if word == "tp" else word.replace("-", "_")
-            if name in _SETTINGS:
-                yield name, getattr(_with_setting(ServeArgs(), name, value, release), name), not is_failed

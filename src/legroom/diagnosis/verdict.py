@@ -38,6 +38,13 @@ _PLANNED_WEIGHT = 0.65
 """Above the weights of causes that a text without sizes and place leaves open."""
 _FULL_OF_WEIGHTS = 0.85
 """Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
+_TOLD_WEIGHT = 0.96
+_SETTINGS_OF_CAUSE = {
+    "cudagraph_capture_oom": frozenset({"enforce_eager"}),
+    "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
+    "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
+}
+"""Settings that switch off what a cause is about."""
 _LATER_FAILURE_FACTOR = 0.8
 """Factor for causes that only later failures prove."""
 
@@ -164,8 +171,17 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         others = [pair for pair in assessed if pair[0] is not planned[0]]
         weight = max((pair[1].weight for pair in others), default=0.0)  # a place told in prose gives way to the plan
         assessed = [(planned[0], replace(planned[1], weight=max(weight, _PLANNED_WEIGHT))), *others]
+    if case.is_oom and not case.has_site_frame:
+        assessed = [(cause, _by_contrast(cause, assessment, case)) for cause, assessment in assessed]
     assessed.sort(key=lambda pair: -pair[1].weight)
     return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
+
+
+def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
+    """The assessment above every other where the text says that the server starts without what this cause is about."""
+    settings = {name for changed, worked in case.reported if worked for name in changed}
+    is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
+    return replace(assessment, weight=max(assessment.weight, _TOLD_WEIGHT)) if is_told else assessment
 
 
 def _planned_parts(layout: Layout) -> str:
@@ -177,10 +193,13 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    plan = planner.failed_plan if is_open and not case.has_site_frame and case.oom is None else None
-    if plan is None or plan.verdict == "fits" or case.platform.trainer or not planner.known.ranks_known:
+    plan = planner.failed_plan if is_open and not case.has_site_frame else None
+    if plan is None or plan.verdict == "fits" or case.platform.trainer:
         return None
     is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
+    is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less
+    if not is_told and not (is_full and planner.known.ranks == 1 and (case.ledger.wanted_bytes or 0) < GIB):
+        return None
     label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
     why = "The text does not show where memory ran out; this is where the plan of the same command does."
@@ -218,7 +237,7 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
     dead_ends = (*cause.impossible(planner), *cause.dead_ends)
-    fixes = checked_fixes(planner, cause.remedies(planner), dead_ends)[:MAX_FIXES]
+    fixes = checked_fixes(planner, cause.remedies(planner), dead_ends, is_memory=cause.is_memory)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
@@ -245,7 +264,8 @@ def _entry_id(cause: Cause, assessment: Assessment) -> str:
 
 def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     """`cause found`, `not a memory problem`, `cause above` (missing lines), `no problem found` or `not understood`."""
-    is_incomplete = _missing_lines(case) and (
+    is_cured = any(worked for _, worked in case.reported)
+    is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
     if likely and not (is_incomplete and likely[0][1].weight < _MIN_WEIGHT_WITHOUT_ERROR):

@@ -57,7 +57,8 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
     if moment == "serving":
         samples = wanted and all(tensor.moment == "sampling" for tensor in wanted) and not case.was_ready
         return "sampler" if samples else "serving" if wanted else ""
-    reached = _ORDER.index(case.phase_reached) if case.phase_reached in _ORDER else 0
+    printed = (item.phase for item in case.milestones if not item.is_told)
+    reached = max((_ORDER.index(phase) for phase in printed if phase in _ORDER), default=0)
     if reached > (0 if moment == "load" else 1):
         return ""
     return "build" if moment == "load" else moment

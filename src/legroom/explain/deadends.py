@@ -209,10 +209,8 @@ def import_record(path: str) -> Path:
     wrong = record_problems(record)
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise LegroomError(
-            f"{path} is no record of the dead-ends shape: {wrong[0]}{more}",
-            "legroom catalog export --format deadends shows the shape",
-        )
+        hint = "legroom catalog export --format deadends shows the shape"
+        raise LegroomError(f"{path} is no record of the dead-ends shape: {wrong[0]}{more}", hint)
     target = user_catalog_folder() / f"{_UNSAFE.sub('__', record['id']).strip('.')}.json"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -222,9 +220,8 @@ def import_record(path: str) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise LegroomError(
-            f"could not write {target}: {error.strerror or error}", "set LEGROOM_HOME to a folder you can write to"
-        ) from None
+        hint = "set LEGROOM_HOME to a folder you can write to"
+        raise LegroomError(f"could not write {target}: {error.strerror or error}", hint) from None
     return target
 
 

@@ -174,11 +174,8 @@ def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ..
             state = AllocatorState(rss_bytes, rss_bytes)
             readings.append(AllocatorReading("server", gpu, state, AllocatorSettings(), kv=kv, is_host=True))
     if not readings:
-        raise LegroomError(
-            "the server's page does not show its workers' memory",
-            "start vLLM with LEGROOM_WORKER_MEMORY=1 where legroom is installed beside it",
-            UNREACHABLE,
-        )
+        hint = "start vLLM with LEGROOM_WORKER_MEMORY=1 where legroom is installed beside it"
+        raise LegroomError("the server's page does not show its workers' memory", hint, UNREACHABLE)
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
 
 

@@ -46,10 +46,8 @@ class NotPlainData(LegroomError):
 class _Opcodes(dict[int, Callable[[Any], None]]):
     def __missing__(self, code: int) -> Callable[[Any], None]:
         name = next((name for name, known in _CODES.items() if ord(known) == code), f"0x{code:02x}")
-        raise NotPlainData(
-            f"the pickle is not plain data ({name}); nothing was run",
-            "a snapshot of torch.cuda.memory._dump_snapshot holds plain data alone",
-        )
+        hint = "a snapshot of torch.cuda.memory._dump_snapshot holds plain data alone"
+        raise NotPlainData(f"the pickle is not plain data ({name}); nothing was run", hint)
 
 
 class _PlainUnpickler(pickle._Unpickler):

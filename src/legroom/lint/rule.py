@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from legroom.deployments import container_images as images
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
@@ -103,9 +104,7 @@ class Context:
         """The vLLM release that a server runs: by its name or its image's build day, else the default."""
         named = server.named_release if self.requested_release is None else None
         if named is None and not self.is_release_given and server.image:
-            from legroom.deployments.container_images import latest_build_day  # not for a plain command line
-
-            named = newest_on(day) if (day := latest_build_day(server.image)) else None
+            named = newest_on(day) if (day := images.latest_build_day(server.image)) else None
         return known_release(named) if named else self.release
 
     @property
@@ -117,41 +116,32 @@ class Context:
         """Whether the server's release is given, pinned, or vLLM's own moving tag."""
         if self.is_release_given:
             return True
-        from legroom.deployments.container_images import (  # not for a plain command line
-            has_moving_tag,
-            image_release,
-            is_other_build,
-            is_published_by_vllm,
-        )
-
-        if server.is_release_assumed or _is_other_hardware(server) or is_other_build(server.image):
+        if server.is_release_assumed or _is_other_hardware(server) or images.is_other_build(server.image):
             return False
-        if image_release(server.image) and not is_published_by_vllm(server.image):
+        if images.image_release(server.image) and not images.is_published_by_vllm(server.image):
             return False  # the number may be the image's own, or vLLM in it may be changed
         if server.named_release:
             return _FULL_VERSION.fullmatch(server.named_release) is not None
-        return has_moving_tag(server.image) and not server.launcher
+        return images.has_moving_tag(server.image) and not server.launcher
 
     def runs_published_build(self, server: StartedServer) -> bool:
         """Whether the server runs vLLM's own build of a known release, so that all of its flags are known."""
         if self.is_release_given:
             return True
-        from legroom.deployments.container_images import is_published_by_vllm  # not for a plain command line
-
         if not server.named_release or server.launcher or known_release(server.named_release).note:
             return False
-        return self.is_release_certain(server) and (not server.image or is_published_by_vllm(server.image))
+        return self.is_release_certain(server) and (not server.image or images.is_published_by_vllm(server.image))
 
     def runs_vllms_own(self, server: StartedServer) -> bool:
         """Whether vLLM itself reads the command line, in a release: no fork, launcher, plugin or nightly build."""
-        from legroom.deployments.container_images import is_other_build, is_published_by_vllm
-
         if server.launcher or server.is_release_assumed or _is_other_hardware(server) or not server.runs_on_gpus:
             return False
         if server.place.path.endswith(".py"):
             return False  # a program puts its command together
         return not server.image or (
-            is_published_by_vllm(server.image) and not is_other_build(server.image) and "nightly" not in server.image
+            images.is_published_by_vllm(server.image)
+            and not images.is_other_build(server.image)
+            and "nightly" not in server.image
         )
 
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
@@ -168,9 +158,7 @@ class Context:
         """Whether the server runs an unnamed release: a fork's image, a private tag, another launcher."""
         if self.is_release_given or server.named_release:
             return False
-        from legroom.deployments.container_images import has_unnamed_release  # not for a plain command line
-
-        return bool(server.launcher) or has_unnamed_release(server.image) or _is_other_hardware(server)
+        return bool(server.launcher) or images.has_unnamed_release(server.image) or _is_other_hardware(server)
 
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
@@ -237,7 +225,8 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
     """Whether a variable may add flags; as the value of a flag it does not, unless its field is one of `besides`."""
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
-        if not _OPEN.search(word.text):
+        is_model = before is not None and before.text == "serve" and "model" not in fields
+        if is_model or not _OPEN.search(word.text):
             continue
         head = word if word.text.startswith("--") and "=" in word.text else before
         flag = table.get(plain_name(head.text)) if head is not None and head.text.startswith("-") else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.server_words import ASSIGNMENT, assignments
+from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
 from legroom.records import dataclass
 from legroom.vllm.command_line import without_secrets
+from legroom.vllm.parse import split_assignments
 
 if TYPE_CHECKING:
     from legroom.diagnosis.fixes.failed_run import Hints
@@ -96,15 +96,9 @@ def restart_after(crashed: CrashedServer) -> RestartCommand:
     """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither."""
     # Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
     restart = _restart_command(crashed)
-    env, words = _split_env(restart.command)
-    given, _ = _split_env(shlex.split(crashed.command or ""))
+    env, words = split_assignments(restart.command)
+    given, _ = split_assignments(shlex.split(crashed.command or ""))
     return replace(restart, command=tuple(without_secrets([*assignments({**given, **env}), *words])))
-
-
-def _split_env(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """The leading NAME=value words as variables, and the words after them."""
-    matches = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
-    return {match[1]: match[2] for match in matches}, words[len(matches) :]
 
 
 def _restart_command(crashed: CrashedServer) -> RestartCommand:
@@ -146,10 +140,8 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
     deployment = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
     fatal = [problem for problem in deployment.problems if problem.stops_vllm]
     if fatal:
-        raise LegroomError(
-            "; ".join(problem.message for problem in fatal),
-            "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
-        )
+        hint = "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead)
+        raise LegroomError("; ".join(problem.message for problem in fatal), hint)
     target = _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count)
     first = plan_on_named_card(target, deployment.args)
     fitting, why = first, "it fits as it is"
@@ -161,9 +153,8 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
             working, key=lambda each: ("model" in each.flags, each.plan.layout.headroom_bytes < headroom), default=None
         )
         if advice is None:
-            raise NoRestartCommand(
-                f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size"
-            )
+            hint = "see legroom plan and legroom size"
+            raise NoRestartCommand(f"no change of flags makes it fit: {first.reason}", hint)
         fitting, why = advice.plan, advice.why
     holds = max(1, int(fitting.memory.kv.max_concurrency))
     if holds < fitting.settings.max_num_seqs:

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from legroom.deployments.deployment import deployment_from_command
-from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, basename, server_start
+from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, is_given, other_value
 from legroom.vllm.command_line import without_secrets
+from legroom.vllm.parse import split_assignments
 
 _NO_VLLM = 44
 _VERSION = f"""
@@ -68,7 +69,9 @@ class ServerCommand:
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
     """Parses the words after `legroom run --`. `vllm` is the release that the user names."""
-    env, rest = _split_assignments(words)
+    # `env NAME=value` is the same without `env`.
+    env, rest = split_assignments(words[1:] if words and basename(words[0]) == "env" else words)
+    rest = rest if env else list(words)
     at = _server_index(rest)
     its_env = {**environ, **env}
     if shutil.which(rest[0], path=its_env.get("PATH")) is None:
@@ -135,18 +138,6 @@ def _interpreter_of_script(script: Path) -> str | None:
     if words and basename(words[0]) == "env":
         words = [shutil.which(words[-1]) or ""]
     return words[0] or None if words else None
-
-
-def _split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The leading NAME=value words as variables, and the words after them; a leading `env` is dropped."""
-    env: dict[str, str] = {}
-    rest = list(words)
-    if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
-        rest.pop(0)  # `env NAME=value` is the same without `env`
-    while rest and (assignment := ASSIGNMENT.fullmatch(rest[0])):
-        env[assignment[1]] = assignment[2]
-        rest.pop(0)
-    return env, rest
 
 
 def _server_index(words: list[str]) -> int:

@@ -178,7 +178,7 @@ class ParsedArgs:
 
 def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serve") -> ParsedArgs:
     """Parse `vllm serve MODEL ...`, `python -m vllm.entrypoints.openai.api_server ...`, or the flags alone."""
-    env, rest, positional_model = _strip_head(list(tokens))
+    env, rest, positional_model = _strip_head(tokens)
     reader = FlagReader(release, rest)
     while reader.at < len(rest):
         _read_token(reader)
@@ -194,12 +194,15 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
     return ParsedArgs(reader.to_args(usage, env), tuple(reader.problems))
 
 
-def _strip_head(tokens: list[str]) -> tuple[dict[str, str], list[str], bool]:
+def split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The leading NAME=value words as variables, and the words after them."""
+    count = next((i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
+    return dict(word.partition("=")[::2] for word in words[:count]), list(words[count:])
+
+
+def _strip_head(tokens: Sequence[str]) -> tuple[dict[str, str], list[str], bool]:
     """Environment assignments, the tokens after the server's name, and whether a bare word is the model."""
-    env: dict[str, str] = {}
-    while tokens and _ASSIGNMENT.fullmatch(tokens[0]):
-        name, _, value = tokens.pop(0).partition("=")
-        env[name] = value
+    env, tokens = split_assignments(tokens)
     for i, token in enumerate(tokens[:12]):
         if token == "serve" and i and tokens[i - 1].rpartition("/")[2] == "vllm":
             return env, tokens[i + 1 :], True

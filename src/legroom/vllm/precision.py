@@ -29,9 +29,8 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
     elif asked in _DTYPES:
         stored = _DTYPES[asked]
     else:
-        raise LegroomError(
-            f"--dtype {args.dtype} is not a precision vLLM knows", "use one of auto, " + ", ".join(_DTYPES)
-        )
+        hint = "use one of auto, " + ", ".join(_DTYPES)
+        raise LegroomError(f"--dtype {args.dtype} is not a precision vLLM knows", hint)
     return stored, ""
 
 

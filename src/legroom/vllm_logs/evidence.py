@@ -118,7 +118,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
                 line.time,
                 line.at,
                 is_warning,
-                message.role == "told",
+                message.role == "told" or (message.role == "milestone" and _is_mention(line, match.start())),
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )
@@ -130,6 +130,15 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         covered.add("exception")
     banner = "server_banner" in ids  # printed settings may name functions that are not running
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
+
+
+def _is_mention(line: LogLine, start: int) -> bool:
+    """Whether a message stands inside a sentence, so that its place does not tell when it was printed."""
+    return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
+
+
+_FEWEST_WORDS_BEFORE = 4
+"""A bullet, a label or a time of another logger stands before a pasted line; a sentence has more words."""
 
 
 _COVERED_BY = {

@@ -172,6 +172,7 @@ _PREFIXES = tuple(
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]{1,120}:\d+\] ?",
     )
 )
+_SERVICE = re.compile(r"\s{0,4}(?:([\w./@-]{1,80})\s{0,8}\| |\[(pod/[^\]\s]{1,200})\] )")
 _PROCESS = re.compile(
     r"\(?(?P<label>\w{1,40})(?: rank=(?P<rank>\d+))? ?(?:TP(?P<tp>\d+) )?pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)? ?"
 )
@@ -215,6 +216,12 @@ def read_line(number: int, raw: str) -> LogLine:
         _time_of_line(head),
         f"{at[1]}{at[2].rpartition('/')[2]}" if at else "",
     )
+
+
+def service_name(raw: str) -> str:
+    """The service or pod that `docker compose logs` or `kubectl logs --prefix` puts in front of a line; else empty."""
+    match = _SERVICE.match(raw[:300])
+    return (match[1] or match[2]) if match else ""
 
 
 def server_text(raw: str) -> str:

@@ -35,9 +35,8 @@ def pieces_of_file(path: str) -> Iterator[bytes]:
     """The bytes of a log file, decompressed where it is gzip or zstd."""
     where = Path(path).expanduser()
     if where.is_dir():
-        raise LegroomError(
-            f"{path} is a directory", f"name a log file in it: legroom diagnose {path.rstrip('/')}/*.log"
-        )
+        hint = f"name a log file in it: legroom diagnose {path.rstrip('/')}/*.log"
+        raise LegroomError(f"{path} is a directory", hint)
     try:
         stream = where.open("rb")
     except FileNotFoundError:
@@ -131,9 +130,8 @@ def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
     try:
         import zstandard
     except ImportError:
-        raise LegroomError(
-            f"{name} is packed with zstd", "pip install 'legroom[scan]', or unpack it with zstd -d"
-        ) from None
+        hint = "pip install 'legroom[scan]', or unpack it with zstd -d"
+        raise LegroomError(f"{name} is packed with zstd", hint) from None
     reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     return reader, name, zstandard.ZstdError
 

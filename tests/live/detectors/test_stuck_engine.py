@@ -11,7 +11,7 @@ def test_an_engine_whose_figures_stand_still_while_requests_run_is_stuck() -> No
     findings = server.scrapes(3, running=4, kv_use=0.2)
     assert findings[:2] == [None, None]
     assert findings[2] is not None and findings[2].restart_helps
-    assert findings[2].reason == "4 requests run, and for 15 s no token came and no other figure moved"
+    assert "4 requests" in findings[2].reason and "15 s" in findings[2].reason
 
 
 def test_a_long_prefill_moves_the_pool_and_is_not_stuck() -> None:
@@ -54,8 +54,7 @@ def test_an_engine_that_is_stopped_while_nothing_runs_is_found_before_a_request_
     server.others["stopped_engines"] = 1
     finding = server.scrapes(3)[2]
     assert finding is not None and (finding.severity, finding.restart_helps) == ("critical", True)
-    assert finding.title == "The engine is stopped"
-    assert finding.reason.startswith("a process of it is stopped (SIGSTOP)")
+    assert "stopped" in finding.title and "SIGSTOP" in finding.reason
 
 
 def test_an_engine_that_is_let_go_on_is_no_longer_stopped() -> None:

@@ -29,6 +29,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_startup_check,
         _assess_orphans,
         _assess_free_memory_change,
+        _assess_neighbour_start,
         _assess_wrong_device,
         _assess_unequal_ranks,
         _assess_torch_process_list,
@@ -69,7 +70,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
     """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
-    if is_shown or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
+    if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
         return False
     return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
@@ -100,6 +101,25 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
         "in between, so the measurement is worthless and vLLM stops."
     )
     return Assessment(0.85, proof(error), why)
+
+
+def _assess_neighbour_start(case: Case) -> Assessment | None:
+    """A service that loaded on the same card while this one measured took more than the pool lacks; else None."""
+    pool, own = case.startup.available_kv_bytes, case.startup.first_line
+    if pool is None or pool > 0:
+        return None
+    taken = sum(
+        (other.weights_bytes or 0) + max(other.available_kv_bytes or 0, 0) + (other.graph_bytes or 0)
+        for other in case.neighbours
+        if other.last_line > own
+    )
+    if not taken or taken < -pool:
+        return None
+    why = (
+        f"Another service of this log took {gib(taken)} while this one started; on the same card that is charged to "
+        f"this one's share, which is {gib(-pool)} short."
+    )
+    return Assessment(0.95, proof(case.last("available_kv"), case.first("no_cache_blocks")), why)
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
@@ -203,6 +223,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         "process on the card, so a neighbour or an orphaned worker is charged to this one."
     )
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
+    charging = charging or case.has("several_servers")
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
 
 
@@ -242,6 +263,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
+        if case.neighbours:
+            yield in_turn
         yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         again = known_fix("start_again")
@@ -341,9 +364,8 @@ def utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
     why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
-    return planner.first_change_that_fits("lower_util", lower, why, trades="a smaller KV pool") or planner.plan_change(
-        "lower_util", lower[0], why, trades="a smaller KV pool"
-    )
+    fitting = planner.first_change_that_fits("lower_util", lower, why, trades="a smaller KV pool")
+    return fitting or planner.lower_utilization_or_len(share, why)
 
 
 CAUSE = Cause(

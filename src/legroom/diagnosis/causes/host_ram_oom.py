@@ -24,7 +24,7 @@ _CERTAIN = (
     "cannot_allocate",
     "too_large_swap",
 )
-_LIKELY = ("oom_killer", "bus_error", "core_bus_error", "host_ram_told")
+_LIKELY = ("oom_killer", "bus_error", "core_bus_error", "host_ram_told", "cpu_share_told")
 _POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
 _REFUSED_PIN = "CUDA error: invalid argument"
@@ -45,6 +45,10 @@ def examine(case: Case) -> Assessment | None:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
         return Assessment(0.92, proof(shares), why)
+    if pinned := _pinned_beyond_ram(case):
+        each, ranks, host = pinned
+        why = f"{ranks} ranks pin {gib(each)} of host RAM each, {gib(ranks * each)} together; the host has {gib(host)}."
+        return Assessment(0.9, proof(case.last("lmcache_size"), case.first("host_ram")), why)
     for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_WEAK, 0.35)):
         error = case.first(*ids)
         if error is not None and error.id in _POSSIBLE and error.role != "host":
@@ -85,6 +89,15 @@ def examine(case: Case) -> Assessment | None:
     return None
 
 
+def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
+    """Bytes each rank pins (LMCache, swap, offload), the ranks, and the RAM where that is less; else None."""
+    args = case.startup.args
+    buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
+    size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)
+    ram = max((item.number("ram_bytes") or 0 for item in case.all("host_ram")), default=0)
+    return (size, args.engine_ranks, ram) if 0 < ram <= size * args.engine_ranks and not case.is_oom else None
+
+
 def _suggests_kill(case: Case, ended: Evidence) -> bool:
     """Whether a process's end may be an OOM kill: Ray names it; an engine must have logged start-up steps."""
     return ended.id == "ray_worker_died" or bool(case.milestones)
@@ -121,6 +134,11 @@ def _explanation(case: Case) -> str:
     if shm and left:
         piece = f" for a segment of {shm.number('segment_count') or 0:,} bytes" if "segment_count" in shm.facts else ""
         return f"/dev/shm has no room left{piece}: what earlier processes left behind in it has filled it."
+    if case.first("cpu_share_told"):
+        return (
+            "The CPU backend takes its share of the machine's RAM, whatever the limit of its container: it asks for "
+            "more than the container may have."
+        )
     if case.first("host_ram_told"):
         return "The text says that the host's RAM is used up; no GPU setting changes that."
     if shm:
@@ -167,6 +185,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_check_failure(case):
         yield _smaller_cpu_pool_fix(planner, shares)
+    if pinned := _pinned_beyond_ram(case):
+        yield _smaller_pinned_fix(planner, *pinned)
+    if case.has("cpu_share_told"):
+        yield known_fix("cpu_pool_in_bytes")
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
         yield known_fix("larger_shm")
         return
@@ -203,6 +225,14 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         half = float(int(args.cpu_offload_gb // 2))
         why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
         yield planner.plan_change("cpu_offload", {"cpu_offload_gb": half or None}, why)
+
+
+def _smaller_pinned_fix(planner: FixPlanner, size: int, ranks: int, ram: int) -> Fix:
+    """What each rank may pin where three quarters of the RAM are shared evenly."""
+    each = ram * 3 // 4 // ranks // GIB
+    names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if planner.case.has("lmcache_size") else "--swap-space"
+    why = f"Every rank pins its own buffer: {ranks} x {gib(size)} are more than {gib(ram)}."
+    return Fix("more_host_ram_or_shm", why, steps=(f"{names} of {each} GB or less, which is {each * ranks} GB in all",))
 
 
 def _mmap_fix(case: Case) -> Fix:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, advised_share_fix
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
 from legroom.diagnosis.fixes.step_savings import savings_fix
@@ -67,6 +67,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     """max_model_len in tokens, and the needed and available KV bytes."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
+    has = has if has is not None or needed is None else case.startup.available_kv_bytes
     return wanted or case.startup.args.max_model_len, needed, has
 
 
@@ -113,13 +114,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     needed = planner.case.number("kv_bytes_short", "needed_bytes") or 0
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
+    short = _pool_shortage_bytes(planner)
+    yield advised_share_fix(planner, short or 0)
     if is_limit:
         yield larger
-    short = _pool_shortage_bytes(planner)
     if _is_hardly_usable(planner.case) or (planner.failed_plan is None and _length_independent_bytes(planner.case)):
         yield from _fixes_that_keep_the_length(planner, fits, short or 0)
     share = {"gpu_memory_utilization": MAX_UTILIZATION}
-    if not fits and short is None and planner.utilization_known and planner.utilization < MAX_UTILIZATION:
+    # Who asks for less than half of a card shares it: the rest is not free.
+    if not fits and short is None and planner.utilization_known and 0.5 <= planner.utilization < MAX_UTILIZATION:
         why = "How much is missing is not printed; a small part is in what the share leaves of the card."
         yield planner.plan_change("raise_util", share, why) if planner.failed_plan is None else None
     yield _shorter_len_fix(planner) or _shorter_share_fix(planner)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, advised_share_fix
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
@@ -109,6 +109,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield _without_block_override_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
+        if planner.failed_plan is None:
+            yield known_fix("measured_pool")  # of how many such pieces the pool consists is not known
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
         yield known_fix("measured_pool")
         return
@@ -121,6 +123,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         return
     yield larger_pool_fix(planner)
+    yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
         yield from _planned_fixes(planner)
         return
@@ -186,7 +189,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
-    combined = None
+    combined, missing = None, -(planner.accounting.pool_bytes or 0)
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     is_sure = combined is not None and combined.plan is not None and combined.plan.verdict == "fits"
@@ -198,6 +201,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     yield combined
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
+    elif not any(single) and combined is None and 0 < missing < GIB:
+        yield savings_fix(planner, missing)
     elif not any(single) and combined is None:
         yield other_hardware(planner)
 
@@ -275,9 +280,11 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         return None  # the numbers are there, and they say that the card has no room
     if planner.utilization >= MAX_UTILIZATION:
         return None
+    # Who asks for less than half of a card shares it: the rest is not free.
+    share = MAX_UTILIZATION if planner.utilization >= 0.5 else round(2 * planner.utilization, 3)
     return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": MAX_UTILIZATION},
+        {"gpu_memory_utilization": share},
         "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
         steps=DECIDING_STEPS,

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.units import GIB, MIB, gib
 
 
@@ -58,6 +59,7 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
+    yield _without_draft_fix(planner)
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
@@ -73,6 +75,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         yield more
     yield _cpu_offload_fix(planner)
+
+
+def _without_draft_fix(planner: FixPlanner) -> Fix | None:
+    """No draft model, where the weights of the main model alone are below the card; its head is loaded after them."""
+    has_draft = planner.known.args.speculative_config is not None or planner.case.has("spec_on", "spec_told")
+    total, weights = planner.total_bytes, planner.accounting.weights_bytes
+    if not has_draft or total is None or weights is None or weights > total - BESIDE_BYTES // 2:
+        return None
+    steps = ("or a checkpoint whose draft head is quantized, or shares embedding and lm_head with the model",)
+    return replace(known_fix("no_draft_model"), steps=steps, is_unplanned=not planner.flags_known)
 
 
 def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:

@@ -11,7 +11,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
-from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
 
@@ -43,12 +43,12 @@ _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 
 
 def checked_fixes(
-    planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = ()
+    planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = (), *, is_memory: bool = True
 ) -> tuple[Fix, ...]:
     """The fixes that pass, a certain one before a tight first one; more GPUs last where their number is known."""
     forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
-    for fix in (_reported_fix(planner), *fixes):
+    for fix in (_reported_fix(planner) if is_memory else None, *fixes):
         if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
         checked = _check_fix(planner, fix)
@@ -63,16 +63,28 @@ def checked_fixes(
 
 
 def _reported_fix(planner: FixPlanner) -> Fix | None:
-    """The first setting with which the server started by the text's own words; None without one."""
-    flags = next(({name: value} for name, value, worked in planner.case.reported if worked), None)
-    why = "The text itself says that this worked."
-    return Fix("other_engine_feature_off", why, flags, proven=True) if flags and planner.case.is_oom else None
+    """The first change with which the server started by the text's own words; None without one."""
+    for settings, worked in planner.case.reported:
+        flags = {name: value for name, value in settings.items() if not name.isupper()}
+        env = {name: str(value) for name, value in settings.items() if name.isupper()}
+        if worked and not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None):
+            why = "The text itself says that this worked."
+            return Fix("other_engine_feature_off", why, flags, env, proven=True)
+        if worked and None in flags.values():
+            flags = {name: value for name, value in flags.items() if value is None}
+            why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
+            return Fix("other_engine_feature_off", why, flags, proven=True)
+    return None
 
 
 def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     """Whether the text says that the server failed with this too; a lower share has to be below a share that failed."""
-    failed = {name: value for name, value, worked in planner.case.reported if not worked}
-    share = failed.get("gpu_memory_utilization")
+    failed = {
+        name: value for settings, worked in planner.case.reported if not worked for name, value in settings.items()
+    }
+    share, least = failed.get("gpu_memory_utilization"), planner.case.too_small_share
+    if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
+        return True  # an earlier attempt had no room for its pool at this share
     if fix.kind == "lower_util" and share is not None and fix.flags.keys() == {"gpu_memory_utilization"}:
         return bool(fix.flags["gpu_memory_utilization"] >= share)
     return bool(fix.flags) and all(name in failed and failed[name] == value for name, value in fix.flags.items())
@@ -81,7 +93,7 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
     """Whether a fix does nothing but what a dead end of the same finding warns of."""
     verb, name, bound = rule.groups()
-    is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom")
+    is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom", "cpu_below_desired", "cpu_kv_short")
     if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven:
         return False
     value, now = fix.flags[name], planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name)
@@ -139,7 +151,12 @@ def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
 
 def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
     """The fix without the values that the failed run already had, given or by default; its kind is of what is left."""
-    flags = {name: value for name, value in fix.flags.items() if not _is_in_force(planner, name, value)}
+    is_said = fix.is_unplanned or (fix.proven and bool(planner.case.reported))
+    flags = {
+        name: value
+        for name, value in fix.flags.items()
+        if (is_said and value is None) or not _is_in_force(planner, name, value)
+    }
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:
         return replace(fix, kind=_kind_of(planner, fix))
@@ -167,10 +184,12 @@ def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
 def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
     memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
-    if fix.plan is not None or fix.proven or not memory_flags:
+    if fix.plan is not None or fix.proven or fix.is_unplanned or not memory_flags:
         return fix
     if planner.failed_plan is not None:
         made = planner.plan_with(memory_flags)
+        if made is None and not planner.known.ranks_known and not planner.failed_plan.starts:
+            return replace(fix, is_unplanned=True)  # the failed run itself does not start on so few ranks
         return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
     return None if planner.accounting.refuses(memory_flags) else fix
 
@@ -204,7 +223,7 @@ def unexplained_bytes(case: Case, fix: Fix) -> int:
 
 def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
     """What a fix rests on: a plan that shows the failure, figures of the log, a look-alike or experience."""
-    if unexplained_bytes(planner.case, fix):
+    if unexplained_bytes(planner.case, fix) or fix.is_unplanned:
         return "experience"
     if fix.proven or not is_memory:
         return "figures" if fix.proven else "lookalike"

@@ -122,7 +122,7 @@ class FixPlanner:
     @property
     def utilization_known(self) -> bool:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
-        if self.case.has("free_below_desired") or self.known.args.gpu_memory_utilization is not None:
+        if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
         return self.flags_known
 
@@ -134,13 +134,14 @@ class FixPlanner:
     @property
     def utilization(self) -> float:
         """gpu_memory_utilization of the failed run."""
-        check = self.case.first("free_below_desired")
-        printed = check.facts.get("utilization_ratio") if check else None
-        if isinstance(printed, float):
-            return printed
-        given = self.known.args.gpu_memory_utilization
-        if given is not None:
-            return given
+        check, compared = self.case.first("free_below_desired"), self.case.first("graph_share")
+        for share in (
+            check.facts.get("utilization_ratio") if check else None,
+            self.known.args.gpu_memory_utilization,
+            compared.facts.get("given_ratio") if compared else None,
+        ):
+            if isinstance(share, float):
+                return share
         return self.default_utilization if self.known.release_known else 0.9
 
     def in_force(self, name: str) -> Any:
@@ -345,7 +346,7 @@ class FixPlanner:
         proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
         return self.first_change_that_fits(
             "lower_util", proposals, why, trades="a smaller KV pool"
-        ) or self._lower_utilization_or_len(value, why)
+        ) or self.lower_utilization_or_len(value, why)
 
     def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str) -> Fix | None:
         """A smaller kv_cache_memory_bytes; vLLM ignores the utilization where that is set."""
@@ -358,16 +359,42 @@ class FixPlanner:
             else None
         )
 
-    def _lower_utilization_or_len(self, share: float, why: str) -> Fix | None:
+    def lower_utilization_or_len(self, share: float, why: str) -> Fix | None:
         """A lower utilization, with a shorter max_model_len where the pool would not hold one request."""
         flags: dict[str, Any] = {"gpu_memory_utilization": round(share, 2)}
         lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool")
-        length = self.accounting.longest_at(share)
-        if lower is not None or self.failed_plan is not None or length is None:
+        if lower is not None:
             return lower
-        why += f" A pool that much smaller holds one request of {length:,} tokens."
-        flags["max_model_len"] = length
-        return self.plan_change("lower_util", flags, why, trades="a smaller KV pool and shorter requests")
+        made = self._plan_as_asked(flags)
+        length = self.accounting.longest_at(share) if self.failed_plan is None else self._longest_planned(made, flags)
+        if length is not None:
+            why += f" A pool that much smaller holds one request of {length:,} tokens."
+            flags["max_model_len"] = length
+            return self.plan_change("lower_util", flags, why, trades="a smaller KV pool and shorter requests")
+        if made is None or self.flags_known or made.layout.kv_cache.high <= 0:
+            return None
+        # The plan has the defaults of every flag that the text does not show, and only they make its pool too small.
+        steps = ("if the smaller pool is refused: a shorter --max-model-len, and fewer --max-num-seqs",)
+        line = self.command(flags)
+        return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", command=line, is_unplanned=True)
+
+    def _plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
+        """The failed run's plan with these flags, whether it starts or not; None where there is none."""
+        from legroom.planning.plan import plan
+
+        try:
+            base = self.failed_plan
+            return plan(base.target, replace(base.args, **flags)) if base is not None else None
+        except NOT_PLANNABLE:
+            return None
+
+    def _longest_planned(self, made: Plan | None, flags: Mapping[str, Any]) -> int | None:
+        """The longest max_model_len with which the plan of these flags starts; None where none of use does."""
+        from legroom.planning.levers import LEVERS
+
+        shorter = next(lever for lever in LEVERS if lever.name == "shorter context")
+        proposals = shorter.propose(made) if made is not None else ()
+        return next((change["max_model_len"] for change in proposals if self.plan_with({**flags, **change})), None)
 
     def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
         """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
@@ -388,6 +415,19 @@ class FixPlanner:
             return fix
         step = f"add {value - self.utilization:.2g} to --gpu-memory-utilization: {value:g} where it was not given"
         return replace(fix, flags={}, command=(), steps=(step,))
+
+
+def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
+    """The gpu_memory_utilization that vLLM's own line about CUDA graphs names; None where it gives too little."""
+    printed = planner.case.first("graph_share")
+    advised, total = printed.facts.get("advised_ratio") if printed else None, planner.total_bytes
+    if not isinstance(advised, float) or advised <= planner.utilization:
+        return None
+    if total is not None and (advised - planner.utilization) * total < short_bytes:
+        return None
+    why = "vLLM counts CUDA graphs inside the share, and names the share that leaves the pool of earlier releases."
+    steps = ("or keep the share and set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: graphs are not counted then",)
+    return Fix("raise_util", why, {"gpu_memory_utilization": advised}, steps=steps, proven=True)
 
 
 def _caveat_without_log(made: Plan) -> str:

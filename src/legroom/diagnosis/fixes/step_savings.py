@@ -49,11 +49,16 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
     if not planner.known.args.enforce_eager:
         flags["enforce_eager"] = True
     share = f"{flags['gpu_memory_utilization']:g} of the card"
-    return planner.plan_change(
-        "raise_util",
-        flags,
+    why, trades = (
         f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
         "graphs have to become smaller too.",
-        steps=() if is_known else DECIDING_STEPS,
-        trades="slower decoding, and long prompts take more steps",
+        "slower decoding, and long prompts take more steps",
     )
+    steps: tuple[str, ...] = () if is_known else DECIDING_STEPS
+    fix = planner.plan_change("raise_util", flags, why, steps=steps, trades=trades)
+    if fix is not None or planner.failed_plan is None:
+        return fix
+    # The pool is measured, and what the plan adds to it is not: it misses by less than that.
+    steps = ("with a --max-model-len as short as your requests: the pool will be small",)
+    line = planner.command(flags)
+    return Fix("raise_util", why, flags, steps=steps, trades=trades, command=line, is_unplanned=True)

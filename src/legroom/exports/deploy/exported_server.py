@@ -33,7 +33,7 @@ from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
 from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
-from legroom.units import GIB, parse_speed
+from legroom.units import GIB, parse_speed, parse_whole
 from legroom.vllm.parse import parse_flags
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
@@ -169,24 +169,16 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         hint = "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat"
         raise LegroomError(f"--name {name!r} is not a name", hint)
+    drain = options.get("drain")
     return ServerOptions(
         name=name,
         disk_bytes_s=parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
         download_bytes_s=parse_speed(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
-        drain_s=_parsed_seconds(options.get("drain"), DRAIN_S),
+        drain_s=DRAIN_S if drain is None else parse_whole(drain, "--drain", 0, 99_999),
         guard=bool(options.get("with_guard")),
         sidecar=bool(options.get("with_sidecar")),
         image=options.get("image"),
     )
-
-
-def _parsed_seconds(text: str | None, default: int) -> int:
-    """The seconds of --drain, or the default where it is not given; LegroomError if it is no whole number."""
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise LegroomError(f"--drain {text!r} is not a number of seconds", "write it like --drain 120")
-    return int(text)
 
 
 def planned_server(

@@ -30,6 +30,7 @@ from legroom.exports.deploy.flag_comments import WRITTEN
 from legroom.exports.deploy.named_paths import create_commands, paths_on_node
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
+from legroom.units import parse_whole
 
 NAME = "kubernetes"
 HELP = "a Deployment (a LeaderWorkerSet or RayCluster where it spans nodes), its Service and the claim for its cache"
@@ -70,12 +71,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
 def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
     """The option as a number from 1 to 9,999, or the default where it is not given; LegroomError otherwise."""
     text = options.get(name)
-    if text is None:
-        return default
-    if not (str(text).isascii() and str(text).isdigit() and 0 < int(text) < 10_000):
-        flag = "--" + name.replace("_", "-")
-        raise LegroomError(f"{flag} {text!r} is not a number of at least 1", f"write it like {flag} 4")
-    return int(text)
+    return default if text is None else parse_whole(str(text), "--" + name.replace("_", "-"), 1, 9_999)
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -95,9 +91,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--network-policy", action="store_true", help=about)
     group.add_argument("--autoscale", metavar="N", help="scale up to N replicas, on waiting requests and KV use")
     group.add_argument("--scaler", choices=("hpa", "keda"), help="what scales it (default: keda)")
-    group.add_argument(
-        "--prometheus-url", metavar="URL", help="where KEDA asks (default: http://prometheus-operated:9090)"
-    )
+    group.add_argument("--prometheus-url", metavar="URL", help="for KEDA (default: http://prometheus-operated:9090)")
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:

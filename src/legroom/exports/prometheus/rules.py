@@ -48,11 +48,9 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]
 def add_options(parser: Any) -> None:
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument(
-        "--target", action="append", metavar="HOST:PORT", help="servers to scrape (default: localhost, the plan's port)"
+        "--target", action="append", metavar="HOST:PORT", help="servers (default: localhost, the plan's port)"
     )
-    parser.add_argument(
-        "--guard", action="append", metavar="HOST:PORT", help="a guard's proxy to scrape (a middleware needs none)"
-    )
+    parser.add_argument("--guard", action="append", metavar="HOST:PORT", help="a guard's proxy to scrape")
     parser.add_argument("--watch", action="append", metavar="HOST:PORT", help="a legroom watch --daemon to scrape")
     parser.add_argument(
         "--runbook-base",
@@ -61,18 +59,10 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
-    parser.add_argument(
-        "--disk-speed", metavar="SPEED", help="how fast weights are read: a start may take that long (default: 200MB/s)"
-    )
-    parser.add_argument(
-        "--batch", metavar="LABELS", help='servers that work off a backlog, full by design: job="vllm-batch"'
-    )
-    parser.add_argument(
-        "--operator", action="store_true", help="a PrometheusRule and a PodMonitor for the Prometheus operator instead"
-    )
-    parser.add_argument(
-        "--monitor", choices=("pod", "service"), default="pod", help="with --operator: a PodMonitor or a ServiceMonitor"
-    )
+    parser.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
+    parser.add_argument("--batch", metavar="LABELS", help='servers full by design: job="vllm-batch"')
+    parser.add_argument("--operator", action="store_true", help="a PrometheusRule and a PodMonitor instead")
+    parser.add_argument("--monitor", choices=("pod", "service"), default="pod", help="with --operator: which monitor")
     parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
     parser.add_argument(
         "--operator-label",

@@ -14,25 +14,24 @@ from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_value, flag_word, has_open_words
 from legroom.lint.rules.container_start import runs_plain_image
-from legroom.vllm.args import other_value
+from legroom.vllm.args import ServeArgs, other_value
 
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE")
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE", "HF_HUB_OFFLINE")
 _PATH_FLAGS = ("--chat-template", "--tokenizer", "--ssl-keyfile", "--ssl-certfile", "--tool-parser-plugin", "--config")
 _WITHOUT_CONTROLLER = ("Kubernetes Deployment", "Kubernetes StatefulSet", "compose service", "a docker", "a podman")
 """How files are read in which the mounts are all that a container gets: KServe adds its own."""
 _IN_IMAGE = re.compile(r"/(vllm-workspace|usr|opt|etc|dev|proc)/|/dev/")
 
 
-@checks(StartedServer, "cache-lost", "path-missing", "model-gated")
+@checks(StartedServer, "cache-lost", "path-missing")
 def weights_of_hub(server: StartedServer, context: Context) -> Findings:
-    """A model of the Hub in vLLM's own image whose cache no volume holds, or that takes a token."""
+    """A model of the Hub in vLLM's own image whose cache no volume holds."""
     args = context.parsed_args(server).args
     is_of_hub = is_hub_id(args.model) and not has_open_words(server, ("model",))
     if server.mounts is None or not is_of_hub or not is_published_by_vllm(server.image) or server.is_release_assumed:
         return
-    named = next((server.env[name].text for name in _CACHE_VARIABLES if name in server.env), "")
-    folder = other_value(args, "--download-dir") or named or "/root/.cache/huggingface"
+    folder = _cache_folder(server, args)
     mount = _mount_that_holds(server.mounts, folder)
     is_offline = server.may_have_variable("HF_HUB_OFFLINE")
     is_told = "$" not in "".join((folder, *(each.path for each in server.mounts)))
@@ -44,14 +43,30 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
     if is_told and mount is None and offline is not None and offline.text.lower() in ("1", "true", "yes"):
         message = f"HF_HUB_OFFLINE forbids the download of {args.model}, and no volume holds {folder}"
         yield finding("path-missing", server.place_of(offline), message, f"mount the weights at {folder}")
-    # A cache of the host may hold the token of `hf auth login`, and the weights.
-    is_cached = mount is not None and mount.holds == "host"
+
+
+@checks(StartedServer, "model-gated")
+def gated_model_without_token(server: StartedServer, context: Context) -> Findings:
+    """A gated model in a container or a unit that gets no token for the Hub."""
+    args = context.parsed_args(server).args
+    is_container = server.mounts is not None and is_published_by_vllm(server.image) and not server.is_release_assumed
     has_token = server.may_have_variable(*_TOKENS) or flag_word(server, "--hf-token")
-    if _is_gated(args.model) and is_told and not is_offline and not has_token:
-        word = next((word for word in server.words if word.text.endswith(args.model)), server.words[0])
-        message = f"{args.model} is gated, and the container gets no token: the Hub answers 401"
-        found = finding("model-gated", server.place_of(word), message, "set HF_TOKEN from a Secret", len(args.model))
-        yield replace(found, severity="note") if is_cached else found
+    is_judged = (is_container or server.runs == "systemd") and not has_token and not has_open_words(server, ("model",))
+    if not is_judged or not args.model or not _gated_models().match(args.model):
+        return
+    mount = _mount_that_holds(server.mounts or (), _cache_folder(server, args))
+    # A cache of the host may hold the token of `hf auth login`, and the weights.
+    is_cached = not is_container or (mount is not None and mount.holds == "host")
+    word = next((word for word in server.words if word.text.endswith(args.model)), server.words[0])
+    message = f"{args.model} is gated, and the server gets no token: the Hub answers 401"
+    found = finding("model-gated", server.place_of(word), message, "set HF_TOKEN from a Secret", len(args.model))
+    yield replace(found, severity="note") if is_cached else found
+
+
+def _cache_folder(server: StartedServer, args: ServeArgs) -> str:
+    """Where the server looks for the weights of a model of the Hub, and downloads them to."""
+    named = next((server.env[name].text for name in _CACHE_VARIABLES if name in server.env), "")
+    return other_value(args, "--download-dir") or named or "/root/.cache/huggingface"
 
 
 def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
@@ -69,11 +84,6 @@ def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
 @cache
 def _gated_models() -> re.Pattern[str]:
     return re.compile("|".join(read_data("model_access.json")["gated"]), re.IGNORECASE)
-
-
-def _is_gated(model: str) -> bool:
-    """Whether the Hub gives the model only to accounts that were granted access."""
-    return _gated_models().match(model) is not None
 
 
 @checks(StartedServer, "path-missing")

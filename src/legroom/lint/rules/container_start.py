@@ -110,10 +110,15 @@ def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
     return ""
 
 
+def _is_whole(server: StartedServer) -> bool:
+    """Whether the file tells more of a container than its command: it is no excerpt."""
+    return server.mounts is not None or bool(server.probes) or server.start_limit is not None
+
+
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = server.mounts is None and not server.probes
+    is_excerpt = server.mounts is None and not server.probes and server.start_limit is None
     if (
         not is_excerpt
         and is_server_image(server.image)
@@ -122,3 +127,16 @@ def image_without_release(server: StartedServer, context: Context) -> Findings:
     ):
         message = f"{server.image} is another release after the next pull"
         yield finding("image-moving", server.place, message, "name a release, such as vllm/vllm-openai:v0.20.0")
+
+
+@checks(StartedServer, "release-unsafe")
+def release_with_known_holes(server: StartedServer, context: Context) -> Findings:
+    """A release with a hole that whoever reaches the port can use."""
+    if not server.named_release or context.is_release_given or not _is_whole(server):
+        return
+    has_key = flag_word(server, "--api-key") is not None or _KEY_VARIABLE in {*server.env, *server.other_env}
+    for row in read_data("release_holes.json")["rows"]:
+        if context.release_of(server).before(row["fixed_in"]) and (has_key or not row.get("needs_key")):
+            message = f"{row['message']} before {row['fixed_in']} ({row['id']})"
+            yield finding("release-unsafe", server.place, message, f"use {row['fixed_in']} or later")
+            return

@@ -190,15 +190,11 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
     is_spread = is_spread or not server.env.keys().isdisjoint(("RAY_ADDRESS", "VLLM_HOST_IP"))
     if ranks > 1 and not is_spread and flag_word(server, "--disable-custom-all-reduce", "--nnodes") is None:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
+        beside = f"expandable segments beside custom all-reduce of {ranks} ranks"
         if release.within("0.21.0", "0.28.0"):
-            message = (
-                f"expandable segments break custom all-reduce of {ranks} ranks in vLLM {release} ('invalid argument')"
-            )
+            message = f"{beside} break the start of vLLM {release} ('invalid argument')"
             # A warning: only GPUs with peer access use custom all-reduce, and no file says whether they have it.
             yield finding("allocator-breaks", place, message, instead, is_certain=False)
         else:
-            message = (
-                f"expandable segments beside custom all-reduce of {ranks} ranks: the start fails in vLLM 0.21.0 to "
-                f"0.28.0, and IPC handles are shared in {release} too"
-            )
+            message = f"{beside}: vLLM 0.21.0 to 0.28.0 does not start, and {release} shares IPC handles too"
             yield finding("allocator-clash", place, message, instead)

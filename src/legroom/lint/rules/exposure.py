@@ -22,24 +22,19 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
     args = context.parsed_args(server).args
     if server.launcher or not server.words or not server.in_container or flag_word(server, "--config"):
         return
-    declared = server.declared_port
-    if declared is not None and declared.port.isdecimal() and served_port(args) not in ("", declared.port):
-        message = f"containerPort is {declared.port}, and the server listens on {served_port(args)}"
-        found = finding("port-unreachable", declared.place, message, f"write containerPort: {served_port(args)}")
-        yield replace(found, severity="note")
-    host = other_value(args, "--host") or ""
+    host, port = other_value(args, "--host") or "", served_port(args)
     is_published = server.published or any(probe.port for probe in server.probes if probe.kind == "readiness")
     if host in _LOOPBACK and is_published:
         message = f"--host {host} listens inside the container alone: nothing outside reaches the server"
         yield finding("port-unreachable", flag_place(server, "--host"), message, "write --host 0.0.0.0")
-    port, ports = served_port(args), [published.port for published in server.published]
-    if not ports or not port.isdecimal() or not all(map(str.isdecimal, ports)) or port in ports:
-        return
-    if not has_open_words(server, ("port",)) and len(ports) == 1:
-        message = f"port {ports[0]} of the container is published, and the server listens on {port}"
-        yield finding(
-            "port-unreachable", server.published[0].place, message, f"publish {port}, or add --port {ports[0]}"
-        )
+    declared = () if server.declared_port is None else (server.declared_port,)
+    for ports in (declared, server.published):
+        is_other = len(ports) == 1 and ports[0].port.isdecimal() and port.isdecimal() and ports[0].port != port
+        if is_other and not has_open_words(server, ("port",)):
+            message = f"the file names port {ports[0].port} of the container, and the server listens on {port}"
+            suggestion = f"write {port}, or add --port {ports[0].port}"
+            found = finding("port-unreachable", ports[0].place, message, suggestion)
+            yield found if ports is server.published else replace(found, severity="note")
 
 
 @checks(Node, "port-unreachable")
@@ -56,18 +51,16 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
         read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}".rstrip()
         servers = [server for server in context.servers if server.read_as == read_as]
         names = {port.text("name"): port.text("containerPort") for port in containers[0].list("ports")}
-        targets = [
-            (port, names.get(port.text("targetPort"), port.text("targetPort") or port.text("port")))
-            for port in document.list("spec", "ports")
-        ]
-        if len(servers) != 1 or servers[0].launcher or has_open_words(servers[0], ("port",)):
+        ports = document.list("spec", "ports")
+        targets = [names.get(port.text("targetPort"), port.text("targetPort") or port.text("port")) for port in ports]
+        if len(servers) != 1 or servers[0].launcher or has_open_words(servers[0], ("port",)) or not targets:
             continue
         served = served_port(context.parsed_args(servers[0]).args)
-        if targets and served not in (target for _, target in targets) and flag_word(servers[0], "--config") is None:
-            place, target = document.source.place(targets[0][0].offset), targets[0][1]
-            if target.isdecimal() and served.isdecimal():
-                message = f"the Service forwards to port {target}, and the server listens on {served}"
-                yield finding("port-unreachable", place, message, f"write targetPort: {served}")
+        is_told = targets[0].isdecimal() and served.isdecimal() and flag_word(servers[0], "--config") is None
+        if served not in targets and is_told:
+            message = f"the Service forwards to port {targets[0]}, and the server listens on {served}"
+            place = document.source.place(ports[0].offset)
+            yield finding("port-unreachable", place, message, f"write targetPort: {served}")
 
 
 @checks(Node, "api-open")

@@ -67,7 +67,7 @@ _SHELL_SYNTAX = re.compile(r"\s(&&|\|\|?|>>?|2>&1|&)(\s|$)|^[-@:+!]*(source|cd|e
 """What only a shell understands; systemd runs the first word with the others as its arguments."""
 
 
-@checks(Unit, "unit-sandbox", "unit-orphans")
+@checks(Unit, "unit-sandbox", "unit-orphans", "env-meaning")
 def settings_of_unit(unit: Unit, context: Context) -> Findings:
     """A systemd unit in which vLLM cannot start, or whose workers outlive it."""
     start = unit.settings["ExecStart"]
@@ -76,7 +76,7 @@ def settings_of_unit(unit: Unit, context: Context) -> Findings:
     for row in read_data("unit_settings.json")["rows"]:
         setting = unit.settings.get(row["key"])
         is_set = setting is not None and re.fullmatch(row["value"], setting.text, re.IGNORECASE)
-        is_met = any(name in unit.settings for name in row.get("unless", ())) or not unit.variables.isdisjoint(
+        is_met = any(name in unit.settings for name in row.get("unless", ())) or not unit.variables.keys().isdisjoint(
             row.get("unless_variable", ())
         )
         words = tuple(start.text.split())
@@ -86,6 +86,10 @@ def settings_of_unit(unit: Unit, context: Context) -> Findings:
             message = f"{row['key']}={setting.text} {row['effect']}"
             found = finding(row["rule"], unit.locate(setting.offset), message, row["suggestion"])
             yield replace(found, severity=row.get("severity", found.severity))
+    for name, word in unit.variables.items():
+        if used := re.search(r"\$\{?[A-Z_]\w*", word.text):
+            message = f"systemd does not expand {used[0]} in Environment=: {name} has it as it is written"
+            yield finding("env-meaning", unit.locate(word.offset), message, "write the value out", len(name))
     syntax = _SHELL_SYNTAX.search(re.sub(r"\"[^\"]*\"|'[^']*'", "", start.text))
     if syntax is not None:
         message = f"systemd starts no shell: {syntax[0].strip()} in ExecStart is an argument or an unknown program"

@@ -59,9 +59,7 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         if word is None or not re.fullmatch(row.get("value", ".*"), word.text) or (flag and other_values(args, flag)):
             continue
-        if row.get("runs", server.runs) == server.runs and not server.may_have_variable(
-            *row.get("unless_variable", ())
-        ):
+        if row.get("runs", server.runs) == server.runs:
             found = finding("env-meaning", server.place_of(word), row["message"], row.get("suggestion", "leave it out"))
             yield replace(found, severity="note", length=len(row["name"]))
 

@@ -1,0 +1,111 @@
+"""What a text says of other settings: those with which the same server started, and those that failed too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from legroom.diagnosis.pasted_command import SETTINGS, plain_lines, prose, with_setting
+from legroom.facts import read_data
+from legroom.facts.releases import Release
+from legroom.vllm.args import ServeArgs
+
+Contrast = tuple[Mapping[str, Any], bool, str]
+"""Settings by vLLM's Python names (None: taken away) or variables, whether the server started, and the clause."""
+
+_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|\n|[。；]")
+_CLAUSE = re.compile(r"(?<=[a-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
+_MENTION = re.compile(
+    r"(?<![\w-])(?P<dashes>--?)?(?:vllm[_-])?(?P<name>tp|[a-z]+(?:[_-][a-z]+)+)[`'\"\]]*"
+    r"(?:(?: from)? \S+ ?(?:-?->|→|to) ?|\s?[=:→]\s?| (?:to |of |at )?)?[`'\"]?"
+    r"(?P<value>\d[\d.]*[KMGk]?(?![\w%])|[Tt]rue|fp8\w*)?"
+)
+_RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
+_AT_SHARE = re.compile(r"(?i)\bat (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
+_LENGTH = re.compile(
+    r"(?<![\w.])(\d{1,4})[kK]\b(?=[^.]{0,24}\b(?:context|ctx|window|tokens?|works?|fits|starts?|runs?)\b)"
+)
+_BARE_VALUE = re.compile(
+    r"\b(?:with|at|to) (\d[\d.]*k?)\b(?! ?(?:[GMK]i?B|GPUs?|cards?|requests?|users?|x\b|%|of))|"
+    r"(?:^|\s)(\d[\d.]*k?)(?= (?:works|worked|fits|starts|runs|survives|is fine))|"
+    r"(?:改成|改为|设为|调到|降到)\s?(\d[\d.]*)"
+)
+_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:_[a-z]+)+)(?=[`'\" ]?[=: ]\s?\d)")
+_VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
+
+
+@cache
+def _words(name: str) -> re.Pattern[str]:
+    """How people say that a server started or failed, or name a feature (`evidence.json`)."""
+    return re.compile(read_data("evidence.json")["contrasts"][name])
+
+
+@cache
+def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
+    """Names of features, the setting each is switched with, and its value without the feature."""
+    rows = read_data("evidence.json")["features"]
+    return tuple((re.compile(rf"(?i)\b(?:{words})"), name, value) for words, name, value in rows)
+
+
+def contrasts(text: str, release: Release) -> Iterator[Contrast]:
+    """Each group of settings that a clause outside of logs and commands calls working or failing."""
+    plain = "\n".join(plain_lines(text.split("\n")))
+    last_flag, shares = "", bool(re.search(r"(?i)util", plain))
+    for sentence in _SENTENCE.split(plain):
+        fails_later = bool(_words("fails_later").search(sentence))
+        for clause in _CLAUSE.split(sentence):
+            failed = bool(_words("failed").search(_words("no_failure").sub("", clause)))
+            if failed or (_words("worked").search(clause) and not fails_later):
+                settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
+                if not settings and last_flag and (bare := _BARE_VALUE.search(clause)):
+                    settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2] or bare[3]}", release, shares))
+                if not failed:
+                    settings |= dict(_remedies(clause, last_flag))
+                if settings:
+                    yield settings, not failed, clause
+            elif taken_away := dict(_only_with(clause)):
+                yield taken_away, True, ""
+            named = [one or other for one, other in _FLAG_NAME.findall(clause) if one or other in SETTINGS]
+            last_flag = f"--{named[-1]}" if named else last_flag
+
+
+def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
+    """The settings of a clause with their values; a share without its flag counts where the text speaks of one."""
+    for match in _MENTION.finditer(clause):
+        name = "tensor_parallel_size" if match["name"] == "tp" else match["name"].replace("-", "_")
+        if name not in SETTINGS or not (match["value"] or match["dashes"]):
+            continue
+        if (value := getattr(with_setting(ServeArgs(), name, match["value"] or "", release), name)) is not None:
+            yield name, value
+    for ranks in _RANKS.findall(clause):
+        yield "tensor_parallel_size", int(ranks)
+    for length in _LENGTH.findall(clause):
+        yield "max_model_len", int(length) * 1024
+    said = [float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(clause)]
+    said += [float(share) for share in _AT_SHARE.findall(clause)] if shares else []
+    if said:
+        yield "gpu_memory_utilization", said[0]
+    yield from ((name, value) for name, value in _VARIABLE.findall(clause) if name.startswith(("VLLM_", "PYTORCH_")))
+
+
+def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
+    """The settings that a working clause goes without, and eager mode in words."""
+    for match in _words("without").finditer(clause):
+        rest = clause[match.end() :]
+        if re.match(r"(?:it|that|this)\b", rest) and last_flag:
+            yield last_flag.lstrip("-").replace("-", "_"), None
+        elif flag := re.match(r"[`'\"]*--([a-z][\w-]+)", rest):
+            yield flag[1].replace("-", "_"), None
+        else:
+            yield from ((name, value) for words, name, value in _features() if words.match(rest))
+    if re.search(r"(?i)\beager\b", clause):
+        yield "enforce_eager", True
+
+
+def _only_with(clause: str) -> Iterator[tuple[str, Any]]:
+    """The feature without which a failure does not happen: "only with LoRA"."""
+    for match in _words("only_with").finditer(clause):
+        rest = clause[match.end() :]
+        yield from ((name, value) for words, name, value in _features() if words.match(rest))
