@@ -66,10 +66,11 @@ def parse_whole(text: str, option: str, least: int, most: int) -> int:
 
 def parse_length(text: str, what: str = "length") -> int:
     """Tokens of a context length: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
-    try:
-        return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
-    except LegroomError:
-        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768)") from None
+    found = _NUMBER.fullmatch(text)
+    scale = {"": 1, "k": KIB, "m": MIB}
+    if not found or found.group(2).lower() not in scale:
+        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096, 32k (32,768) or 1m")
+    return int(float(found.group(1)) * scale[found.group(2).lower()])
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:

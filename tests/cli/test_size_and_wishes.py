@@ -85,6 +85,7 @@ def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_
     assert main(["size", "qwen3-32b", "--gpu", "l4,rtx-a6000"]) == 0
     out = capsys.readouterr().out
     assert "1 x NVIDIA L4* tight" in out
+    assert "1 x NVIDIA L4: tight, so its command is not shown: " in out
     commands = [line.strip() for line in out.splitlines() if line.startswith("  $ ")]
     assert [command.split()[3] for command in commands] == ["Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"]
 
@@ -165,9 +166,26 @@ def test_a_wish_for_no_tokens_is_a_wrong_call(capsys):
     assert "at least 1" in capsys.readouterr().err
 
 
-def test_a_length_that_is_none_is_told_how_to_write_one(capsys):
-    assert main(["size", "llama-3.1-8b", "--context", "long"]) == 2
-    assert "32k (32,768)" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("size llama-3.1-8b --context long", "32k (32,768)"),
+        ("size gpt-oss-120b --context 32g", "32k (32,768)"),
+        ("size qwen3-32b --contxt 32k", "instead of --contxt: --context"),
+        ("size qwen3-32b --max-modle-len 4096", "instead of --max-modle-len: --max-model-len"),
+        ("size qwen3-32b --kv-cache-dtype fp9", "instead of fp9: fp8"),
+    ],
+)
+def test_a_misspelt_word_is_told_how_to_write_it(words, says, capsys):
+    assert main(words.split()) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_context_above_the_limit_of_the_model_is_said_once(capsys):
+    assert main(["size", "gpt-oss-120b", "--context", "1m", "--gpu", "h100,l4"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("above the 131072 tokens") == 1
+    assert "L4" not in out
 
 
 def test_a_wish_beyond_what_the_model_takes_says_so(capsys):

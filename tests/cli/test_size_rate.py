@@ -64,14 +64,15 @@ def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
     assert row["command"][row["command"].index("--max-model-len") + 1] == "340"
 
 
-def test_the_price_of_the_stated_number_comes_before_its_range_and_the_command_last(capsys):
+def test_the_price_of_the_stated_number_comes_before_its_range_and_the_command_of_the_slow_end_last(capsys):
     words = ("--rate", "5", "--prompt", "2000", "--answer", "20", "--gpu", "l4", "--tensor-parallel-size", "1")
     assert main(["size", "llama-3.1-8b", *words, "--ttft", "2"]) == 0
     out = capsys.readouterr().out
-    gpus, low, usd, usd_low = map(float, re.search(r"L4~? +(\d+) \((\d+)–.*? ([\d.]+) \(([\d.]+)–.*\(", out).groups())
+    row = re.search(r"L4~? +(\d+) \((\d+)–(\d+)\).*? ([\d.]+) \(([\d.]+)–.*\(", out)
+    gpus, low, high, usd, usd_low = map(float, row.groups())
     each = list_prices()["NVIDIA L4"].usd_per_hour
     assert (usd, usd_low) == (pytest.approx(gpus * each, abs=0.005), pytest.approx(low * each, abs=0.005))
-    assert out.partition(f"  {gpus:.0f} servers of 1 x NVIDIA L4\n  $ vllm serve ")[2].startswith("meta-llama")
+    assert out.partition(f"  {high:.0f} servers of 1 x NVIDIA L4\n  $ vllm serve ")[2].startswith("meta-llama")
 
 
 def test_more_requests_take_more_gpus(capsys):
@@ -110,21 +111,55 @@ def test_a_time_per_token_that_no_replica_reaches_is_code_1_and_says_why(capsys)
     assert document["rows"][0]["usd_per_hour"] is None
 
 
-def test_without_a_price_there_is_no_money_and_all_else(capsys, tmp_path):
-    prices = tmp_path / "prices.toml"
-    prices.write_text("[l4]\nusd_per_hour = 0.5\n")
-    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", "--prices", str(prices)))
+def test_without_a_price_there_is_no_money_and_all_else(capsys):
+    (row,) = rows_that_hold(answer(capsys, "llama-3.2-1b", *SMALL, "--gpu", "a40"))
     assert row["usd_per_hour"] is None
     assert row["price"] is None
     assert row["gpus"]["middle"] == 1
 
 
-def test_prices_of_the_user_replace_the_list(capsys, tmp_path):
+def test_prices_of_the_user_replace_those_of_the_cards_they_name(capsys, tmp_path):
     prices = tmp_path / "prices.toml"
     prices.write_text("[h200]\nusd_per_hour = 1.25\n")
-    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", "--prices", str(prices)))
-    assert row["usd_per_hour"]["middle"] == 1.25
-    assert row["price"]["source"] == str(prices)
+    words = ("llama-3.1-8b", *SMALL, "--gpu", "h200,h100", "--prices", str(prices))
+    own, listed = (row["price"] for row in rows_that_hold(answer(capsys, *words)))
+    assert (own["usd_per_hour"], own["source"]) == (1.25, str(prices))
+    assert listed["usd_per_hour"] == list_prices()["NVIDIA H100 80GB HBM3"].usd_per_hour
+    assert main(["size", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "yours for NVIDIA H200" in out
+    assert out.index("NVIDIA H200") < out.index("NVIDIA H100")
+
+
+def test_no_count_is_below_what_its_servers_finish_a_second_when_full(capsys):
+    words = ("--context", "32k", "--rate", "2", "--prompt", "1500", "--answer", "300", "--tensor-parallel-size", "1")
+    (row,) = rows_that_hold(answer(capsys, "Qwen/Qwen3-32B", *words, "--gpu", "a100-80gb"))
+    rates = {}
+    for replicas in (row["replicas"]["middle"] - 1, row["replicas"]["middle"]):
+        load = f"poisson rate={2 / replicas} prompt=1500 output=300"
+        server = ("--model", "Qwen/Qwen3-32B", "--gpu", "a100-80gb", "--max-model-len", "32k")
+        main(["simulate", "--json", *server, "--synthetic", load])
+        rates[replicas] = json.loads(capsys.readouterr().out)["verdict"]
+    assert [verdict == "falls_behind" for verdict in rates.values()] == [True, False]
+
+
+def test_a_plan_that_would_probably_not_start_is_no_candidate(capsys):
+    words = ("Qwen/Qwen3-32B", "--context", "32k", *SMALL, "--gpu", "h100")
+    first, refused = answer(capsys, *words)["rows"][:2]
+    assert (first["holds"], first["tensor_parallel_size"]) == (True, 2)
+    assert (refused["tensor_parallel_size"], refused["command"]) == (1, None)
+    assert "will probably not start" in refused["reason"]
+
+
+def test_the_marked_card_costs_least_at_the_slow_end(capsys):
+    words = ("llama-3.1-8b", "--rate", "5", "--prompt", "1000", "--answer", "300", "--tpot", "50", "--gpu", "h100,l40s")
+    rows = rows_that_hold(answer(capsys, *words))
+    cheapest = {end: min(rows, key=lambda row: row["usd_per_hour"][end])["gpu"] for end in ("middle", "high")}
+    assert cheapest["middle"] != cheapest["high"]
+    assert main(["size", *words]) == 0
+    out = capsys.readouterr().out
+    assert cheapest["high"] in next(line for line in out.splitlines() if line.startswith("▶"))
+    assert f"1 server of 1 x {cheapest['high']}\n  $ vllm serve" in out
 
 
 def test_an_unknown_card_in_the_prices_is_told(capsys, tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from diagnosis_logs import CAUSES, LOADED, TORCH, trace
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,27 @@ def finding(log: str, **hints: str) -> Finding:
 
 def fix_of(kind: str, cause: Finding) -> Fix:
     return next(fix for fix in cause.fixes if fix.kind == kind)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "length"),
+    [
+        ("", "", 40960),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 ", "", 50176),
+        ("", """ --hf-overrides '{"max_position_embeddings": 131072}'""", 50176),
+    ],
+)
+def test_the_length_offered_is_at_most_the_limit_of_the_model_unless_that_was_lifted(
+    before: str, after: str, length: int
+) -> None:
+    log = (
+        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored "
+        "in KV cache (51680)."
+    )
+    command = f"{before}vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-model-len 131072{after}"
+    fix = fix_of("max_model_len", finding(log, command=command))
+    assert fix.flags["max_model_len"] == length
+    assert ("131,072 is above the 40,960 tokens" in fix.why) == (length == 40960)
 
 
 @given(st.integers(1, 2_000_000))

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -242,6 +243,33 @@ def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, 
 )
 def test_a_name_that_holds_no_known_model_or_tells_of_another_says_nothing(name: str) -> None:
     assert bundled.derived(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("rdtand/Qwen3.6-35B-A3B-PrismaQuant-4.75bit-vllm", 4.75),
+        ("someone/Qwen3-8B-mixed-5.5bit", 5.5),
+        ("someone/Qwen3-8B-6.25-bit", 6.25),
+        ("someone/Qwen3-8B-4bit", None),
+        ("someone/Qwen2.5-7B-Instruct", None),
+    ],
+)
+def test_bits_on_average_in_a_name_size_the_weights_and_are_told(
+    name: str, bits: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    scheme = load(name, offline=True).quantization
+    assert ((scheme and scheme.mean_bits) or None) == bits
+    if bits is None:
+        return
+    report = legroom.plan(name, gpu="b200", vllm="0.32.0", max_model_len=4096, advice=False)
+    plain = re.sub("(-mixed|-PrismaQuant)?-[0-9.]+-?bit(-vllm)?", "", name)
+    whole = legroom.plan(plain, gpu="b200", vllm="0.32.0", max_model_len=4096, advice=False).layout.weights.bytes
+    weights = report.layout.weights
+    assert weights.low <= whole * bits / 16 * 1.02 < weights.bytes < whole * (bits + 2.5) / 16
+    assert weights.high > weights.bytes * 1.05
+    assert f"{bits:g} bits on average" in str(load(name, offline=True).source)
 
 
 def test_weights_whose_scheme_is_guessed_may_have_quantized_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:

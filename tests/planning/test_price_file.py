@@ -4,7 +4,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu, list_prices
-from legroom.planning.sizing import read_price_file
+from legroom.planning.sizing import prices_with_file, read_price_file
 
 
 def written(tmp_path, text):
@@ -27,6 +27,13 @@ def test_a_price_file_takes_the_usual_spellings_of_a_card(tmp_path):
         "NVIDIA H100 80GB HBM3": 2.0,
         "NVIDIA A100-SXM4-80GB": 1.5,
     }
+
+
+def test_a_price_file_leaves_the_list_price_of_cards_that_it_does_not_name(tmp_path):
+    prices = prices_with_file(written(tmp_path, "[h100]\nusd_per_hour = 2\n"))
+    changed = {name for name, price in prices.items() if price != list_prices().get(name)}
+    assert changed == {"NVIDIA H100 80GB HBM3"}
+    assert prices.keys() == list_prices().keys()
 
 
 def test_an_unknown_card_in_the_prices_is_named_with_its_nearest(tmp_path):

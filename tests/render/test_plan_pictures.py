@@ -19,6 +19,7 @@ from legroom.memory.layout import Failure, Layout
 from legroom.planning.plan import Advice, Plan, Target
 from legroom.planning.plan import plan as predict
 from legroom.render import plan_text as text_module
+from legroom.render.plan_parts import headline
 from legroom.render.plan_svg import plan_svg
 from legroom.render.plan_text import plan_text
 from legroom.units import GIB, MIB
@@ -171,6 +172,20 @@ def test_the_svg_draws_nothing_outside_its_page(case, request):
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
         assert x + float(box.get("width")) <= width + 0.1
         assert y + float(box.get("height")) <= height + 0.1
+
+
+@pytest.mark.parametrize(
+    ("outside", "verdict", "says"),
+    [
+        (1.5, "fits", "starts; "),
+        (1.5, "tight", "starts, but it is tight: why"),
+        (9.5, "tight", "will probably run out of memory: why"),
+    ],
+)
+def test_the_headline_of_a_card_that_runs_over_does_not_say_that_it_starts(real, outside, verdict, says):
+    sentence = headline(with_layout(real, layout(outside=outside), verdict=verdict, reason="why"))
+    assert says in sentence
+    assert (" starts" in sentence) == (outside < 9)
 
 
 def test_blocks_and_tokens_are_equated_only_where_they_are_equal():

@@ -49,7 +49,7 @@ examples:
   legroom plan llama-3.1-70b --gpu h100 --gpus 4 --want-context 32k --want-concurrency 16
   legroom plan llama-3.1-8b --gpu h100 --sleep
 
-exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 something needed was unreachable
+exit codes: 0 it fits or is tight (may not start), 1 it does not fit, 2 the call is wrong, 3 something was unreachable
 """
 
 

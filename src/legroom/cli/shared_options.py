@@ -35,6 +35,7 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
         action = parser._option_string_actions.get(name)
         position += 1
         if action is None:
+            _refuse_misspelt_option(parser, name)
             rest.append(word)
             continue
         if isinstance(action, argparse._StoreAction) and name in given:
@@ -46,6 +47,23 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
             own += before[position : position + values]
             position += values
     return own, rest, after
+
+
+def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
+    """Raise for a word that no vLLM release has and that is spelt nearest to an option of the parser."""
+    from legroom.deployments.described import WISHES
+    from legroom.facts.flags import advice, all_flag_names
+
+    flags = (*all_flag_names(), *WISHES)
+    whole = name.partition(".")[0].replace("_", "-").replace("--no-", "--", 1)
+    if not name.startswith("--") or advice(name) or any(flag.startswith(whole) for flag in flags):
+        return
+    import difflib  # only a misspelt option needs it
+
+    own = [option for option in parser._option_string_actions if option.startswith("--")]
+    near = difflib.get_close_matches(name, [*own, *flags], n=1, cutoff=0.7)
+    if near and near[0] in own:
+        raise LegroomError(f"neither legroom nor a vLLM release has {name}", f"instead of {name}: {near[0]}")
 
 
 def add_machine_options(where: argparse._ArgumentGroup) -> None:

@@ -49,7 +49,7 @@ examples:
   legroom size llama-3.1-8b --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50
   legroom size llama-3.1-8b --trace requests.jsonl --ttft 2 --tpot 50 --prices prices.toml
 
-prices.toml: one table per card, like [h100] with usd_per_hour = 2.49; without it, dated list prices are used
+prices.toml: one table per card, like [h100] with usd_per_hour = 2.49; other cards keep their dated list prices
 
 exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something needed was unreachable
 """
@@ -96,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
     from legroom.api.size_report import SizeReport
     from legroom.deployments.described import deployment_from_words, server_env
-    from legroom.facts.gpus import list_prices
-    from legroom.planning.sizing import named_gpus, read_price_file, size_models
+    from legroom.planning.sizing import named_gpus, prices_with_file, size_models
 
     by_rate = _is_rate(args)
     named = release(args.vllm) if args.vllm else None
@@ -115,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("sizing") as bar:
         executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
-        report = SizeReport(rows, goal, used, read_price_file(args.prices) if args.prices else list_prices())
+        report = SizeReport(rows, goal, used, prices_with_file(args.prices))
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
 
@@ -154,14 +153,13 @@ def _run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
     """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
-    from legroom.facts.gpus import list_prices
-    from legroom.planning.sizing import read_price_file
+    from legroom.planning.sizing import prices_with_file
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
     from legroom.vllm.resolve import served_model
 
     load = _serving_load(args)
-    prices = read_price_file(args.prices) if args.prices else list_prices()
+    prices = prices_with_file(args.prices)
     most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
@@ -172,7 +170,7 @@ def _run_rate(
         sized = size_fleets(task, cards, shared_options.sweep_executor(args), bar)
     names = [model.name for model in task.models for _ in cards]
     rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
-    report = FleetReport(load, release, rows, prices, most, not args.prices)
+    report = FleetReport(load, release, rows, prices, most)
     print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 

@@ -115,7 +115,7 @@ def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
     return replace(base, others=base.others + added.others, **given)
 
 
-_WISHES = {
+WISHES = {
     "--context": "plan has --want-context, size and models have --context",
     "--users": "plan has --want-concurrency, size --concurrency, models --users",
     "--concurrency": "plan has --want-concurrency, size --concurrency, models --users",
@@ -128,6 +128,6 @@ def refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:
         message = "; ".join(problem.message for problem in fatal)
-        known = [problem for problem in fatal if problem.instead or problem.flag in _WISHES]
-        hints = [_WISHES.get(problem.flag) or f"instead of {problem.flag}: {problem.instead}" for problem in known]
+        known = [problem for problem in fatal if problem.instead or problem.flag in WISHES]
+        hints = [WISHES.get(each.flag) or f"instead of {each.value or each.flag}: {each.instead}" for each in known]
         raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")

@@ -90,7 +90,8 @@ def derived(name: str) -> Bundled | None:
     scheme = None if own in repo else scheme  # gpt-oss-20b-MXFP4
     if key is None or scheme == "unknown":
         return None
-    stored = f", its weights stored as {scheme if isinstance(scheme, str) else 'GGUF'}" if scheme else ""
+    bits = f"{scheme['mean_bits']:g} bits on average" if isinstance(scheme, dict) and "mean_bits" in scheme else "GGUF"
+    stored = f", its weights stored as {scheme if isinstance(scheme, str) else bits}" if scheme else ""
     plain = {"without": ["quantization_config"]} if re.search(r"bf16|fp16", repo) and not scheme else {}
     source = (
         f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
@@ -100,10 +101,13 @@ def derived(name: str) -> Bundled | None:
 
 
 def _scheme_in_name(name: str) -> Any:
-    """The quantization that a name states: a scheme of schemes.json, GGUF with its bits, `unknown`, or None."""
+    """The quantization that a name states: a scheme of schemes.json, GGUF or mean bits, `unknown`, or None."""
     bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
     if "gguf" in name or re.search(r":i?q\d", name):  # vLLM's REPO:Q4_K_M
         return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
+    mean = re.search(r"(?<![\d.])([2-8]\.\d+)[-_]?bit", name)
+    if mean and not re.search(_shared_values()["words"]["other_storage"], name.replace(mean[0], "")):
+        return _shared_values()["schemes"]["w4a16" if mean[1] < "6" else "w8a16"] | {"mean_bits": float(mean[1])}
     found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
     return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
 

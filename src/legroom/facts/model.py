@@ -328,6 +328,8 @@ class Quantization:
     """Other schemes for modules whose name matches a pattern (mixed precision); the first match wins."""
     online: bool = False
     """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
+    mean_bits: float = 0.0
+    """Mean bits of a weight in mixed precision, scales included, where a name states them; else 0."""
     list_assumed: bool = False
     """The config lacks its list of unquantized modules, and the usual list of such checkpoints is assumed."""
 

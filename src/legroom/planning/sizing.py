@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
+from legroom.facts.gpus import Gpu, GpuPrice, all_gpus, list_prices
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
@@ -189,8 +189,13 @@ _EXAMPLE = "write it like: [h100] and, in the next line, usd_per_hour = 2.49"
 _KEYS = ("usd_per_hour", "date", "source")
 
 
+def prices_with_file(path: str | None) -> dict[str, GpuPrice]:
+    """List prices by the card's full name, those of a user's file in place of them."""
+    return list_prices() | (read_price_file(path) if path else {})
+
+
 def read_price_file(path: str) -> dict[str, GpuPrice]:
-    """Hourly prices of a TOML file by the card's full name; a card that is not in the file has none."""
+    """Hourly prices of a TOML file by the card's full name."""
     try:
         tables = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:

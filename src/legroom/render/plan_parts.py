@@ -155,6 +155,8 @@ def headline(plan: Plan) -> str:
         return f"{start} may not start: {plan.memory.refused.hint}."
     if plan.verdict == "tight" and not plan.starts:
         return f"{start} will probably not start: {plan.reason}."
+    if plan.verdict == "tight" and any(rank.headroom_bytes < 0 for rank in plan.memory.ranks):
+        return f"{start} will probably run out of memory: {plan.reason}."
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"

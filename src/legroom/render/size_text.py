@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, plural, wrap
 from legroom.facts.bundled import checkpoint_role
-from legroom.facts.gpus import GpuPrice
+from legroom.facts.gpus import GpuPrice, list_prices
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
@@ -40,10 +40,19 @@ def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style
     lines = [f"  {line}" for line in columns(rows, "<<>>><")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
     footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
-    dates = sorted({price.date for fit in fits if fit.plan and (price := prices.get(fit.gpu.name)) and price.date})
-    if dates:
-        footers.append(style.paint(f"  $/h: list prices of {dates[0]} and later; --prices takes yours", "dim"))
+    if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
+        footers.append(style.paint(f"  $/h: {source}", "dim"))
     return [*lines, *([""] if lines and footers else []), *footers, *_first_commands(fits, style)]
+
+
+def _price_source(prices: Sequence[GpuPrice]) -> str:
+    """Where the prices of a table come from; empty where it has none."""
+    dates = sorted({price.date for price in prices if price in list_prices().values()})
+    own = list(dict.fromkeys(price.gpu for price in prices if price not in list_prices().values()))
+    if not dates:
+        return "at the prices that you gave" if own else ""
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"list prices of {when}" + (f"; yours for {', '.join(own)}" if own else "; --prices FILE takes yours")
 
 
 def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
@@ -66,6 +75,11 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
     for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
+    is_skipped = any(fit.plan and fit.plan.verdict == "fits" for fit in fits)
+    for fit in fits:
+        if is_skipped and fit.plan and fit.plan.verdict != "fits":
+            why = f"{fit.count} x {fit.gpu.name}: tight, so its command is not shown: {fit.plan.reason}"
+            yield from wrap(why, style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without, holding = [fit for fit in fits if fit.plan is None], {fit.gpu.name for fit in fits if fit.plan}
@@ -76,8 +90,14 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             lacks = f"{fit.tried[-1]} x {fit.gpu.name}{itself}: {human_bytes(fit.short_bytes)} short on each"
             yield from wrap(f"{lacks}; --max-gpus tries more", style.width, "  ", "    ")
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
-        names = ", ".join(fit.gpu.name for fit in without if fit.limiting == reason)
-        yield from wrap(f"{names}: {reason}", style.width, "  ", "    ")
+        named = _named(reason, [(fit.gpu.name, fit.limiting if fit in without else "") for fit in fits])
+        yield from wrap(named, style.width, "  ", "    ")
+
+
+def _named(reason: str, reasons: Sequence[tuple[str, str]]) -> str:
+    """A reason after the GPUs that it holds for, of all with theirs."""
+    names = [name for name, its in reasons if its == reason]
+    return f"{'any GPU' if len(names) == len(reasons) > 1 else ', '.join(names)}: {reason}"
 
 
 def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str, ...]:
@@ -154,16 +174,16 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     fleets = [card.fleets[0] for card in cards if card.fleets]
     holding = report.by_cost(cards)
-    best = report.best(cards)
+    best = holding[0] if holding else None
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
-    header = ["", "GPU", "GPUs", "split", "TTFT s", "TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
+    header = ["", "GPU", "GPUs", "split", "p99 TTFT s", "p99 TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
     lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
     footers = list(_fleet_footer_lines(report, fleets, style))
     if best and best.plan and not report.load.pools:
-        servers = plural(best.replicas.middle or 0, "server")
-        footers += ["", f"  {servers} of {best.gpus_per_replica} x {best.gpu.name}"]
+        servers = plural(best.replicas.high or best.replicas.middle or 0, "server")
+        footers += ["", _marked_tight(f"  {servers} of {best.gpus_per_replica} x {best.gpu.name}", best.plan, style)]
         footers += command_lines(ready_command(best.plan), style)
     return [*lines, *([""] if lines and footers else []), *footers]
 
@@ -171,13 +191,13 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
 def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices: bool, style: Style) -> list[str]:
     """The table cells of one fleet: GPUs, split, p99 TTFT in s, p99 TPOT in ms, and prices if any."""
     outcome, band = fleet.outcome, fleet.band
-    assert outcome is not None and band is not None
+    assert outcome is not None and band is not None and fleet.plan is not None
     split = f"TP {fleet.tensor_parallel_size}" if fleet.tensor_parallel_size > 1 else ""
     mark = "~" if band.basis == "data_sheet" else ""
     money = [report.usd_per_hour(fleet), report.usd_per_million_tokens(fleet)] if has_prices else []
     return [
         style.pick("▶", ">") if is_best else "",
-        fleet.gpu.name + mark,
+        _marked_tight(fleet.gpu.name + mark, fleet.plan, style),
         _gpu_count_text(fleet, style),
         split or style.pick("·", "-"),
         f"{outcome.first_token_p99:.2f}",
@@ -209,10 +229,10 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     """How uncertain the step times are, the source of the prices, and why GPU types do not hold the load."""
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks, arrow = [], style.pick("▶", ">")
-    if len(holding) > 1 and any(fleet.replicas.high is not None for fleet in holding):
+    if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):
         remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
     elif len(holding) > 1:
-        remarks.append(f"{arrow} the cheapest; no card is sure to hold the load with the slowest steps")
+        remarks.append(f"{arrow} the cheapest; no card is sure to start and hold the load with the slowest steps")
     for band in dict.fromkeys(fleet.band for fleet in holding if fleet.band):
         names = ", ".join(fleet.gpu.name for fleet in holding if fleet.band == band)
         source = f"~ {names}, not measured" if band.basis == "data_sheet" else names
@@ -223,19 +243,13 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     if any(fleet.replicas.high is None for fleet in holding):
         most = f"? more than {report.most_gpus} GPUs (--max-gpus tries more)"
         remarks.append(f"{most}, or no number of them, if steps are that long")
-    prices = [price for fleet in holding if (price := report.price_of(fleet))]
-    if prices and report.are_list_prices:
-        dates = sorted({price.date for price in prices})
-        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        remarks.append(f"$: list prices of {when}; --prices FILE takes yours. A million tokens are output tokens")
-    elif prices:
-        remarks.append("$: at the prices that you gave. A million tokens are output tokens")
+    if source := _price_source([price for fleet in holding if (price := report.price_of(fleet))]):
+        remarks.append(f"$: {source}. A million tokens are output tokens")
     unpriced = [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]
     if unpriced:
         remarks.append(f"no price is known for: {', '.join(unpriced)}")
-    for reason in dict.fromkeys(fleet.reason for fleet in fleets if not fleet.holds):
-        names = ", ".join(fleet.gpu.name for fleet in fleets if not fleet.holds and fleet.reason == reason)
-        remarks.append(f"{names}: {reason}")
+    for reason in dict.fromkeys(fleet.reason for fleet in fleets if fleet.reason):
+        remarks.append(_named(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))
     smaller = [] if any(fleet.gpus == 1 for fleet in holding) else _smaller_checkpoints(fleets)
     if smaller and not {card.model for card in report.cards}.intersection(smaller):
         remarks.append(f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,8 @@ _TIE_RATIO = 0.01
 """Figures this close are a tie: less than the difference between two seeds of one load."""
 _MIN_LATENCIES, _MAX_REPEATS = 3, 20
 """A load that lasts this many latencies shows whether a server keeps up; a shorter one is repeated."""
+_SATURATED_WAVES = 4
+"""Batches whose ends give a server's capacity: twice as many move it by less than 4 %."""
 _MAX_SAMPLED_REPLICAS = 16
 """Of more replicas this many are replayed: round robin gives all of them the same distribution."""
 
@@ -271,17 +274,16 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
     timelines = []
     for part in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
-        if task.pools:
-            timelines.append(replay_disaggregated(part, candidate.settings, candidate.cost, task.pools).timeline)
-        else:
-            timelines.append(_candidate_timeline(part, candidate))
+        timelines.append(_candidate_timeline(part, candidate, task.pools))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
     return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
 
 
-def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
-    """One server's requests (`part`) replayed with a candidate's settings; tier loads count as cache hits."""
+def _candidate_timeline(part: Trace, candidate: Candidate, pools: Disaggregation | None) -> Timeline:
+    """One replica's requests (`part`) replayed with a candidate's settings; tier loads count as cache hits."""
+    if pools:
+        return replay_disaggregated(part, candidate.settings, candidate.cost, pools).timeline
     if candidate.tier is None:
         return simulate(part, candidate.settings, cost=candidate.cost, engine=_replay_engine())
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier  # most searches have no tier
@@ -291,6 +293,24 @@ def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
     # A loaded token counts as a hit: it is not computed.
     hits = replace(timeline.tally, cached_tokens=timeline.tally.cached_tokens + tiered.tally.hit_tokens)
     return replace(timeline, tally=hits)
+
+
+def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
+    """Requests a second that one replica finishes while others always wait; 0 where it takes none."""
+    settings, trace = candidate.settings, task.trace
+    prompts = settings.usable_blocks * settings.block_size * len(trace) // sum(trace.prompt_lens) + 1
+    needed = (_SATURATED_WAVES + 1) * min(settings.max_num_seqs, prompts) * (task.pools.decode if task.pools else 1)
+    trace = next(trace.shares(ceil(len(trace) / needed), 1))
+    trace = replace(trace, arrivals=array("d", bytes(8 * len(trace)))).repeated(ceil(needed / len(trace)))
+    timeline = _candidate_timeline(trace, candidate, task.pools)
+    assert timeline.clocks is not None, "a rate is in seconds"
+    ends = sorted(at for at, step in zip(timeline.clocks.finish_s, timeline.finish_steps, strict=True) if step >= 0)
+    if not ends:
+        return 0.0
+    # Requests that start together end together, so whole waves are counted, without the last, which runs emptier.
+    together = max(1, sum(at < ends[0] for at in timeline.clocks.sched_s))
+    last = (len(ends) // together - 1) * together
+    return last / (ends[last] - ends[0]) if last > 0 else len(ends) / ends[-1]
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:

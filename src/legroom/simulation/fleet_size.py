@@ -5,18 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, GpuPrice
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.planning.plan import Plan, Target, plan_on_named_card, ready_command
+from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card, ready_command
 from legroom.simulation.disaggregation import Disaggregation
-from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_candidate
+from legroom.simulation.flag_search import Candidate, ReplayTask, capacity_per_s, fewest_replicas, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
-from legroom.simulation.replay_outcome import Goal, ReplayOutcome
+from legroom.simulation.replay_outcome import OVERLOAD_RATIO, Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
 from legroom.simulation.trace import Trace
@@ -106,7 +106,7 @@ class SizedFleet:
     outcome: ReplayOutcome | None
     """Of the number in the middle."""
     reason: str
-    """Why there is no number; empty where there is one."""
+    """Why there is no number, or why the plan is tight; else empty."""
     servers: int = 1
     """Of each replica."""
 
@@ -119,6 +119,11 @@ class SizedFleet:
     def gpus_per_replica(self) -> int:
         """The GPUs one replica takes by its plan; the tensor-parallel size where there is no plan."""
         return self.servers * (self.plan.args.gpus_needed if self.plan else self.tensor_parallel_size)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the plan is not sure to start."""
+        return self.plan is not None and self.plan.verdict != "fits"
 
     @property
     def gpus(self) -> int:
@@ -161,10 +166,11 @@ def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]
     return tuple(sorted(fleets, key=_fleet_sort_key))
 
 
-def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
-    """Sort key: fleets that hold the load first, those with the fewest GPUs before others."""
+def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, bool, int, bool, int]:
+    """Sort key: fleets that hold the load first, tight plans after others, then those with the fewest GPUs."""
     # Of those that do not hold the load, the largest replayed split explains most.
-    return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
+    is_tight = fleet.holds and fleet.is_tight
+    return not fleet.holds, is_tight, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
 
 
 def _check_task(task: FleetTask) -> None:
@@ -193,7 +199,7 @@ def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_
         yield fleet
         if is_last:
             return
-        if fleet.holds:
+        if fleet.holds and not fleet.is_tight:
             fewest, is_last = fleet.gpus - 1, True
 
 
@@ -207,6 +213,8 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         unsized = replace(unsized, plan=plan)
         if plan.verdict == "does_not_fit":
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
+        if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
+            return replace(unsized, reason=f"will probably not start: {plan.reason}")
         work = hardware(plan)
         if untrusted := why_untrusted(work):
             return replace(unsized, reason=untrusted)
@@ -227,31 +235,33 @@ def _with_replicas(
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
-    middle, outcome = _fewest_replicas(load, candidate, 1, worth)
+    per_s = (1 - OVERLOAD_RATIO) * capacity_per_s(ReplayTask(load.trace.checked(), load.goal, 1, load.pools), candidate)
+    middle, outcome = _fewest_replicas(load, candidate, per_s, 1, worth)
     if middle is None and worth_gpus < most_gpus:
         return replace(unsized, reason="takes no fewer GPUs than a smaller split")
     low, high = middle, None
     if middle != 1:
-        low, _ = _fewest_replicas(load.with_step_factor(band.low), candidate, 1, middle or worth)
+        low, _ = _fewest_replicas(load.with_step_factor(band.low), candidate, per_s, 1, middle or worth)
     if middle is None:
         reason = _why_no_fleet_holds(load, candidate, most_gpus)
         return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
-    high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, middle, most)
-    return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome)
+    high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, per_s, middle, most)
+    reason = f"tight: {unsized.plan.reason}" if unsized.plan and unsized.is_tight else ""
+    return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome, reason=reason)
 
 
 def _fewest_replicas(
-    load: ServingLoad, candidate: Candidate, least: int, most: int
+    load: ServingLoad, candidate: Candidate, per_s: float, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
-    """The fewest replicas that hold the load, and their outcome; None where the maximum does not."""
+    """The fewest replicas, of `per_s` requests each, that hold the load, and their outcome; None: more than `most`."""
+    # A replay is too short to show a queue that grows slowly, so the rate alone sets the least.
+    least = max(least, ceil(load.requests_per_s / per_s) if per_s else most + 1)
     outcomes: dict[int, ReplayOutcome] = {}
 
     def is_held_by(replicas: int) -> bool:
         task = ReplayTask(load.trace.checked(), load.goal, replicas, load.pools)
         outcome = outcomes[replicas] = replay_candidate(task, candidate)
-        if outcome.rejected or not load.goal.is_met(outcome):
-            return False
-        return is_sustained(task, candidate, outcome) is not False
+        return not outcome.rejected and load.goal.is_met(outcome)
 
     count = fewest_replicas(is_held_by, least, min(most, len(load.trace)))
     return (None, None) if count is None else (count, outcomes[count])
@@ -291,8 +301,6 @@ class FleetReport:
     cards: tuple[CardFleets, ...]
     prices: Mapping[str, GpuPrice]
     most_gpus: int
-    are_list_prices: bool = True
-    """False: they are the user's own."""
 
     @property
     def holds(self) -> bool:
@@ -317,16 +325,13 @@ class FleetReport:
         low, middle, high = (None if usd is None else usd / millions for usd in hourly)
         return low, middle, high
 
-    def best(self, cards: Sequence[CardFleets]) -> SizedFleet | None:
-        """The cheapest fleet that holds the load even at the slowest estimated step time, else the cheapest."""
-        return min(self.by_cost(cards), key=lambda fleet: fleet.replicas.high is None, default=None)
-
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
-        """The smallest fleet of each card that holds the load, cheapest first; without prices by GPUs."""
+        """The smallest fleet of each card that holds the load, by cost (or GPUs) at the slow end; tight plans last."""
 
         def cost(fleet: SizedFleet) -> tuple[float, ...]:
-            middle_and_high = (self.usd_per_hour(fleet) or NO_COUNT.times(1))[1:]
-            return (*(inf if usd is None else usd for usd in middle_and_high), fleet.gpus)
+            usd, gpus = self.usd_per_hour(fleet) or NO_COUNT.times(1), fleet.replicas.times(fleet.gpus_per_replica)
+            figures = (gpus[2] and 0, usd[2], usd[1], gpus[2], gpus[1])
+            return fleet.is_tight, *(inf if each is None else each for each in figures)
 
         return sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost)
 

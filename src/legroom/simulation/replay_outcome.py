@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from legroom.simulation.timeline import Timeline, percentile
 
-_OVERLOAD_RATIO = 0.05
+OVERLOAD_RATIO = 0.05
 """A server is overloaded when waits grow by more than this per second of load, and end more than this share of its
 duration late. Smaller figures cannot be told from the filling of an empty server and random arrivals."""
 
@@ -205,4 +205,4 @@ def _wait_growth(served: Sequence[ServedRequest]) -> tuple[float, bool]:
     growth = sum((r.arrival - middle) * (r.first_token - mean_wait) for r in served) / spread
     first, last = min(r.arrival for r in served), max(r.arrival for r in served)
     behind = max(r.arrival + r.first_token for r in served) - last
-    return growth, growth <= _OVERLOAD_RATIO or behind <= _OVERLOAD_RATIO * (last - first)
+    return growth, growth <= OVERLOAD_RATIO or behind <= OVERLOAD_RATIO * (last - first)

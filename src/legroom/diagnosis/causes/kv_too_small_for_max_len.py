@@ -12,6 +12,8 @@ from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
 from legroom.diagnosis.fixes.step_savings import savings_fix
 from legroom.units import GIB, gib, human_bytes
+from legroom.vllm.args import env_flag
+from legroom.vllm.resolve import default_and_longest_len
 
 _ROUNDED = GIB // 200
 """Rounding error of GiB printed with two digits."""
@@ -206,13 +208,24 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     step = 1024 if fits >= 4096 else 16
     # 1 % stays free: the measured peak varies by some MiB from start to start.
     kept = fits if has_given_pool(planner.given_args) else max(int(fits * 0.99) // step * step, min(fits, 16))
-    flags = {"max_model_len": kept}
+    limit, wanted = _model_limit(planner), checked_len(planner.case)
+    flags = {"max_model_len": min(kept, limit or kept)}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
+    if limit and wanted > limit:
+        why += f" {wanted:,} is above the {limit:,} tokens that the model was made for."
     if _is_hardly_usable(planner.case):
         why += " That starts, and is hardly usable."
     checked = planner.plan_change("max_model_len", flags, why, trades=trades)
     # The length that the log prints is certain, even where the memory model disagrees.
     return replace(checked or Fix("max_model_len", why, flags, trades=trades), proven=True)
+
+
+def _model_limit(planner: FixPlanner) -> int | None:
+    """The longest max_model_len that vLLM takes for the model; None where it is not known or was lifted."""
+    args, release = planner.known.args, planner.known.release
+    if planner.model is None or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
+        return None
+    return default_and_longest_len(args, planner.model, release)[1]
 
 
 def _pool_shortage_bytes(planner: FixPlanner) -> int | None:

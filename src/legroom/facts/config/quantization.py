@@ -28,6 +28,7 @@ def quantization(config: Config) -> Quantization | None:
         )
     scheme = _with_expert_dtype(reader(section), config, section)
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
+    readable = readable and not scheme.mean_bits
     if (
         not readable
         or set(scheme.ignored) - {"lm_head"}
@@ -207,7 +208,8 @@ def _compressed_tensors_scheme(section: Config) -> Quantization:
     if len(schemes) > 1 and any(target != "Linear" for target, _ in rules):
         return replace(first, ignored=ignored, kv_cache_dtype=kv_dtype, rules=rules, targets=())
     targets = tuple(str(t) for t in first_group.get("targets") or ("Linear",))
-    return replace(first, ignored=ignored, kv_cache_dtype=kv_dtype, targets=targets)
+    mean_bits = float(section.get("mean_bits") or 0)
+    return replace(first, ignored=ignored, kv_cache_dtype=kv_dtype, targets=targets, mean_bits=mean_bits)
 
 
 _float8 = partial(Quantization, weight_bits=8, number="float", scale_bits=32)

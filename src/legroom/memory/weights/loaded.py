@@ -141,6 +141,11 @@ def _doubt(model: Model, settings: EngineSettings, stored: Sequence[StoredModule
     scheme = model.quantization
     if scheme is None or scheme.weight_bits >= 16:
         return 0, 0
+    if scheme.mean_bits:
+        # The mean may be of the tables too, or leave out the scales: at most 8 bits for 16 weights (NVFP4).
+        lean = [(sum(each.storage.kept), int(each.module.elements * scheme.mean_bits / 8)) for each in stored]
+        scales = int(sum(least for _, least in lean) / 2 / scheme.mean_bits)
+        return sum(max(0, kept - least) for kept, least in lean), scales
     since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if model.assumed else {}
     loadable = [name for name, first in since.items() if known_release(settings.release).at_least(first)]
     tables = sum(sum(each.storage.kept) for each in stored if each.module.part in loadable)

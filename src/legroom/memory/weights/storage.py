@@ -196,7 +196,9 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
 
 
 def _packed_int(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """compressed-tensors weights of 4 or 8 bits with 16-bit activations."""
+    """compressed-tensors weights of 4 or 8 bits with 16-bit activations; mixed precision by its mean."""
+    if scheme.mean_bits:
+        return Storage((int(module.elements * scheme.mean_bits / 8),))
     groups = _groups(module, scheme)
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
