@@ -8,8 +8,9 @@ of its parts make where all is known (`own` x their estimate), and a share of th
 is one where the release was measured on this card family, another where it was only read. The distance is the number of
 properties (card family, release line, architecture, encoder ...) that fewer than FEW known starts have. The law is the
 narrowest that holds COVERAGE of the starts, also if each is judged as if all that share its card (its release, its
-architecture ...) were missing. Starts of a DIR, in the form of TRUTH_DIR or GPU_DIR, were predicted first:
-the band holds COVERAGE of these alone too. The table leaves every class out of the fit in turn.
+architecture ...) were missing. It also holds COVERAGE of what was predicted before a start was read, with the errors
+made then: `predicted` of legroom's recording, and `predicted.json` (KV bytes by id) of a DIR in the form of TRUTH_DIR.
+Earlier rounds, whose records are gone, stay as the share that held them. The table leaves every class out in turn.
 With --write the bands go to `src/legroom/facts/data/bands.json`.
 """
 
@@ -20,7 +21,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,8 @@ FEW = 10
 BEYOND = 1.5
 """How much farther off than the worst seen a class of weights may be."""
 GROWTH = 1.7
-"""What a hardly known property multiplies the share of the card by. Of 1, 1.4, 1.7 and 2 it gave the narrowest bands
-that held 88 % of 79 published and 72 measured starts at first sight, each left out with its source."""
+"""What a hardly known property multiplies the share by. Of 1, 1.4, 1.7 and 2 it gave the narrowest bands that held
+88 % of 79 published and 72 measured starts at first sight."""
 FARTHEST = 3
 """Starts with more hardly known properties were not farther off."""
 SMALLEST_KV = GIB // 2
@@ -78,8 +79,7 @@ ANOTHER_START = 0.2
 """Off by more of the card than this, a record tells of another start: two cards of one name, unstated TP sizes."""
 EXACT_BYTES = 4 * MIB
 EXACT_SHARE = 0.98
-"""Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding. Of 229 plain
-ones four are not: a rope table made longer by a flag, a fine-tuned copy, and twice a model without its rope table."""
+"""Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding."""
 LEAST_OF_FEW = 0.005
 """Of weights stored by a method of which only a few starts are known: half of what a method without any gets."""
 PATCHED = ("Sandermage/", "zjpzhao/vllm-qwen3vl-cu118-t4")
@@ -87,6 +87,8 @@ PATCHED = ("Sandermage/", "zjpzhao/vllm-qwen3vl-cu118-t4")
 STARTED_BY_ANOTHER = ("unslothai/",)
 """Sources whose vLLM another program starts: it sets sequences, adapters and a sampler that their records lack."""
 KINDS = ("measured", "read")
+EARLIER_ROUNDS = {("kv_cache", "read"): 0.0151}
+"""The share of the card that held nine in ten of 82 published starts predicted first, up to 2026-11-17."""
 Property = tuple[str, str]
 
 
@@ -125,6 +127,8 @@ class Start:
     weights_class: tuple[str, ...]
     scales: tuple[float, ...]
     """What the rules of the counted parts expect of themselves."""
+    at_first_sight: Miss | None = None
+    """Of the KV cache, as predicted before the start was read."""
 
     def own_error(self, figure: str, own: Mapping[str, float]) -> float:
         if figure != "kv_cache":
@@ -132,25 +136,21 @@ class Start:
         return math.hypot(*(own[name] * scale for name, scale in zip(COUNTED, self.scales, strict=True)))
 
 
-def cases(truth: Path, gpu: Path) -> list[ScoredStart]:
-    starts = list(published_cases(truth).cases)
+def read_cases(truth: Path, gpu: Path, first_sight: Sequence[Path]) -> tuple[list[ScoredStart], dict[str, int]]:
+    """Every known start, and the KV bytes that were predicted of some before they were read."""
+    starts = [case for folder in (truth, *first_sight) for case in published_cases(folder).cases]
     configs = sorted((gpu / "kit").glob("configs*"))
     for path in sorted(gpu.glob("measured*.jsonl")):
         starts += gpu_run_cases(read_records(path), *configs).cases
-    with gpu_runs(OWN_RECORDING) as (_, loaded):
-        return [*starts, *loaded.cases]
+    predicted: dict[str, int] = {}
+    for folder in first_sight:
+        predicted |= json.loads((folder / "predicted.json").read_text("utf-8"))
+    with gpu_runs(OWN_RECORDING) as (records, loaded):
+        predicted |= {key: run["predicted"]["kv_cache_bytes"] for key, run in records if "predicted" in run}
+        return [*starts, *loaded.cases], predicted
 
 
-def new_cases(folder: Path, gpu: Path) -> list[ScoredStart]:
-    """Starts that were predicted before they were read, in the form of TRUTH_DIR or of GPU_DIR."""
-    starts = list(published_cases(folder).cases) if (folder / "startups.jsonl").exists() else []
-    for path in sorted(folder.glob("measured*.jsonl")):
-        configs = (*folder.glob("configs*"), *(gpu / "kit").glob("configs*"))
-        starts += gpu_run_cases(read_records(path), *configs).cases
-    return starts
-
-
-def start_of(result: Result) -> Start | None:
+def start_of(result: Result, predicted_bytes: int | None) -> Start | None:
     case, planned = result.case, result.plan
     if planned is None:
         return None
@@ -175,6 +175,7 @@ def start_of(result: Result) -> Start | None:
         "outside": _outside(planned, printed.peak_used_bytes),
     }
     misses: dict[str, Miss] = {}
+    first_start = activation_cold(*what, layout.rank).bytes - rules["activation"].bytes
     for name, value in truths.items():
         if value is not None and rules[name].kind == "estimated":
             misses[name] = Miss(
@@ -182,13 +183,13 @@ def start_of(result: Result) -> Start | None:
                 printed.rounding_bytes,
                 error_scale(rules[name]),
                 possible_saving(rules[name]),
+                first_start if name == "activation" else 0,
             )
     rule = weights(*what, layout.rank)
     if printed.weights_bytes:
         misses["weights"] = Miss(rule.bytes - printed.weights_bytes, printed.rounding_bytes, rule.bytes)
     if kv and planned.settings.kv_cache_memory_bytes is None:
         parts: Sequence[Figure] = (rules["activation"], rules["cuda_graph"], rules["non_torch"])
-        first_start = activation_cold(*what, layout.rank).bytes - rules["activation"].bytes
         first_start += pinned_bytes(*what, layout.rank)
         misses["kv_cache"] = Miss(
             layout.kv_cache.bytes - kv,
@@ -199,6 +200,7 @@ def start_of(result: Result) -> Start | None:
             of_total=total_spread(planned.settings, target.gpu),
         )
     of = band_class(*what)
+    seen = misses.get("kv_cache") if predicted_bytes is not None else None
     return Start(
         case.id,
         case.source,
@@ -209,6 +211,7 @@ def start_of(result: Result) -> Start | None:
         rule.bytes,
         weights_class(of, rule),
         tuple(error_scale(rules[name]) for name in COUNTED),
+        replace(seen, error=predicted_bytes - (kv or 0)) if seen else None,
     )
 
 
@@ -243,6 +246,11 @@ class Evidence:
         self.measured = Counter(each for start in starts if start.instrumented for each in start.of.properties)
         self.known = Counter(each for start in starts for each in start.of.properties)
         self.pairs = Counter(pair for start in starts for pair in combinations(sorted(start.of.properties), 2))
+        self.earlier: dict[str, int] = {}  # the distance from what was known when a start was predicted
+        before = Counter[Property]()
+        for start in starts:
+            self.earlier[start.id] = sum(before[each] < FEW for each in start.of.properties)
+            before.update(start.of.properties)
 
     def distance(self, start: Start, without: Property | None = None) -> int:
         """Properties that few known starts have, where all that have the property `without` are missing."""
@@ -292,18 +300,18 @@ def fit_own(starts: Sequence[Start]) -> dict[str, float]:
     return {f: _digits(off[f]) for f in COUNTED}
 
 
-def fit_law(
-    starts: Sequence[Start], figure: str, weights_rows: Mapping[str, BandRow], first_sight: Sequence[Start] = ()
-) -> Law:
+def fit_law(starts: Sequence[Start], figure: str, weights_rows: Mapping[str, BandRow]) -> Law:
     own, seen = fit_own(starts), Evidence(starts)
-    predicted_first = {start.id for start in first_sight}
     groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for start in starts:
         if figure not in start.misses:
             continue
-        error, kind = abs(beyond(figure, start, weights_rows)), seen.kind(start)
-        for group in ("as it is", "first sight") if start.id in predicted_first else ("as it is",):
-            groups[group, kind].append(Judged(start, error, seen.distance(start)))
+        kind, distance = seen.kind(start), seen.distance(start)
+        error = abs(beyond(figure, start, weights_rows))
+        groups["as it is", kind].append(Judged(start, error, distance))
+        if figure == "kv_cache" and start.at_first_sight:
+            first = abs(beyond(figure, start, weights_rows, at_first_sight=True))
+            groups["first sight", kind].append(Judged(start, first, seen.earlier[start.id]))
         for each in start.of.properties:
             if seen.can_do_without(each) and (each[0] not in MACHINE or kind == "read"):
                 groups[each[0], kind].append(Judged(start, error, seen.distance(start, each)))
@@ -312,7 +320,7 @@ def fit_law(
         rest = math.sqrt(max(0.0, j.error**2 - j.start.own_error(figure, own) ** 2))
         return rest / j.start.total / GROWTH ** min(j.distance, FARTHEST)
 
-    of_card = dict.fromkeys(KINDS, 0.0)
+    of_card = {kind: EARLIER_ROUNDS.get((figure, kind), 0.0) for kind in KINDS}
     for (_, kind), some in groups.items():
         if len(some) >= FEW:
             of_card[kind] = max(of_card[kind], _digits(quantile(some, needed, COVERAGE)))
@@ -329,8 +337,7 @@ def quantile(some: Sequence[Judged], value: Callable[[Judged], float], share: fl
 
 
 def known_spread(figure: str, start: Start, weights_rows: Mapping[str, BandRow]) -> tuple[float, float]:
-    """What the KV band has below and above from the weights' band and the card's total, before the law says
-    anything."""
+    """What the KV band has below and above from the weights' band and the card's total alone."""
     if figure != "kv_cache":
         return 0.0, 0.0
     of_weights = sum(weights_band(weights_rows, start.weights_class, start.weights_bytes, start.total)) / 2
@@ -338,9 +345,10 @@ def known_spread(figure: str, start: Start, weights_rows: Mapping[str, BandRow])
     return math.hypot(smaller, of_weights), math.hypot(larger, of_weights)
 
 
-def beyond(figure: str, start: Start, weights_rows: Mapping[str, BandRow]) -> float:
+def beyond(figure: str, start: Start, weights_rows: Mapping[str, BandRow], *, at_first_sight: bool = False) -> float:
     """What of an error the law has to explain: a band is the root of both squares."""
-    away = start.misses[figure].truth_above
+    miss = start.at_first_sight if at_first_sight and start.at_first_sight else start.misses[figure]
+    away = miss.truth_above
     explained = known_spread(figure, start, weights_rows)[1 if away > 0 else 0]
     return math.copysign(math.sqrt(max(0.0, away**2 - explained**2)), away)
 
@@ -404,22 +412,22 @@ class Held:
 
 
 def leave_out(
-    starts: Sequence[Start], first_sight: Sequence[Start], key: Callable[[Start], str]
+    starts: Sequence[Start], key: Callable[[Start], str], *, at_first_sight: bool = False
 ) -> dict[str, list[Held]]:
     """Every start, judged by a law that no start with the same key had a part in."""
     starts = [start for start in starts if "kv_cache" in start.misses]
     held: dict[str, list[Held]] = defaultdict(list)
     for left_out in sorted({key(start) for start in starts}):
-        rest, others = ([s for s in some if key(s) != left_out] for some in (starts, first_sight))
+        rest = [start for start in starts if key(start) != left_out]
         if len(rest) < len(starts) / 4:
             continue
         rows = fit_weights(rest)
-        law, seen = fit_law(rest, "kv_cache", rows, others), Evidence(rest)
-        for start in (start for start in starts if key(start) == left_out):
+        law, seen = fit_law(rest, "kv_cache", rows), Evidence(rest)
+        for start in (each for each in starts if key(each) == left_out and (each.at_first_sight or not at_first_sight)):
             half = law.half(start, "kv_cache", seen.kind(start), seen.distance(start))
             miss = start.misses["kv_cache"]
             width = sum(math.hypot(half, side) for side in known_spread("kv_cache", start, rows))
-            inside = abs(beyond("kv_cache", start, rows)) <= half
+            inside = abs(beyond("kv_cache", start, rows, at_first_sight=at_first_sight)) <= half
             held[left_out].append(Held(start, inside, (width + miss.allowed_below + miss.allowed_above) / start.total))
     return held
 
@@ -431,30 +439,28 @@ def coverage_row(name: str, held: Sequence[Held]) -> list[float]:
     return [round(each, 5) for each in row]
 
 
-def print_coverage(starts: Sequence[Start], first_sight: Sequence[Start], least: int = 8) -> dict[str, list[float]]:
+def print_coverage(starts: Sequence[Start], least: int = 8) -> dict[str, list[float]]:
     """Coverage and width on classes left out of the fit: by property, and by class of `least` starts."""
     summary = {}
-    kinds = ["source", *dict.fromkeys(kind for start in starts for kind, _ in start.of.properties)]
+    kinds = ["source", "first sight", *dict.fromkeys(kind for start in starts for kind, _ in start.of.properties)]
     for kind in kinds:
         held = leave_out(
-            starts,
-            first_sight,
-            (lambda s: s.source) if kind == "source" else lambda s, k=kind: dict(s.of.properties)[k],
+            starts, lambda s, k=kind: dict(s.of.properties).get(k, s.source), at_first_sight=kind == "first sight"
         )
         print(f"\n{'every ' + kind + ' left out in turn':44s} starts  inside    width  p90 of the card")
         every = [each for some in held.values() for each in some]
         for name, instrumented in (("measured", True), ("published", False)):
             if some := [each for each in every if each.start.instrumented == instrumented]:
                 summary[f"{kind}/{name}"] = coverage_row(name, some)
-        for value, some in held.items() if kind != "source" else ():
+        for value, some in held.items() if kind not in kinds[:2] else ():
             if len(some) >= least:
                 summary[f"{kind}/{value}"] = coverage_row(value, some)
     return summary
 
 
-def document(starts: Sequence[Start], first_sight: Sequence[Start]) -> dict[str, Any]:
+def document(starts: Sequence[Start]) -> dict[str, Any]:
     before, rows = bands(), fit_weights(starts)
-    kv = fit_law(starts, "kv_cache", rows, first_sight)
+    kv = fit_law(starts, "kv_cache", rows)
     laws = {figure: fit_law(starts, figure, rows) for figure in COUNTED} | {"kv_cache": kv}
     fitted = {figure: {"own": kv.own.get(figure, 1.0), **law.of_card} for figure, law in laws.items()}
     seen, properties = Evidence(starts), defaultdict[str, dict[str, list[int]]](dict)
@@ -480,12 +486,9 @@ def document(starts: Sequence[Start], first_sight: Sequence[Start]) -> dict[str,
 
 def main() -> None:
     args = arguments(__doc__, "truth:path", "gpu:path", first_sight=("",), write=False)
-    starts = [start for case in cases(args.truth, args.gpu) if (start := start_of(predict(case)))]
-    new = [case for folder in args.first_sight if folder for case in new_cases(Path(folder), args.gpu)]
-    first_sight = [start for case in new if (start := start_of(predict(case)))]
-    known = {start.id for start in starts}
-    starts += [start for start in first_sight if start.id not in known]
-    fitted = document(starts, first_sight)
+    cases, predicted = read_cases(args.truth, args.gpu, [Path(folder) for folder in args.first_sight if folder])
+    starts = [start for case in cases if (start := start_of(predict(case), predicted.get(case.id)))]
+    fitted = document(starts)
     print(f"\n{len(starts)} starts, by distance {fitted['starts']}; growth {fitted['growth']}")
     for figure, law in fitted["laws"].items():
         shares = " or ".join(f"{law[kind]:.3%} ({kind})" for kind in KINDS)
@@ -494,7 +497,7 @@ def main() -> None:
         text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", json.dumps(fitted, indent=1))
         BANDS.write_text(text + "\n")
         print(f"wrote {BANDS}")
-    print(json.dumps(print_coverage(starts, first_sight)))
+    print(json.dumps(print_coverage(starts)))
 
 
 if __name__ == "__main__":

@@ -608,6 +608,17 @@ def test_a_neighbour_that_torch_does_not_name_bounds_the_share_beside_it() -> No
         ('ERROR   File "vllm/worker/worker.py", line 9, in check_if_supports_dtype', "driver_or_cuda_mismatch"),
         ("vllm 0.26.0: the cold start fills 52 GB of RAM and gets OOM-killed", "host_ram_oom"),
         ("vllm: 12 images cause an OOM error during the profiling stage", "profiling_activation_peak"),
+        ("vllm 0.25.1: host memory continuously increases until it runs out of memory", "leak_over_time"),
+        (
+            "rollout_gpu_mem_util 0.55, free_cache_engine=True\nCUDA Error: out of memory at cumem_allocator.cpp",
+            "sleep_mode_or_rlhf_colocation",
+        ),
+        ("vLLM on a T4: after loading weights, only 110MB remained and it OOM'd", "weights_too_big"),
+        ("vllm 0.25.1, 192k context: boots, then the 180K prompt OOMs", "runtime_activation_burst"),
+        (
+            'vllm fails: "Free memory on device cuda:N ... is less than desired GPU memory utilization"',
+            "gpu_shared_or_not_free",
+        ),
         (
             f"Crash under our agent workload, ~1 in flight.\n{oom(94.9, 1.2, 88.0, 0.5, '1.40 GiB')}",
             "runtime_activation_burst",
@@ -616,3 +627,8 @@ def test_a_neighbour_that_torch_does_not_name_bounds_the_share_beside_it() -> No
 )
 def test_words_of_a_person_place_the_failure(text: str, cause: str) -> None:
     assert first(text).cause == cause
+
+
+def test_heads_are_split_over_a_power_of_two_that_kv_heads_take_too() -> None:
+    log = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).\n"
+    assert first(log).fixes[0].flags == {"tensor_parallel_size": 4}

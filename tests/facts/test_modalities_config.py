@@ -21,6 +21,11 @@ def test_a_text_model_has_no_encoder() -> None:
     assert modalities({"model_type": "llama", "hidden_size": 64}) == ()
 
 
+def test_the_language_model_of_llama_4_alone_has_no_encoder() -> None:
+    assert modalities({"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "hidden_size": 5120}) == ()
+    assert modalities({"model_type": "llama4", "hidden_size": 5120}) != ()
+
+
 def test_the_encoder_of_qwen_2_5_vl_is_counted_from_its_config() -> None:
     (found,) = modalities({"model_type": "qwen2_5_vl", "hidden_size": 3584, "vision_config": QWEN_VISION})
     assert (found.num_layers, found.hidden_size, found.exact) == (32, 1280, True)

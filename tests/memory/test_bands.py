@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_where_nobody_said_so_the_band_holds_the_first_start_and_later_ones() ->
 
 
 def test_the_band_of_the_sum_is_not_the_sum_of_the_worst_cases() -> None:
-    layout = planned().layout
+    layout = planned(card="a100-80gb").layout
     parts = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
     assert layout.kv_cache.bytes - layout.kv_cache.low < sum(part.high - part.bytes for part in parts)
 
@@ -173,8 +174,10 @@ def test_weights_are_classed_by_how_they_are_stored_and_whether_the_config_lists
 def test_fp8_weights_that_marlin_repacks_are_a_class_of_their_own() -> None:
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     read = model(LLAMA_8B | {"quantization_config": fp8})
-    classes = [band_class(read, planned().settings, gpu(name)).weights for name in ("a100-80gb", "l4")]
-    assert classes == ["fp8_marlin", "fp8"]
+    classes = [band_class(read, planned().settings, gpu(name)).weights for name in ("a100-80gb", "l4", "h100")]
+    assert classes == ["fp8_marlin", "fp8_marlin", "fp8"]
+    older = replace(planned().settings, release="0.28.0")
+    assert band_class(read, older, gpu("l4")).weights == "fp8"
 
 
 def test_a_part_that_nothing_explains_only_takes_from_the_pool() -> None:

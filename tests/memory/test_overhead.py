@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from recorded_runs import H200, models, recorded, settle
 
 from legroom.facts.gpus import gpu
@@ -12,6 +13,7 @@ from legroom.memory.cudagraph_memory import graph_estimate
 from legroom.memory.overhead import (
     cached_bytes,
     communication_bytes,
+    communicator_ranks,
     cuda_context,
     held_at_start,
     non_torch,
@@ -110,9 +112,34 @@ def test_shared_memory_is_charged_for_the_host() -> None:
 def test_nccl_starts_before_the_first_look_at_free_memory_since_0_11() -> None:
     h100 = gpu("NVIDIA H100 80GB HBM3")
     before, since = (settle(LLAMA, version, h100, tensor_parallel_size=2) for version in ("0.10.2", "0.11.0"))
-    assert held_at_start(before, h100).bytes == cuda_context(h100).bytes
-    assert 1.4 * GIB < held_at_start(since, h100).bytes < 2.1 * GIB
+    assert held_at_start(LLAMA, before, h100).bytes == cuda_context(h100).bytes
+    assert 1.4 * GIB < held_at_start(LLAMA, since, h100).bytes < 2.1 * GIB
     assert "communication" in [term.label for term in outside(LLAMA, since, h100).terms]
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "flags", "ranks"),
+    [
+        (LLAMA, "0.19.0", {"tensor_parallel_size": 2}, (2,)),
+        (LLAMA, "0.12.0", {"tensor_parallel_size": 2}, (2, 2)),
+        (LLAMA, "0.19.0", {"tensor_parallel_size": 2, "data_parallel_size": 2}, (2,)),
+        (LLAMA, "0.19.0", {"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, (2, 4)),
+        (MOE, "0.19.0", {"tensor_parallel_size": 4}, (4, 4)),
+        (MOE, "0.19.0", {"data_parallel_size": 4}, (4, 4)),
+        (MOE, "0.29.0", {"tensor_parallel_size": 2, "data_parallel_size": 2}, (2, 2, 4)),
+        (MOE, "0.29.0", {}, ()),
+    ],
+)
+def test_every_parallel_group_of_several_ranks_has_a_communicator(model, release, flags, ranks) -> None:
+    assert communicator_ranks(model, settle(model, release, **flags)) == ranks
+
+
+def test_experts_on_h100s_hold_a_second_communicator_of_half_a_gib_at_the_start() -> None:
+    h100 = gpu("NVIDIA H100 80GB HBM3")
+    for ranks, dense_gib, experts_gib in ((2, 1.53, 2.01), (4, 1.55, 2.07)):  # 0.19.0: total less free memory
+        for model, truth_gib in ((LLAMA, dense_gib), (MOE, experts_gib)):
+            held = held_at_start(model, settle(model, "0.19.0", h100, tensor_parallel_size=ranks), h100)
+            assert abs(held.bytes / GIB - truth_gib) < 0.05
 
 
 def test_what_lies_outside_the_budget_is_never_less_than_nothing() -> None:

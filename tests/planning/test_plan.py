@@ -194,12 +194,12 @@ def test_a_peak_above_the_card_at_the_good_end_of_the_range_does_not_fit():
     layout = plan.layout
     spare = layout.headroom_bytes + layout.outside.bytes
     over = replace(layout, outside=estimated(spare + 3 * GIB, spare + 2 * GIB, spare + 4 * GIB))
-    memory = plan.memory
-    failure = first_failure((over,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu)
+    memory, free = plan.memory, layout.total_bytes
+    failure = first_failure((over,), memory.kv, memory.graphs, plan.settings, plan.target.gpu, free)
     assert failure is not None
     assert failure.id == "runtime_activation_burst"
     lighter = replace(over, outside=estimated(spare + 3 * GIB, spare - GIB, spare + 4 * GIB))
-    assert first_failure((lighter,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu) is None
+    assert first_failure((lighter,), memory.kv, memory.graphs, plan.settings, plan.target.gpu, free) is None
 
 
 def test_a_card_without_a_name_is_not_refused_for_the_batch_that_its_name_would_decide():

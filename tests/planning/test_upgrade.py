@@ -180,7 +180,7 @@ def test_the_command_keeps_todays_requests_and_headroom():
 
 
 def test_a_tight_command_is_not_named_where_the_unchanged_one_fits_and_holds_more():
-    told = made("vllm serve qwen3-32b --max-model-len 32768", "0.10.2", "0.32.0", "a100-80gb")
+    told = made("vllm serve qwen3-32b --max-model-len 30720", "0.10.2", "0.32.0", "a100-80gb")
     assert told.kept.flags == {}
     assert told.kept.plan.verdict == "fits"
     assert told.kept.keeps_requests

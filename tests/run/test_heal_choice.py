@@ -127,9 +127,9 @@ def test_a_step_grows_to_hold_every_sequence(mend):
     assert mend(log, "--max-num-batched-tokens 256 --max-num-seqs 512").words[-1] == "512"
 
 
-def test_ranks_become_a_divisor_of_the_heads(mend):
+def test_ranks_become_a_power_of_two_that_divides_the_heads(mend):
     log = "  Value error, Total number of attention heads (40) must be divisible by tensor parallel size (6).\n"
-    assert mend(log, "--tensor-parallel-size 6").words[-2:] == ("--tensor-parallel-size", "5")
+    assert mend(log, "--tensor-parallel-size 6").words[-2:] == ("--tensor-parallel-size", "4")
 
 
 def test_ram_that_is_not_there_is_not_asked_for(mend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
@@ -44,15 +45,11 @@ class ContainerRun:
     env: Mapping[str, Word]
     inherited: tuple[str, ...]
     """Variables that `-e NAME` takes from the environment."""
-    gpus: int | None
-    shm: str | None
     stop_timeout: Word | None
-    memory_limit_bytes: int | None = None
-    repeated_entry: Word | None = None
-    mounts: tuple[Mount, ...] = ()
-    published: tuple[Word, ...] = ()
-    reads_env_file: bool = False
-    has_no_gpu: bool = False
+    published: tuple[Word, ...]
+    reads_env_file: bool
+    of_server: Mapping[str, Any]
+    """The fields of `StartedServer` that the options tell."""
 
 
 def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
@@ -80,21 +77,19 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
     image, entry = words[i], options.get("--entrypoint")
     ipc, shm, gpus = options.get("--ipc"), options.get("--shm-size"), options.get("--gpus")
     mounts_shm = any("/dev/shm" in mount.path for mount in mounts)
-    return ContainerRun(
-        image.text,
-        container_command(image.text, (entry,) if entry else (), words[i + 1 :], words[0].offset),
-        env,
-        tuple(inherited),
-        gpu_count(gpus.text) if gpus else None,
-        shm.text if shm else "host" if ipc and ipc.text == "host" else "mounted" if mounts_shm else None,
-        options.get("--stop-timeout"),
-        docker_bytes(memory.text) if (memory := options.get("--memory") or options.get("-m")) else None,
-        repeated_entry(image.text, (entry,) if entry else (), words[i + 1 :]),
-        tuple(mounts),
-        tuple(published),
-        "--env-file" in options,
-        options.keys().isdisjoint(_GIVES_GPUS) and all(word.text != "--privileged" for word in words[:i]),
-    )
+    memory, entries = options.get("--memory") or options.get("-m"), (entry,) if entry else ()
+    of_server = {
+        "image": image.text,
+        "gpus": gpu_count(gpus.text) if gpus else None,
+        "has_no_gpu": options.keys().isdisjoint(_GIVES_GPUS) and all(word.text != "--privileged" for word in words[:i]),
+        "shm": shm.text if shm else "host" if ipc and ipc.text == "host" else "mounted" if mounts_shm else None,
+        "memory_limit_bytes": docker_bytes(memory.text) if memory else None,
+        "repeated_entry": repeated_entry(image.text, entries, words[i + 1 :]),
+        "mounts": tuple(mounts) if published else None,  # else it may be an excerpt
+    }
+    command = container_command(image.text, entries, words[i + 1 :], words[0].offset)
+    stop, reads_file = options.get("--stop-timeout"), "--env-file" in options
+    return ContainerRun(image.text, command, env, tuple(inherited), stop, tuple(published), reads_file, of_server)
 
 
 _GIVES_GPUS = ("--gpus", "--runtime", "--device", "--security-opt", "--volumes-from")

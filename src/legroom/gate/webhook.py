@@ -42,17 +42,8 @@ _GIL_SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would delay every read and write of the event loop by that much while a plan runs."""
 _PATHS: Mapping[str, Mode | None] = {"/validate": None, "/validate/warn": "warn", "/validate/enforce": "enforce"}
 _MODES: Mapping[str, Mode] = {"warn": "warn", "enforce": "enforce"}
-_OUTCOMES = (
-    "allowed",
-    "warned",
-    "refused",
-    "would_refuse",
-    "not_understood",
-    "no_server",
-    "skipped",
-    "unchanged",
-    "failed_open",
-)
+_OUTCOMES = ["allowed", "warned", "refused", "would_refuse", "not_understood", "no_server"]
+_OUTCOMES += ["skipped", "unchanged", "failed_open"]
 _FAILED_OPEN = {
     "timeout": "no verdict in time",
     "error": "an error in the gate; its log shows where",

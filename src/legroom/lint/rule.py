@@ -37,6 +37,8 @@ class Rule:
     title: str
     help: str
     """Why it matters, in one or two sentences."""
+    problems: tuple[str, ...] = ()
+    """The kinds of `FlagProblem` that it is about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ def deployment_memory(
     if refused and refused.certain:
         failure: Failure | None = Failure(refused.id, refused.message, 0, 0)
     else:
-        failure = first_failure(ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes)
+        free = free_at_start(model, settings, gpu, held_by_others_bytes)
+        failure = first_failure(ranks, kv, graphs, settings, gpu, free)
     # A measured start proves that the release runs it.
     return DeploymentMemory(ranks, kv, graphs, failure, None if seen else refused)
 
@@ -189,16 +190,9 @@ def _measured_or(bytes_: int | None, otherwise: Figure, seen: Measurements | Non
 
 
 def first_failure(
-    ranks: Sequence[Layout],
-    kv: KvPlan,
-    graphs: Figure,
-    settings: EngineSettings,
-    *,
-    gpu: Gpu,
-    held_by_others_bytes: int = 0,
+    ranks: Sequence[Layout], kv: KvPlan, graphs: Figure, settings: EngineSettings, gpu: Gpu, free: int
 ) -> Failure | None:
-    """The first start-up check of vLLM that fails, in its order; None where all pass."""
-    free = free_at_start(settings, gpu, held_by_others_bytes)
+    """The first start-up check of vLLM that fails, in its order, with `free` bytes at its start; None: all pass."""
     return (
         _startup_check(ranks[0], free, settings, gpu)
         or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
@@ -213,7 +207,7 @@ def failure_at_best(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, held_by_others_bytes: int = 0
 ) -> Failure | None:
     """The first start-up check that fails even at the favourable end of every error band, or None."""
-    free = gpu.total_bytes - held_at_start(settings, gpu).low - held_by_others_bytes
+    free = gpu.total_bytes - held_at_start(model, settings, gpu).low - held_by_others_bytes
     larger = spare_on_larger_card(settings, gpu)
     pools = [max(rank.kv_cache.bytes, rank.kv_cache.high - larger) for rank in memory.ranks]
     best = [_at_best(rank, pool) for rank, pool in zip(memory.ranks, pools, strict=True)]
@@ -240,14 +234,14 @@ def _at_best(rank: Layout, pool: int) -> Layout:
     )
 
 
-def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
+def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
     """Free bytes of the card at vLLM's first memory snapshot."""
-    return gpu.total_bytes - held_at_start(settings, gpu).bytes - held_by_others_bytes
+    return gpu.total_bytes - held_at_start(model, settings, gpu).bytes - held_by_others_bytes
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
     """The first check that failed; None where none did."""
-    return next((failure for failure in failures if failure), None)
+    return next(filter(None, failures), None)
 
 
 def _startup_check(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:

@@ -28,7 +28,8 @@ from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segmen
 from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.units import MIB, gib
-from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings, is_given
+from legroom.vllm.traits import traits
 
 
 def cuda_context(gpu: Gpu) -> Figure:
@@ -43,12 +44,11 @@ def cuda_context(gpu: Gpu) -> Figure:
     return estimated(size, max(0, size - spread), size + spread, (term,))
 
 
-def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
+def held_at_start(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
     """Memory in use at vLLM's first memory snapshot: the CUDA context, and NCCL from 0.11 on."""
     held = cuda_context(gpu)
-    if nccl := nccl_before_snapshot(settings, gpu):
-        term = Term("communication", nccl, "NCCL starts before the release takes its first look (0.11+)")
-        held += estimated(nccl, nccl // 2, nccl + nccl // 2, (term,))
+    if nccl := nccl_before_snapshot(model, settings, gpu):
+        held += nccl
     if system := system_bytes(gpu):
         term = Term("the system", system, "shares this memory")
         held += estimated(system, system // 2, 2 * system, (term,))
@@ -60,19 +60,32 @@ def desktop_bytes(gpu: Gpu) -> int:
     return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
-def _like_hopper(gpu: Gpu) -> bool:
-    """Whether modules and handles are as large as on Hopper: NVLink servers and AMD Instinct cards."""
-    return is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
+def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...]:
+    """Ranks of every NCCL communicator of a worker: TP, PP, DCP, PCP, DP, experts and their balancing (0.11+)."""
+    release = known_release(settings.release)
+    # From 0.14 on, dense models have no expert group, and their data-parallel ranks are servers of their own.
+    grouped = traits(model).moe or release.before("0.14.0")
+    balanced = is_given(settings.given, "--enable-eplb") and release.at_least("0.17.0")
+    ranks = [settings.tensor_parallel_size, settings.pipeline_parallel_size]
+    ranks += [settings.decode_context_parallel_size, settings.prefill_context_parallel_size]
+    ranks += [settings.data_parallel_size, settings.expert_ranks] if grouped else []
+    return tuple(each for each in (*ranks, settings.expert_ranks if balanced else 1) if each > 1)
 
 
-def nccl_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of NCCL buffers that exist at vLLM's first memory snapshot (0.11+)."""
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
-        return 0
+def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure | None:
+    """NCCL's buffers that exist at vLLM's first memory snapshot (0.11+); None without communicators."""
+    ranks = communicator_ranks(model, settings)
+    if not ranks or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
+        return None
     fit = constants()["non_torch"]["before_snapshot"]
-    first = fit["hopper_mib" if is_nvlink_server(gpu) else "other_mib"]
-    return int((first + fit["mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
+    card = "hopper" if is_nvlink_server(gpu) else "other"
+    further = fit[f"{card}_further_mib"] * (len(ranks) - 1)
+    more_ranks = fit["mib_per_doubling"] * sum(each.bit_length() - 2 for each in ranks)
+    size = int((fit[f"{card}_mib"] + further + more_ranks) * MIB)
+    # Beyond the first one, communicators were measured on NVLink servers only.
+    unknown = 0 if card == "hopper" else int((fit["hopper_mib"] * (len(ranks) - 1) - further) * MIB)
+    why = f"{len(ranks)} NCCL communicators start before the budget's first look at the card (0.11+)"
+    return estimated(size, size // 2, size + size // 2 + unknown, (Term("communication", size, why),))
 
 
 def charges_device_wide(settings: EngineSettings) -> bool:
@@ -93,7 +106,9 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
     """vLLM's non_torch_memory: CUDA modules, library handles and communication buffers."""
     fit = constants()["non_torch"]
     row = by_release(fit["base"], settings.release)
-    base = int(row["hopper_mib" if _like_hopper(gpu) else "other_mib"] * MIB)
+    # NVLink servers and AMD Instinct cards.
+    like_hopper = is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
+    base = int(row["hopper_mib" if like_hopper else "other_mib"] * MIB)
     source = f"as measured on releases from {row['since']}"
     communication = communication_bytes(settings, gpu)
     if gpu.measured is not None and gpu.measured.modules_bytes is not None:
@@ -151,8 +166,8 @@ def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     ]
     if not charges_device_wide(settings):
         terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
-    if nccl := nccl_before_snapshot(settings, gpu):
-        terms.insert(1, Term("communication", nccl, "NCCL starts before the budget's first look at the card"))
+    if nccl := nccl_before_snapshot(model, settings, gpu):
+        terms.insert(1, *nccl.terms)
     if model.draft is not None and draft_is_uncounted(settings):
         draft = loaded_weights(model.draft, draft_settings(settings), gpu).figure.bytes
         terms.append(Term("the draft model", draft, "V0 charges the weights of the model alone (0.6.5+)"))
@@ -166,7 +181,8 @@ def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     size = outside_total - covered + sum(term.bytes for term in host_terms(gpu))
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * reserved) + (taken.high - taken.bytes)
-    return estimated(size, max(0, size - spread), size + spread, tuple(terms))
+    unknown = nccl.high - nccl.bytes - nccl.bytes // 2 if nccl else 0
+    return estimated(size, max(0, size - spread), size + spread + unknown, tuple(terms))
 
 
 def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:

@@ -39,8 +39,8 @@ def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
     if settings.engine == "V0":
         return []
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
-    embeds = settings.runner != "V2" or _embeds_inputs(model, settings)
-    tables = [inputs] if embeds else []
+    has_encoder = model.modalities and builds_encoders(settings.given, model, known_release(settings.release))
+    tables = [inputs] if settings.runner != "V2" or has_encoder else []
     if settings.runner != "V2" or is_pooling(settings.given, model):
         return tables
     sequences, mask = settings.max_num_seqs, cdiv(model.vocab_size, 8)
@@ -53,11 +53,6 @@ def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
     if method == "ngram":
         tables.append(sequences * settings.max_model_len * INT32_BYTES)  # the token ids of all sequences
     return tables
-
-
-def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
-    """Whether the model's inputs are embeddings: models with an encoder in use."""
-    return bool(model.modalities) and builds_encoders(settings.given, model, known_release(settings.release))
 
 
 def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:

@@ -124,7 +124,7 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     """The memory that a sleeping server keeps on a card; `graphs`: its captured CUDA graphs."""
     rules = sleep_rules(settings.release)
     charged = non_torch(model, settings, gpu, stage)
-    context = held_at_start(settings, gpu)
+    context = held_at_start(model, settings, gpu)
     # The tables are counted below, and the rests of the weights' segments sleep with the weights.
     elsewhere = sampler_tables(model, settings) + segment_rests(model, settings, gpu, (), stage)
     tables = elsewhere if counts_runner_buffers(settings) else 0
@@ -139,7 +139,8 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
         terms.append(Term("CUDA graphs", graphs.bytes, "they stay, and are valid when it wakes"))
     if rules and rules.communication_flag and is_given(settings.given, rules.communication_flag):
-        suspended = communication_bytes(settings, gpu) + nccl_before_snapshot(settings, gpu)
+        nccl = nccl_before_snapshot(model, settings, gpu)
+        suspended = communication_bytes(settings, gpu) + (nccl.bytes if nccl else 0)
         terms.append(Term("suspended communication", -suspended, rules.communication_flag))
     size = sum(term.bytes for term in terms)
     # The sampler tables are exact, so they do not count to the error of the charged part.

@@ -51,7 +51,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
     for rank in memory.ranks:
-        reason = _out_of_memory_in_band(rank, memory, settings, gpu)
+        reason = _out_of_memory_in_band(rank, memory, settings, target)
         if reason:
             return "tight", reason
     if lacks_room_for_page_cache(target, settings, memory):
@@ -124,10 +124,10 @@ _NEEDS = {
 }
 
 
-def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:
+def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, target: Target) -> str:
     """The phase in which the card is full at the upper end of the error band; empty where none is."""
-    held = held_at_start(settings, gpu)
-    free = gpu.total_bytes - held.high - rank.held_by_others_bytes
+    gpu = target.gpu
+    free = gpu.total_bytes - held_at_start(target.model, settings, gpu).high - rank.held_by_others_bytes
     counted = rank.weights.bytes + rank.non_torch.bytes
     worse = rank.kv_cache.bytes - rank.kv_cache.low
     if counted + rank.activation.bytes + worse > free:

@@ -223,5 +223,5 @@ def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) 
         shape,
         tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
         plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
-        free_at_start(settings, target.gpu, target.held_by_others_bytes),
+        free_at_start(target.model, settings, target.gpu, target.held_by_others_bytes),
     )

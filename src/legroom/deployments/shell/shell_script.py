@@ -143,17 +143,11 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
         lambda server: replace(
             server,
             place=place,
-            image=run.image,
             in_container=True,
-            shm=run.shm,
-            gpus=run.gpus,
             stop_limit=limit,
-            memory_limit_bytes=run.memory_limit_bytes,
-            repeated_entry=run.repeated_entry,
-            mounts=run.mounts if run.published else None,  # else it may be an excerpt
             published=tuple(published_port(word.text, source.place(word.offset)) for word in run.published),
             other_env=frozenset((*run.inherited, *(("*",) if run.reads_env_file else ()))),
-            has_no_gpu=run.has_no_gpu,
             read_as=f"a {server_words.basename(tool.text)} run line",
+            **run.of_server,
         ),
     )

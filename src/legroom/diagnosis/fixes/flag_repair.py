@@ -305,11 +305,11 @@ def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """The largest tensor-parallel size that divides the attention heads."""
+    """The largest power of two that divides the attention heads: KV heads, mostly a power of two, are split too."""
     heads, ranks = evidence.facts.get("heads_count"), evidence.facts.get("ranks_count")
     if not isinstance(heads, int) or not isinstance(ranks, int):
         return None
-    size = max(number for number in range(1, ranks + 1) if heads % number == 0)
+    size = max(number for number in (1, 2, 4, 8, 16, 32) if number <= ranks and heads % number == 0)
     why = f"{heads} attention heads can be split over {size} ranks, not over {ranks}."
     return _flag_fix(planner, {"tensor_parallel_size": size}, why)
 

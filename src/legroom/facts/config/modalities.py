@@ -32,11 +32,11 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     usual = config_defaults().get(str(text.get("model_type")), {})
     width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)
     known: list[Modality] = []
-    vision = config.get("vision_config")
+    vision, text_alone = config.get("vision_config"), "Llama4ForCausalLM" in (config.get("architectures") or ())
     if isinstance(vision, Mapping) and vision:
         encoder = _Encoder(row or families()["_plain"], {**_default_encoder(row, width), **vision}, config, width)
         known.append(_vision_tower(encoder, exact=row is not None))
-    elif row and (config.get("has_vision") or row.get("always")):
+    elif row and (config.get("has_vision") or (row.get("always") and not text_alone)):
         known.append(_vision_tower(_Encoder(row, _default_encoder(row, width), config, width), exact=False))
     audio = config.get("audio_config")
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):

@@ -71,13 +71,9 @@ def _cache_folder(server: StartedServer, args: ServeArgs) -> str:
 
 def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
     """The mount at the path, above it, or below it."""
+    inside = f"{path}/".startswith
     return next(
-        (
-            mount
-            for mount in mounts
-            if f"{path}/".startswith(f"{mount.path.rstrip('/')}/") or mount.path.startswith(path)
-        ),
-        None,
+        (mount for mount in mounts if inside(f"{mount.path.rstrip('/')}/") or mount.path.startswith(path)), None
     )
 
 

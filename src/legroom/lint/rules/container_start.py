@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import re
 
-from legroom.deployments.container_images import (
-    has_floating_tag,
-    is_for_other_hardware,
-    is_other_build,
-    is_published_by_vllm,
-    is_server_image,
-)
+from legroom.deployments import container_images as images
 from legroom.deployments.subjects import Probe, StartedServer
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words
@@ -25,8 +19,8 @@ _OF_IMAGE = (*_SERVED_KINDS, "Kubernetes Pod", "Kubernetes Job", "compose servic
 def runs_plain_image(server: StartedServer) -> bool:
     """Whether the container is of vLLM's own CUDA image, with nothing added."""
     image = server.image
-    is_changed = is_other_build(image) or is_for_other_hardware(image) or server.is_release_assumed
-    return is_published_by_vllm(image) and not is_changed and not server.launcher
+    is_changed = images.is_other_build(image) or images.is_for_other_hardware(image) or server.is_release_assumed
+    return images.is_published_by_vllm(image) and not is_changed and not server.launcher
 
 
 @checks(StartedServer, "container-command")
@@ -43,7 +37,7 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
             message = f"no shell expands {name[0]}: vLLM gets it as it is written"
             suggestion = "write $(NAME) in Kubernetes, or start it with sh -c"
             yield finding("container-command", server.place_of(word), message, suggestion, len(word.raw))
-    if not is_published_by_vllm(image) or is_other_build(image) or is_for_other_hardware(image):
+    if not images.is_published_by_vllm(image) or images.is_other_build(image) or images.is_for_other_hardware(image):
         return
     missing = {"python": "python3"}
     if context.is_release_certain(server) and context.release_of(server).at_least(_image_facts("no_wget_from")):
@@ -121,8 +115,8 @@ def image_without_release(server: StartedServer, context: Context) -> Findings:
     is_excerpt = server.mounts is None and not server.probes and server.start_limit is None
     if (
         not is_excerpt
-        and is_server_image(server.image)
-        and has_floating_tag(server.image)
+        and images.is_server_image(server.image)
+        and images.has_floating_tag(server.image)
         and not context.is_release_given
     ):
         message = f"{server.image} is another release after the next pull"

@@ -21,21 +21,15 @@ from legroom.lint.rule import (
     flag_value,
     flag_word,
     has_same_words,
+    rules_by_id,
     similarity,
 )
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem
 
-_BY_KIND = {
-    "unknown": "flag-unknown",
-    "removed": "flag-removed",
-    "renamed": "flag-removed",
-    "not_yet": "flag-not-yet",
-    "bad_value": "flag-value",
-    "bad_choice": "flag-value",
-    "ignored": "flag-ignored",
-}
+_BY_KIND = {kind: rule.id for rule in rules_by_id().values() for kind in rule.problems}
+"""The rule for each kind of problem that the parser of flags tells."""
 _SHARE = "--gpu-memory-utilization"
 _VARIABLE = pattern("flag_rules.variable")
 _FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)

@@ -82,6 +82,11 @@ class StorageContext:
         """Whether the card computes in FP8; older ones store FP8 and compute in 16 bits with Marlin."""
         return self.vendor != "nvidia" or self.capability >= (8, 9) or self.capability == (0, 0)
 
+    @property
+    def repacks_fp8_blocks(self) -> bool:
+        """Whether Marlin runs linears with FP8 blocks: cards before Ada, and Ada from 0.29 on."""
+        return not self.fp8_kernels or (self.capability == (8, 9) and self.at_least("0.29.0"))
+
     def at_least(self, version: str) -> bool:
         """Whether the release is this version or a later one."""
         return known_release(self.release).at_least(version)
@@ -92,7 +97,8 @@ def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | N
     schemes = (scheme, *(other for _, other in scheme.rules))
     if any(each.is_nvfp4 for each in schemes):
         return "nvfp4"
-    if not context.fp8_kernels and any(each.number == "float" and each.weight_bits == 8 for each in schemes):
+    eight_bits = (each for each in schemes if each.number == "float" and each.weight_bits == 8)
+    if any(context.repacks_fp8_blocks if each.block else not context.fp8_kernels for each in eight_bits):
         return "fp8_marlin"
     return None
 
@@ -217,7 +223,7 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
         high, wide = _scale_block(module, scheme.block, parts)
         rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
         loaded = (weight, copies * rows * columns * FLOAT32_BYTES)
-        if context.fp8_kernels:
+        if context.fp8_kernels if copies > 1 else not context.repacks_fp8_blocks:
             return Storage(loaded)
         # Marlin needs a 16-bit scale for every output and 128 inputs.
         return Storage(loaded, replaced(weight, copies * module.outputs * columns * context.dtype_bytes))

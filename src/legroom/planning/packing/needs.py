@@ -140,7 +140,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     first_starts = [stage_layout(target.model, target.gpu, settings, stage, seen, cold=True) for stage in stages]
     rank = max(layouts, key=lambda layout: layout.peak_used_bytes - max(layout.kv_cache.bytes, 0))
     first = first_starts[rank.rank]
-    context = held_at_start(settings, target.gpu)
+    context = held_at_start(target.model, settings, target.gpu)
     graphs = graph_bytes(target.model, settings, target.gpu)
     counted = first.weights.bytes + first.activation.bytes + first.non_torch.bytes
     starting = context.bytes + max(counted, first.loading_peak_bytes)
