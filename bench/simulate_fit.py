@@ -5,9 +5,9 @@
 The steps are those of `tests/fixtures/h200_steps*_0.32.json`, which say how they were measured. The numbers of
 `Efficiency` are searched for the least mean of |log(predicted/measured)|. Then every model, every family of models and
 every class (dense, experts, latent attention, state-space) is left out of a fit of its own: what is printed for it took
-no part. Steps are printed once more by whether the GPU or the host decides how long they take: what the host needs for
-the same step differs by half from one time to the next. A batch is the recorded steps of one load together. Two further
-checks: whole loads, their steps added up, and runs of `LLM.generate` under vLLM 0.26 that were measured earlier.
+no part. How fast each host was is fitted beside that, and told by the other models measured on it; with a host left out
+it is as fast as the typical one. Steps are printed once more by whether the GPU or the host decides how long they take.
+A batch is the recorded steps of one load together. A further check: whole loads, their steps added up.
 """
 
 from __future__ import annotations
@@ -29,29 +29,42 @@ from bench_harness import ROOT, arguments
 
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
-from legroom.simulation.fast.accounting import expert_read_seconds, kv_read_seconds, min_host_seconds, step_seconds
+from legroom.simulation.fast.accounting import expert_read_seconds, kv_read_seconds, min_host_seconds
 from legroom.simulation.fast.rows import StepCost
-from legroom.simulation.from_plan import hardware, planned_scheduler
-from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import Efficiency, Hardware, ServerEfficiency, class_of, roofline
-from legroom.simulation.trace import Trace
-from legroom.simulation.trace_replay import StepByStepReplay
 from legroom.vllm.args import ServeArgs
 
 OUT = ROOT / "src/legroom/simulation/step_fit.json"
 STEPS = (ROOT / "tests/fixtures/h200_steps_0.32.json", ROOT / "tests/fixtures/h200_steps_experts_0.32.json")
-GENERATE_RUNS = ROOT / "tests/fixtures/h200_generate_0.26.jsonl"
 SAME_LAYERS = {"mistral": "llama"}
 """Families whose layers are those of another."""
 START = Efficiency(
-    *(0.9, 0.7, 0.75, 0.3, 5.0, 0.65, 0.55, 0.3, 0.8, 0.5),
-    *(4e-5, 4e-5, 4e-5, 5e-6, 2.2e-3, 2e-5, 1e-4, 8e-6, 2e-3, 8e-4, 8e-4, 8e-4, 4e-4),
+    *(0.9, 0.7, 0.8, 0.5, 0.6, 0.4, 5.0, 0.65, 0.55, 0.3, 0.8, 0.5),
+    *(4e-5, 2e-5, 2e-5, 4e-5, 4e-6, 2e-8, 2.2e-3, 2e-5, 1e-4, 8e-6, 2e-3, 8e-4, 8e-4, 8e-4, 4e-4, 4e-4),
 )
-IN_PROCESS = ServerEfficiency()
 RATIOS = [name for name in asdict(START) if name.endswith("ratio") and not name.startswith("scan")]
-ROUNDS, TRIES = 4, 1200
-GENERATE_REQUEST_S = 2e-4
-"""What `LLM.generate` itself spends on a request, as an earlier fit to those runs found; no server's step has it."""
+OF_HOST = ("host_ratio", "host_request_ratio")
+TRIES = 80
+
+
+class Fit(NamedTuple):
+    reached: Efficiency
+    hosts: dict[str, float]
+    """How long each host that steps were measured on takes, against the typical one."""
+
+    def cost(self, work: Measured) -> StepCost:
+        ratios = {name: self.hosts.get(f"{work.host} {name}", 1.0) for name in OF_HOST}
+        return roofline(work.rank, self.reached, ServerEfficiency(**ratios))
+
+
+class Measured(NamedTuple):
+    """A model on the card, and the host that it was measured on."""
+
+    rank: Hardware
+    host: str
+    is_odd: bool
+    """Its kernels are like no other's, so it takes part in no fit."""
 
 
 class Step(NamedTuple):
@@ -73,8 +86,9 @@ class Step(NamedTuple):
         return "prompts" if self.tokens > self.requests else "decode"
 
 
-def machines(document: dict[str, Any]) -> Iterator[tuple[str, Hardware]]:
+def machines(document: dict[str, Any]) -> Iterator[tuple[str, Measured]]:
     """The hardware of every model that was measured."""
+    hosts = {name: day for day, names in document["hosts"].items() for name in names}
     for name, described in document["models"].items():
         with TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(described.get("config")), encoding="utf-8")
@@ -82,21 +96,20 @@ def machines(document: dict[str, Any]) -> Iterator[tuple[str, Hardware]]:
             work = hardware(_plan(document["gpu"], document["vllm"], {"max_model_len": 16384, **args}))
         if name in document["one_choice"]:
             work = replace(work, expert_bytes=work.expert_bytes * work.expert_share, expert_share=1.0)
-        yield name, replace(work, captured_tokens=document["captured_tokens"])
+        yield (
+            name,
+            Measured(replace(work, captured_tokens=document["captured_tokens"]), hosts[name], name in document["odd"]),
+        )
 
 
 def _plan(gpu: str, vllm: str, args: dict[str, Any]) -> Any:
     return make_plan(ServeArgs(**args), release(vllm), Machine(gpu=gpu), advice=False)
 
 
-def seconds(step: Step, machine: Hardware, reached: Efficiency) -> float:
-    """The model's answer for one step whose pairs of tokens are known exactly."""
-    return max(parts(step, roofline(machine, reached, IN_PROCESS)))
-
-
 def parts(step: Step, cost: StepCost) -> tuple[float, float]:
     """What the GPU needs, and what the host needs."""
-    compute = cost.token * step.tokens + cost.pair * step.pairs
+    windowed = min(step.pairs, cost.window * step.tokens)
+    compute = cost.token * step.tokens + cost.pair * step.pairs + cost.window_pair * windowed
     read = cost.weights + kv_read_seconds(cost, step.context, step.requests)
     busy = cost.overhead + cost.request * step.requests + max(compute, read) + expert_read_seconds(cost, step.tokens)
     return float(busy), float(min_host_seconds(cost, step.tokens, step.requests))
@@ -111,18 +124,19 @@ class Took(NamedTuple):
     is_host_bound: bool
 
     @classmethod
-    def of(cls, step: Step, work: Hardware, reached: Efficiency) -> Took:
-        gpu, host = parts(step, roofline(work, reached, IN_PROCESS))
-        return cls(class_of(work), step, max(gpu, host), host > gpu)
+    def of(cls, step: Step, work: Measured, fitted: Fit) -> Took:
+        gpu, host = parts(step, fitted.cost(work))
+        return cls(class_of(work.rank), step, max(gpu, host), host > gpu)
 
     @property
     def factor(self) -> float:
         return self.step.seconds / self.predicted
 
 
-def fit(steps: Sequence[Step], machine: dict[str, Hardware]) -> Efficiency:
-    """A random walk that keeps what is better, with ever smaller steps; the same seed, the same answer."""
+def fit(steps: Sequence[Step], machine: dict[str, Measured]) -> Fit:
+    """A random walk that keeps what is better, with steps as long as help; the same seed, the same answer."""
 
+    steps = [step for step in steps if not machine[step.model].is_odd]
     names = sorted({step.model for step in steps})
     rows = [names.index(step.model) for step in steps]
     tokens, requests, context, pairs, taken = np.array([step[2:] for step in steps], dtype=float).T
@@ -132,29 +146,33 @@ def fit(steps: Sequence[Step], machine: dict[str, Hardware]) -> Efficiency:
         """`parts` of all steps at once."""
         cost = StepCost(*np.array(costs).T[:, rows])
         read = cost.weights + cost.kv_token * context + cost.window_token * np.minimum(context, cost.window * requests)
-        busy = cost.overhead + cost.request * requests + np.maximum(cost.token * tokens + cost.pair * pairs, read)
-        busy += expert_read_seconds(cost, tokens)
+        compute = cost.token * tokens + cost.pair * pairs + cost.window_pair * np.minimum(pairs, cost.window * tokens)
+        busy = cost.overhead + cost.request * requests + np.maximum(compute, read) + expert_read_seconds(cost, tokens)
         launch = np.where(tokens <= cost.captured, cost.launch_captured, cost.launch)
         host = np.where(is_decode, cost.host + cost.host_request * requests, launch)
         return float(np.minimum(np.abs(np.log(np.maximum(busy, host) / taken)), 0.5).sum())
 
-    def loss(reached: Efficiency) -> float:
-        # A number that these steps hardly tell stays near where the search begins.
-        moved = sum(math.log(getattr(reached, name) / value) ** 2 for name, value in asdict(START).items())
-        return moved + errors([roofline(machine[name], reached, IN_PROCESS) for name in names])
+    def fit_of(values: dict[str, float]) -> Fit:
+        rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
+        return Fit(Efficiency(**{name: rounded.pop(name) for name in asdict(START)}), rounded)
 
-    draw, best = random.Random(0), START
+    def loss(values: dict[str, float]) -> float:
+        # A number that these steps hardly tell stays near where the search begins.
+        moved = sum(math.log(values[name] / value) ** 2 for name, value in start.items())
+        fitted = fit_of(values)
+        return moved + errors([fitted.cost(machine[name]) for name in names])
+
+    start = asdict(START) | {f"{machine[name].host} {part}": 1.0 for name in names for part in OF_HOST}
+    draw, best, size = random.Random(0), start, dict.fromkeys(start, 0.2)
     least = loss(best)
-    for turn in range(ROUNDS):
-        for _ in range(TRIES):
-            name = draw.choice(list(asdict(best)))
-            value = getattr(best, name) * math.exp(draw.gauss(0.0, 0.3 / 2**turn))
-            if name in RATIOS and value > 1.0:
-                continue
-            tried = replace(best, **{name: value})
-            if (error := loss(tried)) < least:
-                least, best = error, tried
-    return Efficiency(**{name: float(f"{value:.4g}") for name, value in asdict(best).items()})
+    for turn in range(TRIES * len(start)):
+        name = list(start)[turn % len(start)]
+        tried = {**best, name: best[name] * math.exp(draw.gauss(0.0, size[name]))}
+        is_better = not (name in RATIOS and tried[name] > 1.0) and (error := loss(tried)) < least
+        size[name] = min(0.5, max(0.01, size[name] * (1.5 if is_better else 0.9)))
+        if is_better:
+            least, best = error, tried
+    return fit_of(best)
 
 
 def summary(factors: Iterable[float]) -> dict[str, Any]:
@@ -195,47 +213,21 @@ def by_class(took: Sequence[Took]) -> dict[str, dict[str, Any]]:
 
 
 def left_out(
-    steps: Sequence[Step], machine: dict[str, Hardware], group: Callable[[Step], str]
+    steps: Sequence[Step], machine: dict[str, Measured], fits: dict[frozenset[str], Fit], group: Callable[[Step], str]
 ) -> Iterator[tuple[str, list[Took]]]:
-    """Each group of steps by a fit to the others."""
+    """Each group of steps by a fit to the others; `fits` are those made so far, by the models left out."""
     for name in dict.fromkeys(map(group, steps)):
-        reached = fit([step for step in steps if group(step) != name], machine)
-        yield name, [Took.of(step, machine[step.model], reached) for step in steps if group(step) == name]
+        out = frozenset(step.model for step in steps if group(step) == name)
+        fitted = fits.setdefault(out, fits.get(out) or fit([step for step in steps if step.model not in out], machine))
+        yield name, [Took.of(step, machine[step.model], fitted) for step in steps if group(step) == name]
 
 
-def whole_loads(
-    document: dict[str, Any], machine: dict[str, Hardware], reached: Efficiency
-) -> Iterator[dict[str, Any]]:
+def whole_loads(document: dict[str, Any], machine: dict[str, Measured], fitted: Fit) -> Iterator[dict[str, Any]]:
     """Loads of many steps, prompts and answers mixed: the sum against the clock."""
     for load in document["loads"]:
         steps = [Step(load["model"], load["load"], *numbers, 0.0) for numbers in load["steps"]]
-        predicted = sum(seconds(step, machine[load["model"]], reached) for step in steps)
+        predicted = sum(Took.of(step, machine[load["model"]], fitted).predicted for step in steps)
         yield _row(f"{load['model']}: {load['load']}", load["seconds"], predicted)
-
-
-def generate_runs(lines: Iterable[str], reached: Efficiency) -> Iterator[dict[str, Any]]:
-    """`LLM.generate` over equal prompts that arrive at once, replayed step by step."""
-    for line in lines:
-        run = json.loads(line)
-        plan = _plan(run["gpu"], run["vllm"], {"model": run["model"], **run["args"]})
-        flags = {**planned_scheduler(plan).flags, "async_scheduling": False, "enable_prefix_caching": False}
-        trace = Trace()
-        for _ in range(run["requests"]):
-            trace.add(run["prompt_len"], run["output_len"])
-        cost = roofline(hardware(plan), reached, IN_PROCESS)
-        total, stored = 0.0, dict[str, int]()
-
-        def book(step: Any, cost: Any = cost, stored: dict[str, int] = stored) -> None:
-            nonlocal total
-            for name, tokens in step.scheduled.items():
-                stored[name] = stored.get(name, 0) + tokens
-            total += step_seconds(cost, sum(step.scheduled.values()), sum(stored.values()), len(stored))
-            for name in step.finished:
-                del stored[name]
-
-        StepByStepReplay(trace, SchedulerSettings(**flags), book).run()
-        what = f"{run['model']}: {run['requests']} x {run['prompt_len']} + {run['output_len']}"
-        yield _row(what, run["seconds"], total + GENERATE_REQUEST_S * run["requests"])
 
 
 def _row(what: str, measured: float, predicted: float) -> dict[str, Any]:
@@ -252,35 +244,37 @@ def main() -> None:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in STEPS]
     steps = [Step(**row) for document in documents for row in document["steps"]]
     machine = dict(pair for document in documents for pair in machines(document))
-    reached = fit(steps, machine)
-    models = dict(left_out(steps, machine, lambda step: step.model))
-    families = dict(left_out(steps, machine, lambda step: step.family))
-    classes = dict(left_out(steps, machine, lambda step: class_of(machine[step.model])))
+    fitted, fits = fit(steps, machine), dict[frozenset[str], Fit]()
+    models = dict(left_out(steps, machine, fits, lambda step: step.model))
+    families = dict(left_out(steps, machine, fits, lambda step: step.family))
+    classes = dict(left_out(steps, machine, fits, lambda step: class_of(machine[step.model].rank)))
+    hosts = dict(left_out(steps, machine, fits, lambda step: machine[step.model].host))
     result: dict[str, Any] = {
-        "fitted": asdict(reached),
+        "fitted": asdict(fitted.reached),
+        "hosts": fitted.hosts,
         "measured_on": [{name: document[name] for name in ("gpu", "vllm", "how")} for document in documents],
-        "fitted_steps": by_class([Took.of(step, machine[step.model], reached) for step in steps]),
+        "fitted_steps": by_class([Took.of(step, machine[step.model], fitted) for step in steps]),
         "left_out_models": by_class([took for rows in models.values() for took in rows]),
         "left_out_families": by_class([took for rows in families.values() for took in rows]),
         "left_out_family": {name: summary(took.factor for took in rows) for name, rows in families.items()},
         "left_out_classes": {name: summary(took.factor for took in rows) for name, rows in classes.items()},
-        "whole_loads": list(whole_loads(documents[0], machine, reached)),
-        "generate_runs": list(generate_runs(GENERATE_RUNS.read_text(encoding="utf-8").splitlines(), reached)),
+        "left_out_hosts": by_class([took for rows in hosts.values() for took in rows]),
+        "whole_loads": list(whole_loads(documents[0], machine, fitted)),
     }
     if args.write:
         OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.json:
         json.dump(result, sys.stdout, indent=1)
         return
-    print(reached)
-    for part in ("fitted_steps", "left_out_models", "left_out_families"):
+    print(*fitted)
+    for part in ("fitted_steps", "left_out_models", "left_out_families", "left_out_hosts"):
         for name, figures in result[part].items():
             for what, figure in figures.items():
                 print(f"{part:18} {name:16} {what:8} {_line(figure)}")
     for part in ("left_out_family", "left_out_classes"):
         for name, figure in result[part].items():
             print(f"{part:18} {name:25} {_line(figure)}")
-    for row in [*result["whole_loads"], *result["generate_runs"]]:
+    for row in result["whole_loads"]:
         print(
             f"{row['what']:44} {row['measured_s']:8.3f} s  predicted {row['predicted_s']:8.3f} s  {row['error']:+.0%}"
         )

@@ -173,6 +173,8 @@ def _row(
         "class": class_of(hardware(plan)),
         "gpu": run["gpu"],
         "card": plan.target.gpu.name,
+        "family": plan.target.model.architecture,
+        "release": ".".join(settings.release.split(".")[:2]),
         "is_elsewhere": bool(why_elsewhere(plan)),
         "is_familiar": not why_unfamiliar(plan, hardware(plan)),
         "tensor_parallel_size": settings.tensor_parallel_size,

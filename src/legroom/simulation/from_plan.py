@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.model import Experts, latent, recurrent
+from legroom.facts.model import Attention, Experts, latent, recurrent
 from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import offload_marks, stored_modules
@@ -147,6 +147,9 @@ def hardware(plan: Plan) -> Hardware:
     num_experts = sum(block.num_experts for block in experts)
     expert_share = sum(block.experts_per_token for block in experts) / num_experts if experts else 1.0
     states = recurrent(mixers)
+    pairs: dict[bool, list[float]] = {True: [], False: []}
+    for mixer in mixers:
+        pairs[mixer.sees_everything].append(2.0 * mixer.heads * mixer.score_width)
     # Each adds what the ranks computed of it: after attention, and after the MLP.
     all_reduces = len(mixers) + len(blocks) if split > 1 else 0
     # Weights and activations are both FP8, in the checkpoint or by online quantization.
@@ -171,9 +174,17 @@ def hardware(plan: Plan) -> Hardware:
             2.0 * block.experts_per_token * (2 * block.hidden_size + 3 * block.intermediate_size / split)
             for block in experts
         ),
+        # Norms and residuals, rotary embeddings, and activation functions; 16 bits each.
+        activation_bytes_per_token=2.0
+        * (
+            4 * model.hidden_size * (len(mixers) + len(blocks))
+            + sum(mixer.heads * mixer.score_width for mixer in mixers) / split
+            + sum(3 * getattr(block, "shared_intermediate_size", block.intermediate_size) for block in blocks) / split
+        ),
         **_kv_read_bytes(plan),
         state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
-        flops_per_pair=sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything) / split,
+        flops_per_pair=sum(pairs[True]) / split,
+        window_flops_per_pair=sum(pairs[False]) / split,
         decode_flops_per_pair=sum(
             2.0 * mixer.heads * (mixer.latent_width + mixer.kv_lora_rank) / split
             for mixer in latent(mixers)
@@ -182,8 +193,14 @@ def hardware(plan: Plan) -> Hardware:
         attention_flops_s=gpu.bf16_flops,
         layers=(len(mixers) + len(blocks)) / 2,
         expert_layers=len(experts),
+        has_deep_gemm_experts=_has_deep_gemm_experts(plan),
+        has_unpacked_experts=scheme is not None and scheme.method == "mxfp4" and gpu.compute_capability == (9, 0),
+        shared_expert_layers=sum(block.shared_intermediate_size > 0 for block in experts),
         latent_layers=len(latent(mixers)),
         state_layers=len(states),
+        scan_layers=sum(mixer.kind != "short_conv" for mixer in states),
+        has_wide_states=any(dict(mixer.config).get("state_size", 0) > 128 for mixer in states),
+        kv_heads=sum(max(1, mixer.kv_heads // split) for mixer in mixers if isinstance(mixer, Attention)),
         mixers=len(mixers),
         kv_groups=max(1, len(plan.memory.kv.shape.groups)),
         all_reduces=all_reduces,
@@ -208,9 +225,20 @@ def _has_fused_experts(plan: Plan) -> bool:
     return (scheme.number == "int" and scheme.weight_bits == 4) or (scheme.method == "mxfp4" and is_blackwell)
 
 
+def _has_deep_gemm_experts(plan: Plan) -> bool:
+    """Whether DeepGEMM multiplies the experts, and not Triton or FlashInfer: scaled blocks from 0.11 on, before 0.17 on
+    Hopper and before 0.16 on Blackwell, with fewer than eight ranks."""
+    scheme, release, settings = plan.target.model.quantization, plan.target.release, plan.settings
+    last = {(9, 0): "0.17.0", (10, 0): "0.16.0"}.get(plan.target.gpu.compute_capability)
+    if not last or scheme is None or scheme.method != "fp8" or scheme.block is None or release.before("0.11.0"):
+        return False
+    is_split = settings.tensor_parallel_size >= 8 and not settings.enable_expert_parallel
+    return release.before(last) and not (is_split and release.at_least("0.12.0"))
+
+
 def _kv_read_bytes(plan: Plan) -> dict[str, float]:
-    """KV bytes a step reads per cached token: full attention, windowed layers, and the mean window in tokens."""
-    whole = windowed = reach = 0.0
+    """Bytes a step reads per cached token (full attention, windowed layers) and request, and the mean window."""
+    whole = windowed = reach = states = 0.0
     for stage in plan.memory.kv.shape.stages:
         for spec in stage.specs.values():
             span = getattr(spec, "window", None) or getattr(spec, "chunk", None)
@@ -219,8 +247,10 @@ def _kv_read_bytes(plan: Plan) -> dict[str, float]:
                 reach += spec.bytes_of_token * span
             else:
                 whole += spec.bytes_of_token
+                states += getattr(spec, "state_bytes", 0)
     return {
         "kv_bytes_per_token": whole,
         "window_bytes_per_token": windowed,
         "window": reach / windowed if windowed else 0.0,
+        "state_bytes": states,
     }

@@ -49,8 +49,9 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
     """The error band of a plan's step time: narrow where measured, wider from published loads, else widest."""
     data, name, settings = _fit_data("step_band.json"), class_of(work), plan.settings
     measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
-    left_out = _fit_data("step_fit.json")["left_out_families"][name]
-    on_gpu, on_host = (left_out[part]["took"][1:3] for part in ("gpu", "host"))
+    fit = _fit_data("step_fit.json")
+    on_gpu = fit["left_out_families"][name]["gpu"]["took"][1:3]
+    on_host = fit["left_out_hosts"][name]["host"]["took"][1:3]
     why = why_unfamiliar(plan, work)
     if plan.target.gpu.name not in published["gpus"]:
         why.append(f"no run of such a model ({name}) on this card is known")
@@ -123,10 +124,14 @@ class Efficiency:
     bandwidth_ratio: float
     kv_bandwidth_ratio: float
     expert_bandwidth_ratio: float
+    routed_bandwidth_ratio: float
+    """Of activations between grouped GEMMs."""
     state_bandwidth_ratio: float
-    """Of a decode that updates recurrent states, as if they had 16 bits."""
+    """Of a decode that updates recurrent states."""
+    wide_state_bandwidth_ratio: float
+    """The same with more than 128 elements a channel, for which vLLM has no tuned kernel."""
     scan_bandwidth_ratio: float
-    """The same, for every token of a prompt."""
+    """For every token of a prompt, as if the states had 16 bits."""
     flops_ratio: float
     fp8_flops_ratio: float
     fp8_block_flops_ratio: float
@@ -136,10 +141,13 @@ class Efficiency:
     """Of the card's 16-bit rate, in the attention of prompts."""
     layer_s: float
     expert_layer_s: float
-    """What routing adds to a layer."""
+    """What routing adds to a layer, and shared experts in turn."""
+    shared_expert_layer_s: float
     quantized_expert_layer_s: float
     """Experts in 8 bits or fewer add this."""
     request_s: float
+    attention_head_s: float
+    """Attention of one request that decodes, for every KV head of a layer, beside reading its cache."""
     host_s: float
     """Of a step that is one CUDA graph; `host_request_s` more for every request."""
     host_request_s: float
@@ -150,7 +158,9 @@ class Efficiency:
     """A step whose kernels the host starts one by one; then every layer adds its own."""
     launch_layer_s: float
     expert_launch_layer_s: float
-    state_launch_layer_s: float
+    scan_launch_layer_s: float
+    latent_launch_layer_s: float
+    """Also between CUDA graphs."""
     captured_launch_layer_s: float
     """An attention or recurrent layer between two CUDA graphs."""
 
@@ -176,27 +186,39 @@ class Hardware:
     """All routed experts."""
     has_quantized_experts: bool = False
     """In 8 bits or fewer, beside kernels that quantize activations."""
+    has_deep_gemm_experts: bool = False
+    has_unpacked_experts: bool = False
+    """4-bit weights become 16-bit ones in the kernel that multiplies them."""
+    shared_expert_layers: int = 0
     expert_share: float = 1.0
     """Of the routed experts, those that one token chooses."""
     expert_flops_per_token: float = 0.0
     routed_bytes_per_token: float = 0.0
-    """Activations between the grouped GEMMs, written and read."""
+    """Activations between the grouped GEMMs, written and read; `activation_bytes_per_token` between the others."""
+    activation_bytes_per_token: float = 0.0
     window_bytes_per_token: float = 0.0
     """KV cache of the layers that attend to the last `window` tokens."""
     window: float = 0.0
     state_elements: float = 0.0
-    """Recurrent states of one request."""
+    """Recurrent states of one request; `state_bytes` as they are stored."""
+    state_bytes: float = 0.0
+    has_wide_states: bool = False
     flops_per_pair: float = 0.0
     """Attention of one token to one other, over all layers that attend to everything."""
+    window_flops_per_pair: float = 0.0
     decode_flops_per_pair: float = 0.0
     """The same in a decode of latent attention, whose heads all multiply the whole latent."""
     attention_flops_s: float = 0.0
     """At the precision of attention; 0: the same as the linear layers."""
+    kv_heads: int = 0
+    """Of all layers together."""
     layers: float = 0
     """Mixers and feed-forward blocks, two a layer."""
     expert_layers: int = 0
     latent_layers: int = 0
     state_layers: int = 0
+    scan_layers: int = 0
+    """Recurrent layers that do more than convolve the last few tokens."""
     mixers: int = 0
     """Attention and recurrent layers: none of them is in a piecewise CUDA graph."""
     kv_groups: int = 1
@@ -229,9 +251,15 @@ class ServerEfficiency:
     """The GPU waits for a scheduler that is not asynchronous, `sync_request_s` longer for every request."""
     sync_request_s: float = 0.0
     host_ratio: float = 1.0
+    """What starting a step takes; `host_request_ratio`: what every request adds."""
+    host_request_ratio: float = 1.0
     choice_exponent: float = 1.0
     """Tokens of real text choose as many experts as tokens ** choice_exponent independent ones."""
     network_hop_s: float = 0.0
+    unpacked_rows: float = 0.0
+    """An expert whose 4-bit weights are unpacked takes at least as long as computing so many tokens."""
+    deep_gemm_layer_s: float = 0.0
+    """What sorting tokens by expert for DeepGEMM, and back, adds to a layer."""
     expert_launch_ratio: float = 1.0
     """What starting the kernels of routed experts takes, beside `host_ratio`."""
     other_maker_ratio: float = 1.0
@@ -255,7 +283,8 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         reached.launch_s
         + reached.launch_layer_s * hardware.layers
         + reached.expert_launch_layer_s * hardware.expert_layers * server.expert_launch_ratio
-        + reached.state_launch_layer_s * hardware.state_layers
+        + reached.scan_launch_layer_s * hardware.scan_layers
+        + (latent_launch := reached.latent_launch_layer_s * hardware.latent_layers)
     )
     host = reached.host_s + reached.host_group_s * (hardware.kv_groups - 1)
     host_request = reached.host_request_s + reached.host_group_request_s * (hardware.kv_groups - 1)
@@ -263,29 +292,37 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
     hop_s = server.network_hop_s if hardware.is_networked else server.pcie_hop_s
     all_reduce_s = server.all_reduce_s if hardware.link_bytes_s else hop_s * hardware.ring_hops
     link = hardware.link_bytes_s * server.bandwidth_ratio or hardware.pcie_bytes_s * server.pcie_ratio or math.inf
-    flops = hardware.flops_per_token + hardware.expert_flops_per_token / reached.expert_flops_factor
-    state_bytes = 4 * hardware.state_elements  # 16 bits, read and written
+    expert_flops = hardware.expert_flops_per_token / reached.expert_flops_factor
+    unpacked_flops = hardware.has_unpacked_experts * server.unpacked_rows * expert_flops / hardware.expert_share
     kv_read = bandwidth * reached.kv_bandwidth_ratio
     expert_layer_s = reached.expert_layer_s + reached.quantized_expert_layer_s * hardware.has_quantized_experts
+    expert_layer_s += server.deep_gemm_layer_s * hardware.has_deep_gemm_experts
+    layers_s = reached.layer_s * hardware.layers + expert_layer_s * hardware.expert_layers
+    state_ratio = reached.wide_state_bandwidth_ratio if hardware.has_wide_states else reached.state_bandwidth_ratio
     return StepCost(
-        overhead=(reached.layer_s * hardware.layers + expert_layer_s * hardware.expert_layers) * latency_ratio
+        overhead=(layers_s + reached.shared_expert_layer_s * hardware.shared_expert_layers) * latency_ratio
         + all_reduce_s * hardware.all_reduces
         + sync,
-        token=flops / (rate or math.inf)
-        + hardware.routed_bytes_per_token / (bandwidth * reached.expert_bandwidth_ratio)
-        + state_bytes / (bandwidth * reached.scan_bandwidth_ratio),
+        token=(hardware.flops_per_token + expert_flops) / (rate or math.inf)
+        + hardware.routed_bytes_per_token / (bandwidth * reached.routed_bandwidth_ratio)
+        + hardware.activation_bytes_per_token / (bandwidth * reached.bandwidth_ratio)
+        + 4 * hardware.state_elements / (bandwidth * reached.scan_bandwidth_ratio),
         weights=hardware.weights_bytes / (bandwidth * reached.bandwidth_ratio),
         kv_token=max(hardware.kv_bytes_per_token / kv_read, hardware.decode_flops_per_pair / attention),
-        experts=hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio),
+        experts=max(
+            hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio), unpacked_flops / (rate or math.inf)
+        ),
         idle=1.0 - hardware.expert_share,
         pair=hardware.flops_per_pair / attention,
-        request=reached.request_s * latency_ratio
-        + state_bytes / (bandwidth * reached.state_bandwidth_ratio)
+        window_pair=hardware.window_flops_per_pair / attention,
+        request=(reached.request_s + reached.attention_head_s * hardware.kv_heads) * latency_ratio
+        + 2 * hardware.state_bytes / (bandwidth * state_ratio)  # read and written
         + sync_request,
         host=server.host_ratio * (host if hardware.captured_tokens else launch) + sync,
-        host_request=server.host_ratio * host_request + sync_request,
+        host_request=server.host_request_ratio * host_request + sync_request,
         launch=server.host_ratio * launch + sync,
-        launch_captured=server.host_ratio * (host + reached.captured_launch_layer_s * hardware.mixers) + sync,
+        launch_captured=server.host_ratio * (host + reached.captured_launch_layer_s * hardware.mixers + latent_launch)
+        + sync,
         captured=float(hardware.captured_tokens),
         exchange=hardware.sent_bytes_per_token / link,
         window=hardware.window,

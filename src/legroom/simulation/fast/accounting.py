@@ -100,7 +100,8 @@ def step_seconds(cost, tokens, stored, running):
     compute = cost.token * tokens
     if tokens > running > 0:
         # A prompt token attends on average to the tokens its request holds, less half of the new ones.
-        compute += cost.pair * (tokens - running) * (stored - 0.5 * tokens) / running
+        seen = (stored - 0.5 * tokens) / running
+        compute += (tokens - running) * (cost.pair * seen + cost.window_pair * min(seen, cost.window))
     read = cost.weights + kv_read_seconds(cost, stored, running)
     busy = cost.overhead + cost.request * running + cost.exchange * tokens + max(compute, read)
     return max(busy + expert_read_seconds(cost, tokens), min_host_seconds(cost, tokens, running))

@@ -68,6 +68,7 @@ class StepCost(NamedTuple):
     window: float = 0.0
     window_token: float = 0.0
     choice_exponent: float = 1.0
+    window_pair: float = 0.0
 
 
 class Sim(NamedTuple):
