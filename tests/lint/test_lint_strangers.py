@@ -267,6 +267,22 @@ UNIT = f"[Service]\nExecStart=/usr/bin/{SERVE}\n"
 TOOLS = "vllm serve Qwen/Qwen3.5-9B --enable-auto-tool-choice --tool-call-parser qwen3_xml"
 UNSEEN = {
     "a probe of the server's port": ("compose.yaml", service(more=HEALTH.format("curl", 8000)), []),
+    "a health check that asks two programs": (
+        "Dockerfile",
+        "FROM vllm/vllm-openai:v0.20.0\n"
+        "HEALTHCHECK CMD curl -f http://localhost:7860/ && curl -f http://localhost:8000/health\n"
+        'CMD ["Qwen/Qwen3-8B"]\n',
+        [],
+    ),
+    "a port that comes with the script's arguments": (
+        "pod.yaml",
+        container(
+            ', command: [bash, -c, "vllm serve Qwen/Qwen3-8B $0 $@"]'
+            ", readinessProbe: {httpGet: {path: /health, port: 8080}}",
+            args='"--port=8080"',
+        ),
+        [],
+    ),
     "a probe of another port": ("compose.yaml", service(more=HEALTH.format("curl", 8001)), [("probe-port", "error")]),
     "a probe of a port by its name": (
         "pod.yaml",

@@ -337,7 +337,7 @@ def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
 def probe_of_words(kind: Any, words: list[str], place: Place) -> Probe:
     """A probe that runs a command in the container, with the port that it asks there."""
     line = " ".join(words)
-    asked = _ASKED.search(line)
+    asked = _ASKED.search(line) if len(set(_ASKED.findall(line))) == 1 else None  # several: of other programs too
     program = (split_words(words[2]) if words[1:2] == ["-c"] and len(words) > 2 else words)[:1]
     path = (asked[2] or "/") if asked and _FAILS_ON_404.search(line) else ""
     port = asked[1] if asked else ""

@@ -74,9 +74,9 @@ def _image_facts(key: str) -> str:
 def probes_of_server(server: StartedServer, context: Context) -> Findings:
     """Probes that ask another port or for what vLLM does not have, and a Deployment without a readiness probe."""
     args = context.parsed_args(server).args
-    port = served_port(args)
+    port = "" if server.launcher or has_open_words(server) else served_port(args)
     for probe in server.probes:
-        if probe.port.isdecimal() and port.isdecimal() and probe.port != port and not server.launcher:
+        if probe.port.isdecimal() and port.isdecimal() and probe.port != port:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"
             yield finding("probe-port", probe.place, message, f"ask port {port}, or add --port {probe.port}")
         if probe.kind == "none" and args.model and server.read_as.startswith(_SERVED_KINDS):
