@@ -192,9 +192,8 @@ def possible_spare(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) 
 
 def spare_on_larger_card(settings: EngineSettings, gpu: Gpu) -> int:
     """Bytes that the budget gains on the larger card of an ambiguous name; 0 where the name means one card."""
-    if not gpu.larger:
-        return 0
-    return int((named_gpu(gpu.larger).total_bytes - gpu.total_bytes) * settings.gpu_memory_utilization)
+    larger_bytes = named_gpu(gpu.larger).total_bytes if gpu.larger else gpu.total_bytes
+    return int((larger_bytes - gpu.total_bytes) * settings.gpu_memory_utilization)
 
 
 def possible_saving(value: Figure) -> int:

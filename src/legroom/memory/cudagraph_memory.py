@@ -225,10 +225,9 @@ def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Ter
 
 def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
     """Host memory of the graphs, which counts on machines with unified memory only; otherwise empty."""
-    if not gpu.unified:
-        return ()
     size = int(constants()["graphs"]["unified_mib"] * MIB)
-    return (Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's"),)
+    term = Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's")
+    return (term,) if gpu.unified else ()
 
 
 def _graph_constants(settings: EngineSettings) -> dict[str, Any]:

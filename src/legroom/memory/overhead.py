@@ -236,23 +236,17 @@ def reserve_bytes(gpu: Gpu) -> int:
 
 def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
     """Bytes of page cache of the checkpoint file being read, on unified memory; 0 on other cards."""
-    if not gpu.unified:
-        return 0
-    return min(weights_bytes, int(constants()["unified"]["shard_mib"] * MIB))
+    return min(weights_bytes, int(constants()["unified"]["shard_mib"] * MIB)) if gpu.unified else 0
 
 
 def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
     """Bytes of page cache of the whole checkpoint on unified memory, not always reclaimed; 0 on other cards."""
-    if not gpu.unified:
-        return 0
-    return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes))
+    return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes)) if gpu.unified else 0
 
 
 def charged_to_vllm(gpu: Gpu) -> int:
     """Bytes of the worker's host memory that count as non-torch memory on unified memory (NVIDIA); else 0."""
-    if not gpu.unified or gpu.vendor != "nvidia":
-        return 0
-    return int(constants()["unified"]["charged_mib"] * MIB)
+    return int(constants()["unified"]["charged_mib"] * MIB) if gpu.unified and gpu.vendor == "nvidia" else 0
 
 
 def host_note(settings: EngineSettings, gpu: Gpu) -> str:
