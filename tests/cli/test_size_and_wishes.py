@@ -91,13 +91,12 @@ def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_
 
 
 def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
-    words = ("size", "qwen3-32b", "--gpu", "4090", "--context", "16k", "--concurrency", "8", "--max-gpus", "2")
-    assert main([*words]) == 0
+    assert main(["size", "qwen3-32b", "--gpu", "l4", "--context", "8k", "--concurrency", "1", "--max-gpus", "1"]) == 0
     out = capsys.readouterr().out
     assert "one user, tok/s" in out
-    command = out.split("  2 x NVIDIA GeForce RTX 4090* tight\n")[1]
+    command = out.split("  1 x NVIDIA L4* tight\n")[1]
     assert command.split()[:4] == ["$", "vllm", "serve", "Qwen/Qwen3-32B-AWQ"]
-    assert "2 x NVIDIA GeForce RTX 4090, Qwen/Qwen3-32B itself: " in out
+    assert "1 x NVIDIA L4, Qwen/Qwen3-32B itself: " in out
 
 
 def test_what_size_says_is_short_is_what_the_smallest_checkpoint_lacks(capsys):
