@@ -39,7 +39,7 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, roofline, why_untrusted
+from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, roofline, why_no_step_time
 
 SERVER = ROOT / "src/legroom/simulation/step_server.json"
 BAND = SERVER.with_name("step_band.json")
@@ -226,7 +226,7 @@ def why_no_number(plan: Plan, run: dict[str, Any]) -> str:
     """Why the loads of a run are not predicted, as a clause; else empty."""
     if plan.memory.kv.tokens < min(sum(row[1:3]) for row in run["rows"]):
         return "the plan's KV cache holds none of the requests, so the server is not as its record says"
-    return why_untrusted(hardware(plan))
+    return why_no_step_time(hardware(plan))
 
 
 def loads_of(run: dict[str, Any]) -> Iterator[Load]:

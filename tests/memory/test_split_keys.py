@@ -7,7 +7,7 @@ from recorded_runs import H200, settle
 
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
-from legroom.memory.attention_workspace import num_splits, split_key_bytes
+from legroom.memory.attention_workspace import num_splits, split_kv_bytes
 
 LLAMA = load("llama-3.1-8b")
 
@@ -34,12 +34,12 @@ def test_partial_sums_are_those_recorded_for_internvl3() -> None:
     # 2,191,565,828 bytes in the allocation history of vLLM 0.32.0 on an H200: four partial outputs, the logarithms of
     # their sums and of the whole, and 1,028 bytes of counters.
     settings = settle(LLAMA, "0.32.0")
-    assert 128 * 1025 * split_key_bytes(1025, 128, 16, 64, settings, H200) == 2_191_565_828 - 1_028
+    assert 128 * 1025 * split_kv_bytes(1025, 128, 16, 64, settings, H200) == 2_191_565_828 - 1_028
 
 
 def test_a_card_without_flash_attention_3_takes_nothing_for_them() -> None:
-    assert split_key_bytes(1025, 128, 16, 64, settle(LLAMA, "0.32.0"), gpu("a100-80gb")) == 0
+    assert split_kv_bytes(1025, 128, 16, 64, settle(LLAMA, "0.32.0"), gpu("a100-80gb")) == 0
 
 
 def test_releases_that_always_asked_for_version_2_take_nothing_for_them() -> None:
-    assert split_key_bytes(1025, 128, 16, 64, settle(LLAMA, "0.13.0"), H200) == 0
+    assert split_kv_bytes(1025, 128, 16, 64, settle(LLAMA, "0.13.0"), H200) == 0

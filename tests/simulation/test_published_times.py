@@ -9,7 +9,7 @@ import pytest
 from closed_loop import PUBLISHED, plan_of_run, predictions
 
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import step_band, why_untrusted
+from legroom.simulation.step_time import step_band, why_no_step_time
 
 DOCUMENT = json.loads(PUBLISHED.read_text("utf-8"))
 
@@ -30,7 +30,7 @@ def test_a_split_server_that_others_measured_takes_what_is_predicted(gpu: str) -
 def test_models_with_experts_get_a_number_with_a_range() -> None:
     (run, *_) = _runs("h200", "gpt-oss-120b")
     plan = plan_of_run(run)
-    assert not why_untrusted(hardware(plan))
+    assert not why_no_step_time(hardware(plan))
     for row in predictions(plan, {**run, "rows": run["rows"][:2]}):
         assert row["in_band"]
         assert abs(row["end_to_end_error"]) < 0.25

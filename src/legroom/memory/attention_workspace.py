@@ -106,8 +106,8 @@ def num_splits(length: int, sequences: int, heads: int, head_dim: int, multiproc
     return next(i for i, share in enumerate(efficiency, 1) if share >= 0.85 * max(efficiency))
 
 
-def split_key_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes per query of an encoder's split-KV buffers: partial outputs and the logarithms of their sums."""
+def split_kv_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
+    """Bytes a query token of an encoder's split-KV scratch: partial outputs and log-sum-exp of all heads; 0 unsplit."""
     # Before 0.14 encoders always use FlashAttention 2.
     is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
     if not is_hopper or known_release(settings.release).before("0.14.0"):

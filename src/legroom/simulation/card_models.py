@@ -15,7 +15,7 @@ from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import roofline, step_band, why_untrusted
+from legroom.simulation.step_time import roofline, step_band, why_no_step_time
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import default_and_longest_len, served_model
@@ -180,7 +180,7 @@ def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
 def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
     """Tokens per second of each of `users` users at `context` tokens; None for pooling models or no estimate."""
     work = hardware(plan)
-    if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(work):
+    if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_no_step_time(work):
         return None
     seconds = float(step_seconds(roofline(work), users, users * context, users))  # type: ignore[no-untyped-call]
     band = step_band(plan, work)

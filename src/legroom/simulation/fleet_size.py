@@ -18,7 +18,7 @@ from legroom.simulation.flag_search import Candidate, ReplayTask, capacity_per_s
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 from legroom.simulation.replay_outcome import OVERLOAD_RATIO, Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
+from legroom.simulation.step_time import StepBand, roofline, step_band, why_no_step_time
 from legroom.simulation.trace import Trace
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.vllm.args import ServeArgs
@@ -216,7 +216,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
             return replace(unsized, reason=f"will probably not start: {plan.reason}")
         work = hardware(plan)
-        if untrusted := why_untrusted(work):
+        if untrusted := why_no_step_time(work):
             return replace(unsized, reason=untrusted)
         load = replace(load, pools=load.pools and load.pools.with_plan(plan))
         flags = planned_scheduler(plan).flags
@@ -328,12 +328,12 @@ class FleetReport:
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
         """The smallest fleet of each card that holds the load, by cost (or GPUs) at the slow end; tight plans last."""
 
-        def cost(fleet: SizedFleet) -> tuple[float, ...]:
+        def cost_key(fleet: SizedFleet) -> tuple[float, ...]:
             usd, gpus = self.usd_per_hour(fleet) or NO_COUNT.times(1), fleet.replicas.times(fleet.gpus_per_replica)
             figures = (gpus[2] and 0, usd[2], usd[1], gpus[2], gpus[1])
             return fleet.is_tight, *(inf if each is None else each for each in figures)
 
-        return sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost)
+        return sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost_key)
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""

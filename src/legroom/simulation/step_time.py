@@ -97,7 +97,7 @@ def _waits_for_host(cost: StepCost, tokens: int) -> bool:
     return any(step_seconds(on_gpu, n, n, 1) < min_host_seconds(cost, n, 1) for n in (1, tokens))  # type: ignore[no-untyped-call]
 
 
-def why_untrusted(work: Hardware) -> str:
+def why_no_step_time(work: Hardware) -> str:
     """Why no step time is estimated (the GPU's FLOP/s are unknown), as a clause; empty where one is."""
     return "" if work.flops_s > 0 else "how fast it computes is not known, so no time is estimated"
 

@@ -14,7 +14,7 @@ _MLA_MARKS = ("attention/backends/mla", "W_UV_O", "W_Q_UK")
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a failure in weight conversion or between shards, where only a second copy is allocated."""
+    """Out of memory while weights are repacked for their kernel, when a second copy of a weight is alive; else None."""
     if not case.is_oom and not case.has("backend_workspace"):
         return None
     shards = case.last("shards")

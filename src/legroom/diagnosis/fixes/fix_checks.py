@@ -45,7 +45,8 @@ _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 def checked_fixes(
     planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = (), *, is_memory: bool = True
 ) -> tuple[Fix, ...]:
-    """The fixes that pass, a certain one before a tight first one; more GPUs last where their number is known."""
+    """The fixes that change something, are no dead end and whose plan may start; one that surely starts goes before a
+    tight first one, more GPUs go last where the number of ranks is known. `is_memory`: the failure is of memory."""
     forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
     for fix in (_reported_fix(planner) if is_memory else None, *fixes):

@@ -194,7 +194,7 @@ def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
     """An ASGI `receive` that returns a body already read, then the client's further messages (its disconnect)."""
     bodies, messages = [body], [pending] if pending is not None else []
 
-    async def receive_again() -> Message:
+    async def replay_body() -> Message:
         if bodies:
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
         if not messages:
@@ -204,7 +204,7 @@ def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
         messages.clear()
         return message
 
-    return receive_again
+    return replay_body
 
 
 async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:

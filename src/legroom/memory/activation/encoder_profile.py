@@ -14,7 +14,7 @@ from typing import Any
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import LiveTensors, MediaItem, Modality, Model
 from legroom.facts.releases import release as known_release
-from legroom.memory.attention_workspace import split_key_bytes
+from legroom.memory.attention_workspace import split_kv_bytes
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES
 from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import PROFILE_RUN, cached
@@ -281,7 +281,7 @@ def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) 
         return 0
     heads, head_dim = cdiv(tower.heads, batch.ranks), tower.hidden_size // tower.heads
     sequences = batch.patches // tower.attending_patches
-    return split_key_bytes(tower.attending_patches, sequences, heads, head_dim, settings, gpu)
+    return split_kv_bytes(tower.attending_patches, sequences, heads, head_dim, settings, gpu)
 
 
 _FLASH_ON_RDNA = "0.15.0"
