@@ -49,7 +49,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     }
     if settings.engine == "V0":
         flags["watermark"] = 0.01
-        return PlannedScheduler(flags, (_settings_note(flags),))
+        return PlannedScheduler(flags, (_settings_note(flags), *_start_note(plan)))
     groups = [_layer_group(group, kv.block_size) for group in kv.shape.groups]
     flags["groups"] = tuple(group for group, _ in groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
@@ -64,7 +64,12 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return PlannedScheduler(flags, (_settings_note(flags), *notes))
+    return PlannedScheduler(flags, (_settings_note(flags), *_start_note(plan), *notes))
+
+
+def _start_note(plan: Plan) -> tuple[str, ...]:
+    """That the simulated server will probably not start, where its plan says so."""
+    return () if plan.starts else (f"such a server will probably not start: {plan.reason}",)
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
     )
     hint = f"lower --max-model-len to {limit}"
     if release.at_least("0.5.4"):
-        hint += ", or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 if the model's positions may be stretched"
+        hint += ", or stretch its positions: --hf-overrides with rope_parameters (YaRN) and max_position_embeddings"
     raise RefusedByVllm(f"--max-model-len {length} is above the {limit} tokens of the model", hint, vllm_message)
 
 
