@@ -235,7 +235,7 @@ export const en = {
   "diagnosis.cause_above.what":
     "The decisive lines come before what was given: paste the log from the start of the server.",
   "diagnosis.cause_found.what": "",
-  "phase.startup_load": "while loading the weights",
+  "phase.startup_load": "at start-up, up to loading the weights",
   "phase.startup_profile": "during the profile run",
   "phase.startup_kv": "while the KV cache was sized",
   "phase.startup_graph": "while CUDA graphs were captured",

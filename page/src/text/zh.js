@@ -232,7 +232,7 @@ export const zh = {
   "diagnosis.not_understood.what": "日志中没有 legroom 认识的行。这是服务的全部输出（含 stderr）吗？",
   "diagnosis.cause_above.what": "关键的行在所给内容之前：请从服务启动处开始粘贴日志。",
   "diagnosis.cause_found.what": "",
-  "phase.startup_load": "加载权重时",
+  "phase.startup_load": "启动时，至加载权重为止",
   "phase.startup_profile": "profile 运行时",
   "phase.startup_kv": "确定 KV 缓存大小时",
   "phase.startup_graph": "捕获 CUDA graph 时",

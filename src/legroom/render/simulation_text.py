@@ -92,7 +92,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
         wait_s = percentile(timeline.seconds["first_token_s"], 0.5)
         words.append(f"the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
     if load.verdict == "falls_behind":
-        words.append(f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
+        words.insert(0, f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     if tally.preemptions:
         words.append(f"the pool ran dry: {count(tally.preemptions)} preemptions")
     if timeline.rejections:
