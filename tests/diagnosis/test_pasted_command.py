@@ -89,3 +89,10 @@ def test_the_fix_repeats_the_pasted_command() -> None:
 )
 def test_cards_are_named_as_people_write_them(text: str, card: str | None) -> None:
     assert named_card(text) == card
+
+
+@pytest.mark.parametrize(
+    ("text", "card"), [("I use a 3080 Ti", "3080 Ti"), ("my 4070 Ti Super", None), ("on a 3080ti", "3080ti")]
+)
+def test_a_ti_is_another_card_than_its_number(text: str, card: str | None) -> None:
+    assert named_card(text) == card

@@ -148,12 +148,16 @@ def _card_names() -> re.Pattern[str]:
         for name, aliases in gpu_names().items()
         for name in (name.removeprefix("NVIDIA "), *aliases)
     }
-    names |= {str(name) for name in read_data("gpus.json")["ambiguous"]}
+    names |= {str(name) for name in read_data("gpus.json")["ambiguous"]} | {
+        re.sub(r"(?<=\d)ti$", " ti", name) for name in names
+    }
     numbers = "|".join(name for name in names if name.isdigit())
     names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     counts = r"(?i:an?|my|one|single|two|three|four|eight|dual|quad|the|\d{1,2} ?[x×*]|[2-9])[ -]?"
-    return re.compile(rf"(?<![\w.-])(?:({words})|{counts}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|laptop|mobile))")
+    return re.compile(
+        rf"(?<![\w.-])(?:({words})|{counts}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+    )
 
 
 def named_card(text: str) -> str | None:

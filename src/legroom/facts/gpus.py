@@ -108,8 +108,8 @@ class Gpu:
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
     """The GPU of a name in any usual spelling, or of a size such as `24GiB`; equal names return one object."""
-    if card := _exactly_named(name):
-        return card  # before sizes: 2080ti is a card, not 2080 TiB
+    if card := _exactly_named(name) or _exactly_named(name.replace(" ", "")):
+        return card  # before sizes: 2080 ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _card_of_size(name)
     counted = _COUNTED.fullmatch(name)
