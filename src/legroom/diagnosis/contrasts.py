@@ -99,7 +99,7 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
         elif flag := re.match(r"[`'\"]*--([a-z][\w-]+)", rest):
             yield flag[1].replace("-", "_"), None
         else:
-            yield from ((name, value) for words, name, value in _features() if words.match(rest))
+            yield from _features_off(rest)
     if re.search(r"(?i)\beager\b", clause):
         yield "enforce_eager", True
 
@@ -107,5 +107,9 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
 def _only_with(clause: str) -> Iterator[tuple[str, Any]]:
     """The feature without which a failure does not happen: "only with LoRA"."""
     for match in _words("only_with").finditer(clause):
-        rest = clause[match.end() :]
-        yield from ((name, value) for words, name, value in _features() if words.match(rest))
+        yield from _features_off(clause[match.end() :])
+
+
+def _features_off(words: str) -> Iterator[tuple[str, Any]]:
+    """The settings without the features with whose names these words begin."""
+    return ((name, value) for pattern, name, value in _features() if pattern.match(words))
