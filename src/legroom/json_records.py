@@ -19,7 +19,7 @@ def record_from_json(record: type[_Record], document: Any, place: str = "") -> _
     _require(isinstance(document, Mapping), place[:-1] or "it", "a JSON object")
     values = {
         name: _value_of_type(kind, document[name], place + name)
-        for name, kind in _field_types(record).items()
+        for name, kind in _field_types(record).items()  # type: ignore[arg-type]
         if name in document and (document[name] is not None or type(None) in get_args(kind))
     }
     try:

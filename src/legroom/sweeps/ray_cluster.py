@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from legroom.drawing.text import plural
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.records import dataclass
 from legroom.sweeps import Item, Result, Shared
@@ -47,7 +48,8 @@ class RayExecutor:
         ray = _import_ray()
         with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
-                self.announce(_cluster_text(ray))
+                nodes, cores = sum(node["Alive"] for node in ray.nodes()), int(ray.cluster_resources().get("CPU", 0))
+                self.announce(f"on Ray: {plural(nodes, 'node')} with {plural(cores, 'core')}")
             yield from _results(ray, work, shared, items, self.workers or len(items))
 
 
@@ -107,13 +109,6 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _cluster_text(ray: Any) -> str:
-    """The cluster in words: `on Ray: 2 nodes with 64 cores`."""
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    cores = int(ray.cluster_resources().get("CPU", 0))
-    return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"
 
 
 def _results(

@@ -107,7 +107,8 @@ class BlackBoxRecorder:
             request = black_box.FailedRequest(wanted_bytes, type(error).__name__, text)
             if self._is_last_failure(request):
                 return
-            frames = _frames_of(error)
+            raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            frames = [*reversed(raised), *stack.with_callers(raised[0].f_back)] if raised else []
             self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
         except BaseException as problem:
             _log_failure(problem)
@@ -226,12 +227,6 @@ def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: in
         others = max(total - free_bytes - own, 0)  # CUDA's figures, without the driver's reserve
     limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
     return black_box.CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
-
-
-def _frames_of(error: BaseException) -> list[FrameType]:
-    """The frames that the error passed, innermost first, then their callers."""
-    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [*reversed(raised), *stack.with_callers(raised[0].f_back)] if raised else []
 
 
 def _record_folders() -> Iterator[Path]:
