@@ -190,6 +190,11 @@ class TomlTable:
             TomlTable(values, (*self._at, key, number), self._file, self._lines) for number, values in enumerate(tables)
         )
 
+    def raw(self, key: str) -> Any:
+        """The value as TOML has it; None without the key."""
+        self._read.add(key)
+        return self._values.get(key)
+
     def unchecked(self) -> dict[str, Any]:
         """All values, for a caller that validates them itself."""
         self._read.update(self._values)

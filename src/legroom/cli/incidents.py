@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
-    incidents, limit = list[Incident](), min(args.limit, _MOST)
+    incidents: list[Incident] = []
+    limit = min(args.limit, _MOST)
     if journal:
         for name in _journal_names(args.server):
             incidents += journal.incidents(since_s, name, limit, args.open_only)
