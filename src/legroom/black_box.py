@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
 from legroom.json_records import record_from_json
 from legroom.records import dataclass, field
 
@@ -239,13 +240,7 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
 
 def read_record(path: Path) -> BlackBox:
     """The black box in a file; LegroomError where it cannot be read."""
-    try:
-        if path.stat().st_size > _MAX_READ_BYTES:
-            raise LegroomError(f"{path} is larger than any black box")
-        text = path.read_bytes()
-    except OSError as error:
-        raise LegroomError(f"could not read {path}: {error.strerror}", "is the path right?") from error
-    return parse_record(text, str(path))
+    return parse_record(read_text(path, "is the path right?", _MAX_READ_BYTES), str(path))
 
 
 def _cleaned(value: Any) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
 from legroom.records import dataclass
 from legroom.toml_tables import KeyLines, TomlTable, parse_toml
 from legroom.units import MIB, parse_bytes
@@ -147,24 +148,11 @@ def _toml_value(value: Any) -> str:
     return str(value)
 
 
-_TOO_LARGE_BYTES = 1 << 20
-
-
 def read_policy(path: Path) -> Policy:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_TOO_LARGE_BYTES + 1)
-    except OSError as error:
-        raise LegroomError(f"could not read the policy {path}: {error.strerror}") from error
-    if len(raw) > _TOO_LARGE_BYTES:
-        raise LegroomError(f"{path} is larger than 1 MiB, so it is not a policy", "see legroom guard --print-policy")
-    if not raw.strip():  # what a full disk leaves of a file that is being written
+    """The policy in a file; LegroomError where it is empty or none."""
+    text = read_text(path, "see legroom guard --print-policy", MIB)
+    if not text.strip():  # what a full disk leaves of a file that is being written
         raise LegroomError(f"{path} is empty, so it is not a policy", "for the default limits write a comment into it")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise LegroomError(f"{path}, line {line}: not UTF-8 text") from error
     return parse_policy(text, str(path))
 
 

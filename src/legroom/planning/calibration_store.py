@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -19,6 +18,7 @@ from typing import Any
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
+from legroom.files import replace_file
 from legroom.home import store_path
 from legroom.json_records import record_from_json
 from legroom.masking import masked
@@ -294,17 +294,9 @@ def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
 
 def write_json_file(path: Path, content: Any) -> None:
     """Write a whole file and rename it, so that a reader sees the old content or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, json.dumps(content, indent=1))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _not_writable(path, error) from error
 
 

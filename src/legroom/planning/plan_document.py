@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
 from legroom.json_records import is_number, record_from_json
 from legroom.records import dataclass, field
 
@@ -203,19 +203,12 @@ class PlanDocument:
 
 def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
     """The plan in a file (`-`: stdin); LegroomError where it is none."""
-    try:
-        if path == "-":
-            import sys
+    if path == "-":
+        import sys
 
-            text = sys.stdin.read(_MOST_BYTES)
-        elif (size := Path(path).stat().st_size) > _MOST_BYTES:
-            raise LegroomError(f"{path} is no plan: it has {size:,} bytes", HOW_TO_WRITE_A_PLAN)
-        else:
-            text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise LegroomError(f"could not read the plan {path}: {error.strerror}", HOW_TO_WRITE_A_PLAN) from error
-    except UnicodeDecodeError as error:
-        raise LegroomError(f"{path} is no plan: it is not text", HOW_TO_WRITE_A_PLAN) from error
+        text = sys.stdin.read(_MOST_BYTES)
+    else:
+        text = read_text(path, HOW_TO_WRITE_A_PLAN, _MOST_BYTES)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

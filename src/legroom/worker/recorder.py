@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from legroom import black_box, home
+from legroom.files import replace_file
 from legroom.masking import masked
 from legroom.worker import stack
 from legroom.worker.worker_memory import (
@@ -122,7 +123,7 @@ class BlackBoxRecorder:
             return False
         if record.request.message is None and path is not None:
             record = replace(record, request=replace(record.request, error=request.error, message=request.message))
-            _write_atomically(path, _bounded_json(record))
+            replace_file(path, _bounded_json(record), 0o600)
             self._last = written_s, record, path
         return True
 
@@ -176,8 +177,7 @@ class BlackBoxRecorder:
         name = f"{black_box.PREFIX}{at}-{os.getpid()}-{self._written}.json"
         for folder in _record_folders():
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                _write_atomically(folder / name, text)
+                replace_file(folder / name, text, 0o600)
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
@@ -237,19 +237,6 @@ def _record_folders() -> Iterator[Path]:
     yield home.home() / "black-boxes"
     yield Path(tempfile.gettempdir())
     yield Path("/dev/shm")
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that no reader sees half a record."""
-    new = path.with_suffix(".new")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _bounded_json(record: black_box.BlackBox) -> str:
