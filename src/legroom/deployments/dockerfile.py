@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from legroom.deployments.container_images import container_command, is_server_image, repeated_entry
+from legroom.deployments.container_parts import Probe
 from legroom.deployments.file_kinds import Kind, kind_of
 from legroom.deployments.kubernetes_reader import probe_of_words
 from legroom.deployments.server_words import expand_variables, server_start
@@ -15,7 +16,7 @@ from legroom.deployments.shell.lexer import Word, env_with_places, here_document
 from legroom.deployments.shell.shell_script import script_subjects, subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, without_comment_lines
-from legroom.deployments.subjects import Probe, StartedServer, Subject, change_servers
+from legroom.deployments.subjects import StartedServer, Subject, change_servers
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE

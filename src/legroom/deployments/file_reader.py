@@ -12,6 +12,7 @@ from legroom.deployments.compose_reader import compose_subjects, env_file_server
 from legroom.deployments.container_images import has_unnamed_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.file_kinds import Kind, is_makefile, kind_by_first_line, kind_of, makefile_as_shell
+from legroom.deployments.helm_chart import render_chart_template
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource_servers
@@ -25,7 +26,7 @@ from legroom.deployments.subjects import FilePart, StartedServer, Subject, chang
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
-from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, template_as_yaml
+from legroom.deployments.yaml_nodes import TEMPLATE_HINT, Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
 from legroom.facts import pattern
 from legroom.facts.releases import Release
@@ -207,6 +208,14 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
     """The documents of a YAML text, and an error where it is a template that was read without its values."""
+    rendered = render_chart_template(source) if is_template(source.text) else None
+    if rendered is not None:
+        try:
+            documents = tuple(load_nodes(rendered))
+        except LegroomError:
+            documents = ()
+        if documents:
+            return documents, None if rendered.is_complete else LegroomError("partly", TEMPLATE_HINT)
     try:
         return tuple(load_nodes(source)), None
     except LegroomError as error:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import cache
 
 from legroom.deployments.container_images import is_published_by_vllm
+from legroom.deployments.container_parts import Mount
 from legroom.deployments.shell.lexer import Word
-from legroom.deployments.subjects import Mount, StartedServer
+from legroom.deployments.subjects import StartedServer
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_value, flag_word, has_open_words

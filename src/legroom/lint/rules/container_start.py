@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from legroom.deployments import container_images as images
-from legroom.deployments.subjects import Probe, StartedServer
+from legroom.deployments.container_parts import Probe
+from legroom.deployments.subjects import StartedServer
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words
 from legroom.vllm.args import other_values, served_port
