@@ -212,7 +212,8 @@ def compose_env(node: Node | None) -> dict[str, Word]:
 
 def _mounts(service: Node) -> tuple[Mount, ...] | None:
     """The volumes of a service; None for an excerpt without ports, and where others add to them."""
-    if not (service.get("ports") or service.get("expose")) or service.get("configs") or service.get("volumes_from"):
+    is_whole = any(service.get(key) for key in ("ports", "expose", "healthcheck", "restart", "container_name"))
+    if not is_whole or service.get("configs") or service.get("volumes_from"):
         return None
     items = [(item, item.text("target"), item.text("type") == "bind") for item in service.list("volumes")]
     return tuple(

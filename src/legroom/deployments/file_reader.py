@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
@@ -21,7 +22,7 @@ from legroom.deployments.python_reader import python_subjects
 from legroom.deployments.server_words import basename
 from legroom.deployments.shell.lexer import HereDocument, here_documents
 from legroom.deployments.shell.shell_script import read_shell
-from legroom.deployments.source_text import Text, Unread
+from legroom.deployments.source_text import Text, Unread, read_text
 from legroom.deployments.subjects import FilePart, StartedServer, Subject, change_servers
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
@@ -36,6 +37,9 @@ DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """The kind of a YAML document. Prometheus rules start no server; lint reads them."""
 _IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
 """A vLLM image in a document."""
+_MOST_FILES_BESIDE = 60
+_SAYS_RELEASE = re.compile(r"\.(txt|toml|py|sh|ya?ml|env)$|[Dd]ockerfile|^\.env")
+_LISTS_PACKAGES = re.compile(r"requirements.*\.txt|pyproject\.toml|Dockerfile")
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
 _VALUES_FILE = re.compile(r"(^|/)values[\w.-]*\.ya?ml$")
 """Helm's name for the values of a chart, whose keys are the chart's own."""
@@ -51,6 +55,8 @@ _PINNED = re.compile(
 _VERSION_VARIABLE = re.compile(rf"(?:^|\s)(\w*VLLM\w*)=[\"']?v?{_VERSION}[\"']?(?=\s|;|$)", re.MULTILINE)
 """`ARG VLLM_VERSION=0.8.5`."""
 _COMMENT = re.compile(r"\s*(#|//|<!--)")
+_MENTIONED = re.compile(rf"\bvllm[ :]+(?:version )?v?{_VERSION}(?![\d.]*\w)", re.IGNORECASE)
+"""`# needs vLLM 0.19` in a comment."""
 _INSTALLING = pattern("file_reader.installing")
 _UNPINNED = pattern("file_reader.unpinned")
 _PLUGIN = re.compile(
@@ -84,7 +90,7 @@ def installed_releases(text: str) -> InstalledReleases:
         line = re.sub(r"\$\{?(\w+)[^\s}/\"']*\}?", lambda used: variables.get(used[1], used[0]), raw_line)
         versions = {version for groups in _PINNED.findall(line) for version in groups if version}
         if _COMMENT.match(line) or (versions and not _INSTALLING.search(line)):
-            quoted |= versions
+            quoted |= versions | set(_MENTIONED.findall(line))
             continue
         pinned |= versions
         is_unpinned = is_unpinned or bool(_PLUGIN.search(line)) or (not versions and bool(_UNPINNED.search(line)))
@@ -95,12 +101,15 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     """A part for the file and for every text inside it that could start a server, in order, also unreadable ones."""
     kind = kind_of(path, text)
     installs = installed_releases(text)
-    images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
+    images = {image.rstrip(".") for image in _IMAGE.findall(text)}
     releases = {image_release(image) for image in images}
     # With several images, one of an unknown release, a document does not say in which of them a command runs.
     of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
-    hidden = next(iter(sorted(images)), "") if images and all(map(has_unnamed_release, images)) else ""
-    is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
+    is_named = bool(installs.pinned or installs.quoted or of_images or installs.is_unpinned)
+    is_hidden = kind == "document" and bool(images) and all(map(has_unnamed_release, images)) and not is_named
+    hidden = min(images) if is_hidden else ""
+    if not is_named and not images and kind != "document" and "vllm" in text:
+        of_images = _releases_beside(Path(path))
     source = Text(path, makefile_as_shell(text) if is_makefile(path) else text)
     for part in _parts_of_text(kind, source, release):
         subjects = change_servers(part.subjects, lambda server: _with_release(server, installs, of_images, kind))
@@ -109,6 +118,25 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
         if is_hidden:
             subjects = change_servers(subjects, lambda server: replace(server, image=server.image or hidden))
         yield replace(part, subjects=tuple(subjects))
+
+
+def _releases_beside(path: Path) -> frozenset[str]:
+    """The vLLM releases that the files of the same folder, and the lists of packages above it, pin or run."""
+    if not path.is_file():
+        return frozenset()
+    named: set[str] = set()
+    for folder in (path.parent, path.parent.parent):
+        for other in sorted(folder.iterdir())[:_MOST_FILES_BESIDE] if folder.is_dir() else ():
+            is_read = _SAYS_RELEASE.search(other.name) and (folder == path.parent or _LISTS_PACKAGES.match(other.name))
+            if not is_read or other == path:
+                continue
+            try:
+                text = read_text(other)
+            except LegroomError:
+                continue
+            installs = installed_releases(text)
+            named |= installs.pinned | installs.quoted | set(filter(None, map(image_release, _IMAGE.findall(text))))
+    return frozenset(named)
 
 
 def document_kind(document: Node) -> DocumentKind:

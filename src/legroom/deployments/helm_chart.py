@@ -26,6 +26,8 @@ _UNKNOWN = object()
 """What only the cluster, the release or a missing file tells."""
 _FILLER = "$_template_"
 """Stands for an unknown value: words with a variable are not judged."""
+_DROPPED = " # {{ }}"
+"""Stands for unknown lines: the result stays a template, which is not judged as a whole."""
 _OF_METADATA = re.compile(r"labels|annotations|name", re.IGNORECASE)
 """Templates that neither a container nor its volumes depend on."""
 
@@ -173,7 +175,7 @@ class _Renderer:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})
             is_known = _OF_METADATA.search(" ".join(block.words))
             self.is_complete = self.is_complete and not (is_block and not is_known)
-            printed = _Printed((("" if is_block else _FILLER, None, 0),))
+            printed = _Printed(((_DROPPED if is_block else _FILLER, None, 0),))
         for text, source, start in printed.pieces:
             at = (source, start, True) if source is not None else (self.source, block.offset, False)
             self.pieces.append((text, *at))

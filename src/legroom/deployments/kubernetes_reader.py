@@ -174,7 +174,7 @@ def _subjects_of_container(
             stop_limit=_termination_grace(container, pod),
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
-            mounts=tuple(_mounts(container, pod)) if container.list("ports") else None,  # else it may be an excerpt
+            mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
             other_env=_other_variables(container),
             declared_port=_declared_port(container, pod),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
@@ -264,6 +264,11 @@ def start_limit(container: Node) -> TimeLimit | None:
     period = float_at(probe, "periodSeconds", 10.0)
     seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
     return TimeLimit(seconds, probe.source.place(probe.offset))
+
+
+def _is_whole(container: Node) -> bool:
+    """Whether it tells more than a command, as an excerpt does, and no controller adds its image."""
+    return container.get("image") is not None and bool(container.get("ports") or container.get("resources"))
 
 
 def _mounts(container: Node, pod: Node) -> Iterator[Mount]:

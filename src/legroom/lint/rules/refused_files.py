@@ -52,7 +52,8 @@ def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
             if image_user := _refused_user(container, pod):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
-                if mount.text("name") and mount.text("name") not in declared:
+                is_told = bool(mount.text("name")) and "$" not in "".join((mount.text("name"), *declared))
+                if is_told and mount.text("name") not in declared:
                     yield mount, f"no volume is called {mount.text('name')}", "add it to the pod's volumes"
 
 

@@ -94,7 +94,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
         message = f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
-        yield finding("env-unknown", server.place_of(word), message, suggestion, len(name))
+        found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
+        yield found if context.is_release_told(server) else replace(found, severity="note")
 
 
 @checks(StartedServer, "env-meaning")
