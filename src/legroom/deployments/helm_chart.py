@@ -61,9 +61,11 @@ class _Printed:
 class RenderedText(Text):
     """A template's result, whose places are those of the template and of the values."""
 
-    def __init__(self, path: str, pieces: list[tuple[str, Text, int, bool]], is_complete: bool) -> None:
+    def __init__(
+        self, path: str, pieces: list[tuple[str, Text, int, bool]], is_complete: bool, values: tuple[Node, ...]
+    ) -> None:
         super().__init__(path, "".join(piece[0] for piece in pieces))
-        self._pieces, self._begins = pieces, [0]
+        self._pieces, self._begins, self.values = pieces, [0], values
         self.is_complete = is_complete
         """Whether every part of it that can matter to a container was known."""
         for text, *_ in pieces[:-1]:
@@ -100,13 +102,14 @@ def render_chart_template(source: Text) -> RenderedText | None:
     for helper in sorted((root / "templates").glob("_*.tpl")):
         text = Text(str(helper), read_text(helper))
         _parse(text, named)
-    scope = {"Values": values, "Chart": chart if chart is not None else _UNKNOWN}
+    described = {key[:1].upper() + key[1:]: value for key, value in chart.items()} if chart is not None else {}
+    scope = {"Values": values, "Chart": described}
     renderer = _Renderer(source, named, {"$": scope})
     try:
         renderer.render(_parse(source, named), scope)
     except (IndexError, ValueError, RecursionError):
         return None  # more of Go's templates than is read here
-    return RenderedText(source.path, renderer.pieces, renderer.is_complete)
+    return RenderedText(source.path, renderer.pieces, renderer.is_complete, (values,))
 
 
 def _first_document(path: Path) -> Node | None:
@@ -235,7 +238,8 @@ class _Renderer:
         word = words.pop(0)
         if word == "(":
             value = self._pipeline(words, dot)
-            return _field(value, words.pop(0)[1:])
+            fields = words.pop(0)[1:]
+            return None if value is None else _field(value, fields)  # `(.image).tag` allows for no image
         if word.startswith("$"):
             name, _, path = word.partition(".")
             return _field(self.variables.get(name, _UNKNOWN), f".{path}")
@@ -394,6 +398,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hasKey": lambda mapping, key: _field(mapping, f".{_plain(key)}") is not None,
     "contains": lambda part, text: str(_plain(part)) in str(_plain(text)),
     "hasPrefix": lambda start, text: str(_plain(text)).startswith(str(_plain(start))),
+    "kindIs": lambda kind, value: (_plain(value) is None) == (kind == "invalid"),
     "len": lambda value: len(_plain(value) or ()),
     "eq": _compare(operator.eq),
     "ne": _compare(operator.ne),

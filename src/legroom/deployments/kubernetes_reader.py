@@ -268,7 +268,7 @@ def start_limit(container: Node) -> TimeLimit | None:
 
 def _is_whole(container: Node) -> bool:
     """Whether it tells more than a command, as an excerpt does, and no controller adds its image."""
-    return container.get("image") is not None and bool(container.get("ports") or container.get("resources"))
+    return container.get("image") is not None and bool(container.list("ports"))
 
 
 def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
@@ -301,7 +301,8 @@ def _has_no_gpu(container: Node, pod: Node) -> bool:
     is_privileged = container.text("securityContext", "privileged") == "true"
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
     gives_other = is_privileged or any(node is not None for node in others)
-    return bool(names) and not gives_other and not any("/" in name or "$" in name for name in names)
+    is_told = bool(names) or (_is_whole(container) and container.get("resources") is None)
+    return is_told and not gives_other and not any("/" in name or "$" in name for name in names)
 
 
 _ASKED = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d+)(/[\w./-]*)?")

@@ -148,6 +148,8 @@ class InvokedCommand:
     locate: Callable[[int], Place]
     is_cut_off: bool = False
     """Whether it begins with an option right after a server, to which a line break did not let it belong."""
+    image: str = ""
+    """The image in which a Dockerfile runs it, where nothing adds programs to it."""
 
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)

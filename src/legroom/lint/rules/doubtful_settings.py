@@ -61,17 +61,21 @@ def share_of_gpu(server: StartedServer, context: Context) -> Findings:
         yield finding("share-high", server.place_of(word), message, f"write at most {_HIGHEST_SHARE:g}", len(word.text))
 
 
+_NO_RELEASE = "99.0"
 _LOADS_ADAPTERS = re.compile(r"VLLM_(ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|LORA_RESOLVER\w*)")
 
 
-@checks(StartedServer, "flag-ignored", "flag-value", "code-trusted")
+@checks(StartedServer, "flag-ignored", "flag-value", "flag-costly", "code-trusted")
 def flags_without_companions(server: StartedServer, context: Context) -> Findings:
     """Flags that vLLM refuses or does not use without another one."""
     if has_open_words(server) or flag_word(server, "--config") or server.runs == "config":
         return
     for row in read_data("flag_companions.json")["rows"]:
         word = flag_word(server, row["flag"])
-        if word is not None and flag_word(server, *row["needs"]) is None:
+        is_met = flag_word(server, *row["needs"]) is not None or context.release_of(server).at_least(
+            row.get("before", _NO_RELEASE)
+        )
+        if word is not None and not is_met and re.fullmatch(row.get("value", ".*"), flag_value(server, word)):
             is_certain = row["rule"] != "flag-value" or (server.runs != "python" and not server.launcher)
             found = finding(row["rule"], server.place_of(word), row["message"], row["suggestion"], len(row["flag"]))
             yield found if is_certain else replace(found, severity="warning")

@@ -127,6 +127,18 @@ def command_of_service(document: Node, context: Context) -> Findings:
             yield finding("container-command", place, message, "leave the backslashes out")
 
 
+@checks(Node, "flag-cut-off")
+def comments_in_folded_text(document: Node, context: Context) -> Findings:
+    """A # line in a folded command, which is no comment there."""
+    for node in document.walk() if context.servers else ():
+        raw = document.source.text[node.offset : node.end] if node.style == ">" else ""
+        comment = re.search(r"\n[ \t]*(#)", raw)
+        if comment is not None and " --" in (node.scalar or ""):
+            message = "a folded text has no comments: a shell drops all that follows, and Compose passes the words on"
+            place = document.source.place(node.offset + comment.start(1))
+            yield finding("flag-cut-off", place, message, "move it out of the command", is_certain=False)
+
+
 @checks(StartedServer, "env-meaning")
 def quoted_values(server: StartedServer, context: Context) -> Findings:
     """Values of Compose's list form whose quotes stay in them."""
