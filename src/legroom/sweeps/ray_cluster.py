@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from legroom.drawing.text import plural
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.records import dataclass
 from legroom.sweeps import Item, Result, Shared
@@ -48,8 +47,10 @@ class RayExecutor:
         ray = _import_ray()
         with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
-                nodes, cores = sum(node["Alive"] for node in ray.nodes()), int(ray.cluster_resources().get("CPU", 0))
-                self.announce(f"on Ray: {plural(nodes, 'node')} with {plural(cores, 'core')}")
+                counts = {"node": sum(node["Alive"] for node in ray.nodes())}
+                counts["core"] = int(ray.cluster_resources().get("CPU", 0))
+                words = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
+                self.announce(f"on Ray: {' with '.join(words)}")
             yield from _results(ray, work, shared, items, self.workers or len(items))
 
 
