@@ -52,26 +52,24 @@ def run(args: argparse.Namespace) -> int:
     every = (model for name in bundled_names() if (model := find(name)))
     models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
     if args.gpu is not None:
-        return _run_on_card(args, models)
+        # Prints which of the models the GPU serves; the exit code is 1 where it serves none.
+        from legroom.render.size_text import card_models_text
+        from legroom.simulation.card_models import CardQuestion, models_on_card
+
+        context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
+        if context < 1 or users < 1:
+            raise LegroomError(
+                "a context and a number of users are at least 1", "write it like --context 32k --users 4"
+            )
+        question = CardQuestion.of(args.gpu, gpu_count(args.gpus, "--gpus") or 1, args.vllm, context, users)
+        with progress_bar("planning") as bar:
+            answer = models_on_card(models, question, progress=bar)
+        print_answer(args.json, answer.as_json, lambda style: card_models_text(answer, style))
+        return OK if answer.fitting else ANSWER_IS_NO
     print_answer(
         args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _table_text(models, style)
     )
     return OK if models else ANSWER_IS_NO
-
-
-def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
-    """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
-    from legroom.render.size_text import card_models_text
-    from legroom.simulation.card_models import CardQuestion, models_on_card
-
-    context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
-    if context < 1 or users < 1:
-        raise LegroomError("a context and a number of users are at least 1", "write it like --context 32k --users 4")
-    question = CardQuestion.of(args.gpu, gpu_count(args.gpus, "--gpus") or 1, args.vllm, context, users)
-    with progress_bar("planning") as bar:
-        answer = models_on_card(models, question, progress=bar)
-    print_answer(args.json, answer.as_json, lambda style: card_models_text(answer, style))
-    return OK if answer.fitting else ANSWER_IS_NO
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:
