@@ -50,9 +50,7 @@ def is_secret(name: str, value: str = "") -> bool:
 def masked(value: Any) -> Any:
     """A text or JSON value with its secrets replaced by a placeholder."""
     if isinstance(value, str):
-        text = value
-        # A text with secret assignments, headers and credentials in URLs masked.
-        text = CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
+        text = CREDENTIALS.sub(rf"\1{HIDDEN}@", value)
         text = re.sub(_IN_QUERY, _without_value, text)
         text = re.sub(_HOOK_PATH, lambda match: f"{match.group(1) or match.group(2)}/{HIDDEN}", text)
         text = re.sub(_ASSIGNED, _without_value, text)

@@ -150,8 +150,8 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
             [replace(each, gpus=count) for each in targets], args, replace(goal, gpus=(count,)), max_answers=1
         )
         if result.best is not None:
+            # The part of one card that needs the most for the wanted requests.
             plan = result.best
-            # The part of one card that needs the most for the wanted requests, and its bytes.
             layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
             parts = {
                 "weights": layout.weights.bytes,
