@@ -40,6 +40,7 @@ class Mount:
     path: str
     holds: Literal["volume", "host", "empty"] = "volume"
     """`empty`: an emptyDir, which goes with its pod."""
+    is_read_only: bool = False
 
 
 @dataclass(frozen=True)

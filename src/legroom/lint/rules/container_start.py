@@ -94,7 +94,7 @@ def probes_of_server(server: StartedServer, context: Context) -> Findings:
         if probe.port.isdecimal() and port.isdecimal() and probe.port != port:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"
             yield finding("probe-port", probe.place, message, f"ask port {port}, or add --port {probe.port}")
-        if probe.kind == "none" and args.model and server.read_as.startswith(_SERVED_KINDS):
+        if probe.kind == "none" and server.words and server.read_as.startswith(_SERVED_KINDS):
             message = "no readiness probe: requests are sent to it while the model loads"
             yield finding("probe-missing", probe.place, message)
         if probe.kind == "liveness" and probe.is_tcp:
