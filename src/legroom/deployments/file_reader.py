@@ -131,7 +131,7 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
     documents, template = _yaml_documents(source)
-    values = documents[0].source.values if documents and isinstance(documents[0].source, RenderedText) else ()
+    values = [one.source.values for one in documents[:1] if isinstance(one.source, RenderedText)]
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
     config_maps = {map_.text("metadata", "name"): map_ for map_ in documents if map_.text("kind") == "ConfigMap"}

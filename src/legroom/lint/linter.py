@@ -142,10 +142,7 @@ def _files_in(path: str) -> Iterable[str]:
     for inner in sorted(folder.rglob("*")):
         name = Path(plain_path(inner.name))
         is_searched = name.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(name.name)
-        parts = inner.relative_to(folder).parts
-        is_hidden = any(part.startswith(".") for part in parts[:-1]) or (
-            name.name[0] == "." and name.stem[:4] != ".env"
-        )
+        is_hidden = any(re.match(r"\.(?!env(\.|$))", part) for part in inner.relative_to(folder).parts)
         if is_searched and not is_hidden and inner.is_file():
             yield str(inner)
 
