@@ -127,10 +127,11 @@ def _is_whole(server: StartedServer) -> bool:
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile"
+    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile" and server.gpus is None
     if (
         not is_excerpt
         and not server.is_release_assumed
+        and server.image != "vllm"  # KServe's own
         and images.is_server_image(server.image)
         and images.has_floating_tag(server.image)
         and not context.is_release_given

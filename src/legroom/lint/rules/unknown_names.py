@@ -86,9 +86,11 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
                 instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
                 suggestion = f"write {instead}" if instead else "leave it out"
-                yield finding(
-                    "env-unknown", server.place_of(word), f"no vLLM release reads {name}", suggestion, len(name)
-                )
+                message = f"no vLLM release reads {name}"
+                found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
+                # An image may hold other programs.
+                is_shared = server.read_as == "a Dockerfile" and not is_typo and not is_flag
+                yield replace(found, severity="note") if is_shared else found
             continue
         is_read = any(not release.before(first) and not release.after(last) for first, last in history)
         if is_read or (server.is_release_assumed and not server.named_release):
