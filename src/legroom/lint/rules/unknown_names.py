@@ -82,6 +82,9 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             flag = "--" + name.removeprefix("VLLM_").lower().replace("_", "-")
             is_flag = flag in flags_of(release) and len({word.offset for word in server.words[:2]}) == 2
             is_given_to_vllm = bool(server.words) and server.runs != "config"
+            is_given_to_vllm = is_given_to_vllm and not any(
+                f"${name}" in word.raw.replace("{", "") for word in server.words
+            )
             is_given_to_vllm = is_given_to_vllm and (context.runs_vllms_own(server) or is_flag)
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
                 instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
