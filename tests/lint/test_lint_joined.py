@@ -95,6 +95,20 @@ CASES = {
         ("unit-sandbox", "warning"),
     ),
     "a slower kernel": ("a.sh", "pip install vllm==0.20.0\nvllm serve org/m -q awq\n", ("flag-costly", "note")),
+    "a worker of Ray": (
+        "ray.yaml",
+        "apiVersion: ray.io/v1\nkind: RayService\nspec:\n  serveConfigV2: vllm\n  workerGroupSpecs:\n"
+        "  - groupName: g\n    template: {spec: {containers: [{image: a}]}}\n",
+        ("cache-lost", "note"),
+    ),
+    "a readiness probe that waits": (
+        "d.yaml",
+        deployment(
+            f"{{image: '{IMAGE}', args: [--model, org/m], ports: [{{containerPort: 8000}}], "
+            "readinessProbe: {initialDelaySeconds: 600, httpGet: {path: /health, port: 8000}}}"
+        ),
+        ("probe-missing", "note"),
+    ),
     "PowerShell": ("a.ps1", f"docker run `\n  -p 8000:8000 `\n  {IMAGE} `\n  {RUN}\n", ("api-open", "note")),
 }
 

@@ -28,10 +28,10 @@ from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python_reader import python_subjects
 from legroom.deployments.release_pins import IMAGE, installed_releases, releases_beside, with_release
 from legroom.deployments.server_words import basename
-from legroom.deployments.shell.lexer import HereDocument, here_documents
+from legroom.deployments.shell.lexer import HereDocument, Word, here_documents
 from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import Text, Unread
-from legroom.deployments.subjects import FilePart, Subject, change_servers
+from legroom.deployments.subjects import FilePart, StartedServer, Subject, change_servers
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
@@ -139,9 +139,18 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
         what = document_kind(document)
         subjects += _document_subjects(what, document, release, config_maps)
         inner += embedded_files(document, scripts=what != "other")
+    if values:
+        subjects = list(change_servers(subjects, lambda server: _with_left_out(server, source, documents[0].source)))
     unread = Unread(source.place(0), template.message, template.hint) if template else None
     documents = (*documents, *values)
     return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
+
+
+def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> StartedServer:
+    """The server with the flags of its template that the values leave out."""
+    flags = re.finditer(r"(?<![\w-])--[a-z][\w-]+", template.text)
+    words = (Word(flag[0], flag.start(), flag[0], template.place(flag.start())) for flag in flags)
+    return replace(server, left_out=tuple(word for word in words if word.text not in rendered.text))
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:

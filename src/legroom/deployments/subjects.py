@@ -90,6 +90,8 @@ class StartedServer:
     """The Python call that starts it."""
     launcher: str = ""
     """Another program that starts the engine inside itself, such as Dynamo."""
+    left_out: tuple[Word, ...] = ()
+    """Flags that its template gives for other values."""
     remarks: tuple[str, ...] = ()
     """Sentences about settings that the resource's controller does not pass on to vLLM."""
 

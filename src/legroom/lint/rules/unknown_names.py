@@ -6,6 +6,7 @@ import difflib
 import re
 from dataclasses import replace
 
+from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.server_words import API_SERVERS, expand_variables
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
@@ -60,7 +61,9 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         value = expand_variables(word.text, {}) if word is not None else ""
         if word is None or not re.fullmatch(row.get("value", ".*"), value) or (flag and other_values(args, flag)):
             continue
-        is_built = server.read_as == "a Dockerfile" or server.runs not in ("docker", "compose", "kubernetes")
+        is_built = server.runs not in ("docker", "compose", "kubernetes") or (
+            kind_of(server.place_of(word).path, "") == "dockerfile"
+        )
         if server.runs in row.get("runs", (server.runs,)) and not (row.get("at_run") and is_built):
             found = finding("env-meaning", server.place_of(word), row["message"], row.get("suggestion", "leave it out"))
             yield replace(found, severity=row.get("severity", "note"), length=len(row["name"]))
