@@ -16,7 +16,8 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass, field
 
 _ACTION = re.compile(
-    r"\{\{(-\s)?\s*((?:/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|`[^`]*`|[^\"`])*?)\s*?(?:\s-\}\}\s*|\}\})", re.DOTALL
+    r"\{\{(-\s)?((?:/\*.{0,4000}?\*/|\"(?:\\.|[^\"\\]){0,999}\"|`[^`]{0,999}`|[^\"`]){0,999}?)(?:\s-\}\}\s*|\}\})",
+    re.DOTALL,
 )
 _TOKEN = re.compile(
     r"\s*(\"(?:\\.|[^\"\\])*\"|`[^`]*`|:=|[(|=,]|\)(?:\.\w+)*|-?\d+(?:\.\d+)?(?![\w.])"
@@ -85,14 +86,14 @@ def render_chart_template(source: Text) -> RenderedText | None:
     if root is None or values is None:
         return None
     chart, named = _first_document(root / "Chart.yaml"), dict[str, tuple[Text, _Block]]()
-    for helper in sorted((root / "templates").glob("_*.tpl")):
-        _parse(Text(str(helper), read_text(helper)), named)
     described = {key[:1].upper() + key[1:]: value for key, value in chart.items()} if chart is not None else {}
     scope = {"Values": values, "Chart": described}
     renderer = _Renderer(source, named, scope)
     try:
+        for helper in sorted((root / "templates").glob("_*.tpl")):
+            _parse(Text(str(helper), read_text(helper)), named)
         renderer.render(_parse(source, named), scope)
-    except (IndexError, ValueError, TypeError, RecursionError):
+    except (IndexError, ValueError, TypeError, RecursionError, LegroomError):
         return None  # more of Go's templates than is read here
     return RenderedText(source.path, renderer.pieces, renderer.is_complete, values)
 
@@ -112,7 +113,7 @@ def _parse(source: Text, named: dict[str, tuple[Text, _Block]]) -> list[Any]:
         before = source.text[end : action.start()]
         inside[-1].append((before.rstrip() if action[1] else before, end))
         end = action.end()
-        block = _Block(tuple(_TOKEN.findall("" if action[2].startswith("/*") else action[2])), action.start())
+        block = _Block(tuple(_TOKEN.findall("" if action[2].lstrip().startswith("/*") else action[2])), action.start())
         first = block.words[0] if block.words else ""
         if first == "else":
             inside[-1] = opened[-1].otherwise
