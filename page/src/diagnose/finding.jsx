@@ -3,10 +3,9 @@ import { callOnce } from "../engine.js";
 import { CardPicture, MiniBar } from "../parts/card.jsx";
 import { Command } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
-import { flagsWords } from "../plan/result.jsx";
 import { useText } from "../text/language.jsx";
 import { distinctLines } from "./evidence.js";
-import { commandLine, gib, percent } from "../units.js";
+import { commandLine, flagsWords, gib, percent } from "../units.js";
 
 export function useEntry(id, language) {
   const [state, setState] = useState({ entry: null, error: null });

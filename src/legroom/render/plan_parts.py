@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from legroom.drawing.text import count, plural, wrap
 from legroom.facts.fit import evidence, known_starts, starts_like
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
+from legroom.planning.plan import cold_start
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -161,6 +163,14 @@ def headline(plan: Plan) -> str:
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"
     return f"{start} starts; {max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of {card} stays free."
+
+
+def first_start_loss(plan: Plan, requests: float) -> list[str]:
+    """That the first start holds fewer full-length requests than are wanted, where later starts hold them all."""
+    engines, first = plan.settings.data_parallel_size, cold_start(plan).memory.kv.max_concurrency
+    if not engines * first < requests <= engines * plan.memory.kv.max_concurrency:
+        return []
+    return [f"the first start holds {math.floor(engines * first * 10) / 10:g} of {requests:g}"]
 
 
 def pool_text(kv: KvPlan, block: str) -> str:

@@ -15,6 +15,7 @@ from legroom.render.plan_parts import (
     answer_lines,
     band_basis_text,
     certainty_text,
+    first_start_loss,
     headline,
     layout_parts,
     pool_text,
@@ -348,7 +349,9 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
         why = f"No setting holds {load_text}: {result.short_by}"
         return {"headline": why, "weighed": f"{weighed}.", "next": result.next_step}
     name, where = short_model_name(best.target.model.name), f"{best.target.gpus} x {best.target.gpu.name}"
-    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else ""
+    first = first_start_loss(best, result.goal.concurrency)
+    later = f" after the first start; {first[0]}, as its compile cache is cold" if first else ""
+    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else later
     return plan_words(best) | {
         "headline": f"{name} on {where} holds {load_text}{caveat}.",
         "gives_up": f"It gives up: {_losses_text(result.losses)}.",

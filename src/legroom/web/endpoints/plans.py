@@ -51,11 +51,9 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.sweeps import ProcessExecutor
 
-    gpus, context, users = (
-        request.get(name) or usual for name, usual in (("gpus", 1), ("context", 8192), ("users", 1))
-    )
+    context, users = request.get("context") or 8192, request.get("users") or 1
     named = [model for name in request["names"] if (model := find(name))]
-    question = CardQuestion.of(request["gpu"], gpus, request.get("vllm"), context, users)
+    question = CardQuestion.of(machine_of_request(request), request.get("vllm"), context, users)
     answer = models_on_card(named, question, ProcessExecutor(1))
     rows = {"models": answer.best_of_each, "too_large": answer.nearest_missing}
     return {name: [each.as_json() for each in models] for name, models in rows.items()}
