@@ -39,27 +39,18 @@ def run(args: argparse.Namespace) -> int:
 
     if args.id is not None and args.search is not None:
         raise LegroomError("explain what?", "legroom explain LR203, or --search WORDS")
-    if args.search is not None:
-        # Print the entries that match --search; the exit code says whether there are any.
-        hits = search(args.search, entries())
-        if args.json or hits:
-            print_answer(
-                args.json,
-                lambda: search_json(args.search, hits, args.lang),
-                lambda style: hits_text(hits, style, args.lang),
-            )
-        else:
-            note(f"nothing in the catalog fits {args.search!r}; legroom explain shows all of it")
-        return OK if hits else ANSWER_IS_NO
-    if args.id is None:
-        print_answer(
-            args.json,
-            lambda: {"entries": [summary_json(listed, args.lang) for listed in entries()]},
-            lambda style: entry_list_text(entries(), style, args.lang),
-        )
+    lang, words = args.lang, args.search
+    if words is not None and not (hits := search(words, entries())):
+        note(f"nothing in the catalog fits {words!r}; legroom explain shows all of it")
+        if args.json:
+            print_answer(True, lambda: search_json(words, hits, lang), str)
+        return ANSWER_IS_NO
+    if words is not None:
+        print_answer(args.json, lambda: search_json(words, hits, lang), lambda style: hits_text(hits, style, lang))
+    elif args.id is None:
+        listed = {"entries": [summary_json(each, lang) for each in entries()]}
+        print_answer(args.json, lambda: listed, lambda style: entry_list_text(entries(), style, lang))
     else:
         chosen = entry(args.id)
-        print_answer(
-            args.json, lambda: entry_json(chosen, args.lang), lambda style: explain_text(chosen, style, args.lang)
-        )
+        print_answer(args.json, lambda: entry_json(chosen, lang), lambda style: explain_text(chosen, style, lang))
     return OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from legroom.drawing.text import count, plural, wrap
 from legroom.facts.fit import evidence, known_starts, starts_like
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
-from legroom.planning.plan import cold_start
+from legroom.planning.plan import first_start_holds
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -167,10 +166,8 @@ def headline(plan: Plan) -> str:
 
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
     """That the first start holds fewer full-length requests than are wanted, where later starts hold them all."""
-    engines, first = plan.settings.data_parallel_size, cold_start(plan).memory.kv.max_concurrency
-    if not engines * first < requests <= engines * plan.memory.kv.max_concurrency:
-        return []
-    return [f"the first start holds {math.floor(engines * first * 10) / 10:g} of {requests:g}"]
+    first, later = first_start_holds(plan), plan.memory.kv.max_concurrency * plan.settings.data_parallel_size
+    return [f"the first start holds {first - 0.05:.1f} of {requests:g}"] if first < requests <= later else []
 
 
 def pool_text(kv: KvPlan, block: str) -> str:

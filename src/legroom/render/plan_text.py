@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.chart import bar, labels, ruler, swatch
@@ -296,9 +296,11 @@ def _command_to_run(plan: Plan) -> list[str]:
     return ready_command(plan) if plan.starts or plan.verdict == "tight" else []
 
 
-def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
+def command_lines(command: Sequence[str], style: Style, env: Mapping[str, str] = {}) -> Iterator[str]:
     """The command line wrapped with backslashes, to be pasted into a shell."""
-    for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
+    phrases = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    phrases += command_phrases(map(shlex.quote, command))
+    for number, line in enumerate(wrap_command(phrases, style.width - 6)):
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
 
 

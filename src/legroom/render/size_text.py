@@ -198,31 +198,18 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
     return [
         style.pick("▶", ">") if is_best else "",
         _marked_tight(fleet.gpu.name + mark, fleet.plan, style),
-        _gpu_count_text(fleet, style),
+        _range_text(fleet.replicas.times(fleet.gpus_per_replica), "g", style),
         split or style.pick("·", "-"),
         f"{outcome.first_token_p99:.2f}",
         f"{outcome.time_per_token_p99 * 1000:.0f}",
-        *(_usd_text(usd, style) for usd in money),
+        *(_range_text(usd, ".2f", style) if usd else style.pick("·", "-") for usd in money),
     ]
 
 
-def _gpu_count_text(fleet: SizedFleet, style: Style) -> str:
-    """The number of GPUs with its range in brackets; `?` where the upper end is unknown."""
-    low, middle, high = fleet.replicas.times(fleet.gpus_per_replica)
-    if low == high:
-        return f"{middle:g}"
-    return f"{middle:g} ({low or middle:g}{style.pick('–', '-')}{'?' if high is None else f'{high:g}'})"
-
-
-def _usd_text(money: Money | None, style: Style) -> str:
-    """US dollars, with a range in brackets where it is uncertain; a dot where no price is known."""
-    if money is None:
-        return style.pick("·", "-")
-    low, middle, high = money
-    if low == high:
-        return f"{middle:.2f}"
-    least = low if low is not None else middle
-    return f"{middle:.2f} ({least:.2f}{style.pick('–', '-')}{'?' if high is None else f'{high:.2f}'})"
+def _range_text(values: Money, form: str, style: Style) -> str:
+    """A figure with its range in brackets where it has one; `?` where the upper end is unknown."""
+    low, middle, high = (None if value is None else format(value, form) for value in values)
+    return f"{middle}" if low == high else f"{middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
@@ -301,16 +288,9 @@ def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -
         has_cache = not plan.memory.kv.shape.is_empty
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
-        rows.append(
-            (
-                _marked_tight(style.paint(each.bundled.name, "bold"), plan, style),
-                gib(plan.layout.weights.bytes, 1),
-                f"{each.fit.holds:.1f}" if has_cache else nothing,
-                f"{each.longest_len:,}" if has_cache else nothing,
-                *rates[: len(head) - 5],
-                ", ".join(losses),
-            )
-        )
+        pool = (f"{each.fit.holds:.1f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
+        name, weights = style.paint(each.bundled.name, "bold"), gib(plan.layout.weights.bytes, 1)
+        rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
 
 

@@ -11,7 +11,7 @@ from legroom.facts.bundled import Bundled, find
 from legroom.facts.gpus import Gpu, list_prices
 from legroom.facts.releases import Release, latest, release
 from legroom.planning.machine import Machine, card_and_used_bytes
-from legroom.planning.plan import Plan, Target, cold_start, ready_command
+from legroom.planning.plan import Plan, Target, first_start_holds, ready_command
 from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
@@ -76,12 +76,6 @@ class CardModel:
     users: int = 1
 
     @property
-    def first_start_holds(self) -> float:
-        """Requests of the full length that the first start holds, with a cold compile cache."""
-        plan = self.fit.plan
-        return cold_start(plan).memory.kv.max_concurrency * plan.settings.data_parallel_size if plan else 0.0
-
-    @property
     def family(self) -> str:
         """The base model's name, also for a checkpoint that was quantized from it."""
         return self.bundled.base or self.bundled.name
@@ -94,7 +88,7 @@ class CardModel:
             "verdict": plan.verdict if plan else "does_not_fit",
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
-            "first_start_concurrency": self.first_start_holds if plan else None,
+            "first_start_concurrency": first_start_holds(plan) if plan else None,
             "longest_len": self.longest_len or None,
             "tokens_per_s": rate.as_json() if rate else None,
             "all_users_tokens_per_s": shared.as_json(self.users) if shared else None,
@@ -199,9 +193,8 @@ def _least_weights_bytes(bundled: Bundled) -> float:
 def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
     """The plan of one bundled model with the question's users and context on its cards, and its decode speed."""
     args = replace(question.args, model=bundled.ids[0] if bundled.ids else bundled.name)
-    target = Target(
-        served_model(args), question.gpu, question.gpus, question.release, held_by_others_bytes=question.used_bytes
-    )
+    where = (question.gpu, question.gpus, question.release)
+    target = Target(served_model(args), *where, held_by_others_bytes=question.used_bytes)
     fit = fewest_gpus(target, args, question.goal)
     if fit.plan is None:
         return CardModel(bundled, fit)

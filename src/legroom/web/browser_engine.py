@@ -69,14 +69,10 @@ def _read_package(path: Path) -> bytes:
 
 def _fetch_by_npm() -> bytes:
     """The tarball of Python for browsers, downloaded with `npm pack`."""
-    hint = (
-        f"fetch the npm package {_package_spec()} where there is a network (npm pack), and name its file by --runtime"
-    )
-    npm = shutil.which("npm")
-    if npm is None:
-        raise LegroomError(
-            "a static page needs Python for browsers, and there is no npm to fetch it", hint, UNREACHABLE
-        )
+    hint = f"fetch the npm package {_package_spec()} on a network (npm pack), and name its file by --runtime"
+    if (npm := shutil.which("npm")) is None:
+        why = "a static page needs Python for browsers, and there is no npm to fetch it"
+        raise LegroomError(why, hint, UNREACHABLE)
     with tempfile.TemporaryDirectory() as folder:
         words = [npm, "pack", "--silent", _package_spec()]
         try:
