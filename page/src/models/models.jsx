@@ -168,6 +168,7 @@ export function ModelsArea({ params, active }) {
           <p role="status">{t("models.count", { fit: state.rows.length, all: state.models })}</p>
         )}
       </form>
+      {state.rows.length > 0 && state.rows.every((row) => !row.tokens_per_s) && <p class="note">{t("models.no_speed")}</p>}
       {fitting.length > 0 && <Fitting rows={fitting} asked={asked} label={t("models.title")} />}
       {special.length > 0 && (
         <section>

@@ -235,14 +235,8 @@ export function FieldHead({ id, label, onReset }) {
     <div class="field-head">
       <label for={id}>{label}</label>
       {onReset && (
-        <button
-          type="button"
-          class="reset"
-          onClick={onReset}
-          title={t("flag.reset")}
-          aria-label={`${t("flag.reset")}: ${label}`}
-        >
-          {t("flag.set")} ×
+        <button type="button" class="reset" onClick={onReset} title={t("flag.reset")}>
+          {t("flag.set")} × <span class="off-screen">{`${t("flag.reset")}: ${label}`}</span>
         </button>
       )}
     </div>

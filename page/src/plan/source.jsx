@@ -37,10 +37,14 @@ export const modelOptions = once((models) =>
   ),
 );
 
+// The size that is printed on a card's box: CUDA reports a little less of it.
+const SOLD_GIB = [4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 180, 192, 256, 288];
+const boxSize = (bytes) => SOLD_GIB.find((size) => size >= bytes / 2 ** 30) ?? Math.ceil(bytes / 2 ** 30);
+
 export const gpuOptions = once((gpus) =>
   gpus.map((gpu) => ({
     value: gpu.write?.[0] ?? gpu.name,
-    search: `${gpu.name} ${(gpu.write ?? []).join(" ")}`.toLowerCase(),
+    search: `${gpu.name} ${(gpu.write ?? []).join(" ")} ${boxSize(gpu.total_bytes)}gb ${boxSize(gpu.total_bytes)}gib`.toLowerCase(),
     note: `${gpu.name}, ${gib(gpu.total_bytes, 1)}`,
   })),
 );

@@ -192,6 +192,7 @@ export const en = {
   "models.longest": "Longest request",
   "models.speed": "Tokens a second, one user",
   "models.speed_all": "Tokens a second, all {users} users",
+  "models.no_speed": "No speed is shown: it needs a card by its name (rtx4090, l4), not by its size alone.",
   "models.first_start": "{held} ({first} on the first start)",
   "models.unread": "The number of GPUs, the tokens and the users are whole numbers, like 1, 32k and 4.",
   "table.sort": "Sort by",

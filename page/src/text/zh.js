@@ -191,6 +191,7 @@ export const zh = {
   "models.longest": "最长请求",
   "models.speed": "单用户每秒 token",
   "models.speed_all": "{users} 个用户合计每秒 token",
+  "models.no_speed": "没有显示速度：需要显卡的名称（rtx4090、l4），只有大小不够。",
   "models.first_start": "{held}（首次启动 {first}）",
   "models.unread": "GPU 数、token 数和用户数都要写成整数，例如 1、32k、4。",
   "table.sort": "排序",
