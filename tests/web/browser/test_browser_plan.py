@@ -259,7 +259,7 @@ def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page)
     page.wait_for_selector(".options li[role=option]")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    wait_until(page, "/Qwen3/i.test(document.querySelector('.verdict p').innerText)")
+    wait_until(page, "/Qwen3/i.test(document.querySelector('.verdict p')?.innerText)")
 
 
 def test_a_whole_command_is_read(served, open_page):
@@ -268,8 +268,8 @@ def test_a_whole_command_is_read(served, open_page):
     line = "docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192"
     page.locator(".inputs textarea").fill(line)
     page.get_by_role("button", name="Read it").click()
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('Qwen3-8B')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('0.19.0')")
     assert "--max-model-len 8192" in page.inner_text(".command pre")
 
 
@@ -284,7 +284,7 @@ def test_a_command_that_was_pasted_or_typed_is_what_the_wish_is_about(served, op
     page.get_by_role("button", name="Command", exact=True).click()
     page.evaluate("navigator.clipboard.writeText('vllm serve Qwen/Qwen3-14B --max-model-len 4096')")
     page.locator(".inputs textarea").press("Control+v")
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-14B')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('Qwen3-14B')")
     assert page.locator(".wishes .note").count() == 0
 
 
@@ -371,7 +371,7 @@ def test_which_gpus_hold_it_is_a_table_whose_rows_can_be_used(served, open_page)
     page.get_by_text("Which GPUs hold it?").click()
     page.wait_for_selector(".holders tbody tr")
     page.get_by_role("button", name="Use: NVIDIA L4", exact=True).click()
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('NVIDIA L4')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('NVIDIA L4')")
 
 
 def test_the_server_is_a_file_too_and_another_release_and_other_servers_are_a_click_away(served, open_page):
