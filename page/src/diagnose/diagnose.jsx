@@ -379,6 +379,7 @@ function Answer({ answer, hints, pictures, onJump }) {
           {t("print")}
         </button>
       </div>
+      {!plan && deployment.model && answer.findings.length > 0 && <p class="hint">{t("finding.name_gpu")}</p>}
       <p class="hint">
         {t("report.hint")} {isLoopback() && t("share.local")}
       </p>

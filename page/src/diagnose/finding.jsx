@@ -67,7 +67,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
         <header class={`verdict ${tone}`}>
           <h2 class="cause">{title}</h2>
           <p>
-            {t(`diagnosis.${kind}`)}, {sure}
+            {t("finding.kind", { kind: t(`diagnosis.${kind}`), sure })}
             {where ? ` · ${where}` : ""}
           </p>
         </header>
@@ -132,9 +132,7 @@ function Fix({ fix, pictures }) {
         </ol>
       )}
       {fix.trades && (
-        <p class="soft">
-          {t("fixes.costs")} {fix.trades}
-        </p>
+        <p class="soft">{t("fixes.costs", { what: fix.trades })}</p>
       )}
       {fix.layout && (pictures ? <BeforeAfter {...pictures} /> : <MiniBar layout={fix.layout} />)}
     </div>

@@ -36,8 +36,8 @@ export function SortableTable({ label, columns, rows, rowKey, rowClass }) {
         <tbody>
           {shown.map((row) => (
             <tr key={rowKey(row)} class={rowClass?.(row)}>
-              {columns.map(({ name, title, isText, cell }) => (
-                <td key={name} class={isText ? "" : "figure"} data-title={title}>
+              {columns.map(({ name, title, isText, hidden, cell }) => (
+                <td key={name} class={isText ? "" : "figure"} data-title={hidden ? "" : title}>
                   {cell(row)}
                 </td>
               ))}

@@ -132,14 +132,21 @@ function UpgradeAnswer({ answer }) {
                   <th scope="row" class="figure">
                     {signed(change.bytes)}
                   </th>
-                  <td>{words.changes[index]}</td>
+                  <td>
+                    <strong>{words.changes[index].what}</strong>
+                    <br />
+                    {words.changes[index].why}
+                  </td>
                 </tr>
               ))}
             </tbody>
           </table>
         </div>
       )}
+      <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
       <Command text={commandLine(answer.command)} />
+      <p>{words.kept}</p>
+      {answer.keeps?.gives_up?.length > 0 && <p>{t("holders.gives_up", { losses: answer.keeps.gives_up.join("; ") })}</p>}
     </>
   );
 }

@@ -221,9 +221,7 @@ function Fixes({ plan, busy, onApply }) {
         {words.advice[index]?.is_tight ? ` (${t("badge.tight")})` : ""}
       </p>
       {words.advice[index]?.costs && (
-        <p class="soft">
-          {t("fixes.costs")} {words.advice[index].costs}
-        </p>
+        <p class="soft">{t("fixes.costs", { what: words.advice[index].costs })}</p>
       )}
     </li>
   );

@@ -7,6 +7,7 @@ import { EMPTY, fromParams, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, flagsWords } from "../units.js";
+import { Fleet } from "./fleet.jsx";
 import { Runs } from "./runs.jsx";
 
 const LOAD = {
@@ -198,6 +199,11 @@ export function SimulateArea({ params, active }) {
           </p>
         )}
         {runs.length > 0 && <Runs runs={runs} />}
+        <Fleet
+          load={requestFor(load, setup, trace.text)}
+          setup={setup}
+          onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+        />
       </div>
     </div>
   );

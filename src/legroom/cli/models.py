@@ -82,9 +82,7 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
 
 def _table_text(models: list[Bundled], style: Style) -> str:
     if not models:
-        return (
-            "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned as well.\n"
-        )
+        return "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned too.\n"
     rows = [tuple(style.paint(word, "dim") for word in ("name", "parameters", "Hugging Face ids"))]
     for model in models:
         parameters = f"{model.parameters / 1e9:,.2f} B" if model.parameters else ""

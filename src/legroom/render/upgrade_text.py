@@ -158,13 +158,13 @@ def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
         return
     yield style.paint(f"The command that keeps today's capacity on {new.target.release}", "bold")
     yield from command_lines(kept.command, style)
-    yield from wrap(_equivalent_capacity_text(made), style.width, "  ")
+    yield from wrap(kept_capacity_text(made), style.width, "  ")
     if not kept.keeps_requests:
         yield from wrap("No setting of this release that legroom knows holds as much on this card.", style.width, "  ")
     yield from (line for loss in kept.gives_up for line in wrap(f"It gives up: {loss}.", style.width, "  "))
 
 
-def _equivalent_capacity_text(made: Upgrade) -> str:
+def kept_capacity_text(made: Upgrade) -> str:
     """How many requests the equivalent command holds and leaves free at the peak, against the old release."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:

@@ -77,6 +77,18 @@ def test_a_replay_that_is_refused_leaves_no_older_one_beside_it(served, open_pag
     assert page.locator(".simulation .verdict").count() == 0
 
 
+@pytest.mark.parametrize(("size", "language"), [("desktop", "en"), ("phone", "zh")])
+def test_a_load_has_its_number_of_gpus_and_their_price(served, open_page, keep_screenshot, size, language):
+    page = open_page(f"{served.url}#/simulate?{SMALL}&s.rate_per_s=5", size=size, language=language)
+    page.locator(".simulation summary").click()
+    page.locator(".simulation details input").last.fill("h100, l40s")
+    page.locator(".simulation details > button").click()
+    page.wait_for_selector(".simulation tbody tr:nth-child(2)")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert "H100" in page.locator(".simulation tbody tr").first.inner_text()
+    keep_screenshot(page)
+
+
 def test_a_load_that_is_not_held_is_said_first(served, open_page):
     page = open_page(f"{served.url}#/simulate?{SMALL}&s.rate_per_s=400&s.max_num_seqs=2")
     replay(page)
