@@ -198,7 +198,8 @@ def test_torch_that_holds_more_than_all_weights_was_not_loading_them() -> None:
     text = (
         "vllm serve Qwen/Qwen3-14B-AWQ --max-model-len 16384\n"
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
-        "23.64 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 22.60 GiB memory in use. Of the "
-        "allocated memory 21.80 GiB is allocated by PyTorch, and 210.00 MiB is reserved by PyTorch but unallocated."
+        "23.64 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 22.60 GiB memory in use. "
+        "Of the allocated memory 21.80 GiB is allocated by PyTorch, and 210.00 MiB is reserved by PyTorch but "
+        "unallocated."
     )
     assert "weights_too_big" not in {finding.cause for finding in diagnosed(text).findings}
