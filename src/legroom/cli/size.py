@@ -16,6 +16,7 @@ from legroom.units import parse_count, parse_length
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
+    from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -109,25 +110,25 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
-    # The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs.
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-
-    context = parse_length(args.context or "4k", "--context")
-    concurrency = parse_count(args.concurrency or "1", "--concurrency")
-    if context < 1 or concurrency < 1:
-        raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    goal = CapacityGoal(
-        context,
-        float(concurrency),
-        counts_up_to(shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32),
-        args.policy,
-    )
+    goal = _capacity_goal(args)
     with progress_bar("sizing") as bar:
         executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
         report = SizeReport(rows, goal, used, prices_with_file(args.prices))
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
+
+
+def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
+    """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
+
+    context = parse_length(args.context or "4k", "--context")
+    concurrency = parse_count(args.concurrency or "1", "--concurrency")
+    if context < 1 or concurrency < 1:
+        raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
+    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
@@ -150,22 +151,16 @@ def _run_rate(
     """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
     from legroom.planning.sizing import prices_with_file
     from legroom.render.size_text import fleet_size_text
-    from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
-    from legroom.vllm.resolve import served_model
+    from legroom.simulation.fleet_size import FleetTask, fleet_report
 
     load = _serving_load(args)
     prices = prices_with_file(args.prices)
     most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
-    each_args = tuple(replace(serve, model=name) for name in models)
-    # Models are read here, because workers may run on other machines.
-    task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
     with progress_bar("sizing") as bar:
-        sized = size_fleets(task, cards, shared_options.sweep_executor(args), bar)
-    names = [model.name for model in task.models for _ in cards]
-    rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
-    report = FleetReport(load, release, rows, prices, most)
+        task = FleetTask.of(models, release, serve, load, most)
+        report = fleet_report(task, cards, prices, shared_options.sweep_executor(args), bar)
     print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 
@@ -187,9 +182,7 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
             raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
     from legroom.simulation.traces.trace_files import read_trace
 
-    trace = read_trace(args.trace).checked()
-    duration = trace.arrivals[-1] - trace.arrivals[0]
-    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
+    return ServingLoad.of_trace(read_trace(args.trace).checked(), goal, pools)
 
 
 def _synthetic_load(args: argparse.Namespace) -> Trace:
