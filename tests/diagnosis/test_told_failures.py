@@ -203,3 +203,16 @@ def test_torch_that_holds_more_than_all_weights_was_not_loading_them() -> None:
         "unallocated."
     )
     assert "weights_too_big" not in {finding.cause for finding in diagnosed(text).findings}
+
+
+def test_a_setting_that_is_told_to_work_is_the_first_fix() -> None:
+    text = "vLLM runs out of memory while loading the weights, it works with --cpu-offload-gb 4"
+    assert diagnosed(text).findings[0].fixes[0].flags == {"cpu_offload_gb": 4.0}
+
+
+def test_a_script_s_variables_are_part_of_its_command() -> None:
+    script = "export MODEL_PATH=Qwen/Qwen2.5-72B-Instruct\nTP=2\n"
+    script += "vllm serve $MODEL_PATH -tp ${TP} --max-model-len ${LEN:-8192}\n"
+    args = diagnosed(f"{script}2x A100 40GB. torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 462.00 MiB.")
+    assert args.findings[0].cause == "weights_too_big"
+    assert "Qwen/Qwen2.5-72B-Instruct" in " ".join(args.findings[0].fixes[0].command + args.findings[0].fixes[0].steps)
