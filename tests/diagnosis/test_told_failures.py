@@ -97,6 +97,8 @@ def test_a_failure_told_in_words_has_its_cause_first(cause: str, text: str) -> N
         "VRAM usage too high with vllm: Qwen3-0.6B takes 72 GB on an A100 80GB. Is this a memory leak?",
         "为什么 vllm 部署 7B 模型占用了 70G 显存？A100 80G，模型本身只有 15G",
         "I deployed Llama-3.1-8B with vllm and memory usage is 73GB even when idle. How can I reduce it?",
+        "[Bug]: 30GB VRAM usage for 1.7B model with vllm 0.11, L40S",
+        "vllm 部署 0.5B 的模型，显存占用过高，24G 的卡几乎占满",
     ],
 )
 def test_a_card_that_is_full_from_the_start_is_the_share_that_was_asked_for(text: str) -> None:
