@@ -7,7 +7,7 @@ import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
 import { EMPTY, cardQuestionOf, readLength, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { count, gib, held, rateRange } from "../units.js";
+import { count, gib, heldOf, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
 
 const ASKED = { gpu: "", gpus: "1", gpu_used: "", context: "8k", users: "1", words: "" };
@@ -208,10 +208,7 @@ function Fitting({ rows, asked, label }) {
     by: (row) => (generates(row) ? row[name]?.estimate : null),
     cell: (row) => (generates(row) ? rateRange(row[name]) : "–"),
   });
-  const holds = (requests, row) =>
-    row.first_start_concurrency < row.asked.users && requests >= row.asked.users
-      ? t("models.first_start", { held: held(requests), first: held(row.first_start_concurrency) })
-      : held(requests);
+  const holds = (requests, row) => heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
   const columns = [
     {
       name: "name",

@@ -5,7 +5,7 @@ import { SortableTable } from "../parts/table.jsx";
 import { sizeRequestOf, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
-import { count, gib, rateRange } from "../units.js";
+import { count, gib, heldOf, rateRange } from "../units.js";
 
 // Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
 export function Holders({ setup, plan, onChange }) {
@@ -50,12 +50,12 @@ export function Holders({ setup, plan, onChange }) {
           {t("holders.busy")}
         </p>
       )}
-      {state.rows && <HolderTable rows={state.rows} onUse={use} />}
+      {state.rows && <HolderTable rows={state.rows} users={concurrency ?? 1} onUse={use} />}
     </details>
   );
 }
 
-function HolderTable({ rows, onUse }) {
+function HolderTable({ rows, users, onUse }) {
   const t = useText();
   const columns = [
     {
@@ -87,7 +87,7 @@ function HolderTable({ rows, onUse }) {
       name: "holds",
       title: t("holders.concurrency"),
       by: (row) => row.max_concurrency,
-      cell: (row) => (row.count ? row.max_concurrency?.toFixed(1) : "–"),
+      cell: (row) => (row.count ? heldOf(t, row.max_concurrency, row.first_start_concurrency, users) : "–"),
     },
     {
       name: "price",

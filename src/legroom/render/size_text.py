@@ -75,6 +75,9 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
     for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
+    for fit in fits:
+        if fit.plan and (first := first_start_loss(fit.plan, fit.wanted)):
+            yield from wrap(f"{fit.count} x {fit.gpu.name}: {first[0]}", style.width, "  ", "    ")
     is_skipped = any(fit.plan and fit.plan.verdict == "fits" for fit in fits)
     for fit in fits:
         if is_skipped and fit.plan and fit.plan.verdict != "fits":
