@@ -5,7 +5,7 @@ import { ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/
 import { SortableTable } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
-import { EMPTY, cardQuestionOf, readLength, toParams } from "../setup.js";
+import { cardQuestionOf, isExample, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, gib, heldOf, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
@@ -38,9 +38,6 @@ function batches(groups) {
   }
   return all;
 }
-
-// The card of the plan that Plan shows before anybody asked is nobody's.
-const isExample = (setup) => toParams(setup).toString() === toParams(EMPTY).toString();
 
 const askedBy = (params) => ({
   ...ASKED,

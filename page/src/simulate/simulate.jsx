@@ -3,7 +3,7 @@ import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
 import { DropArea, ErrorNote, Picker, ShellText, Tabs } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
-import { EMPTY, fromParams, requestOf, toParams, withFlag } from "../setup.js";
+import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, flagsWords } from "../units.js";
@@ -74,6 +74,13 @@ export function SimulateArea({ params, active }) {
   const [setup, setSetup] = useState(
     () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 32768),
   );
+  // Whoever changed the plan and comes back means the changed one.
+  const carried = useRef(lastSetup.current);
+  useEffect(() => {
+    const newest = lastSetup.current;
+    if (active && !params?.size && newest && newest !== carried.current && !isExample(newest)) setSetup(newest);
+    carried.current = newest;
+  }, [params, active]);
   const [trace, setTrace] = useState({ text: "", name: "" });
   const [runs, setRuns] = useState([]);
   const [state, setState] = useState({ busy: false, error: null });
