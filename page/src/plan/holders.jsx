@@ -1,8 +1,9 @@
 import { useEffect, useState } from "preact/hooks";
+import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
 import { ErrorNote, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable } from "../parts/table.jsx";
-import { sizeRequestOf, withFound } from "../setup.js";
+import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
 import { count, gib, heldOf, rateRange } from "../units.js";
@@ -44,6 +45,9 @@ export function Holders({ setup, plan, onChange }) {
     <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
       {context && <p class="soft">{t(concurrency > 1 ? "holders.for_users" : "holders.for", { tokens: count(context), users: count(concurrency ?? 1) })}</p>}
+      <p class="hint">
+        <a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a>
+      </p>
       <ErrorNote error={state.error} />
       {!state.rows && !state.error && (
         <p class="soft" role="status">

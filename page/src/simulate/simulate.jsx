@@ -74,11 +74,14 @@ export function SimulateArea({ params, active }) {
   const [setup, setSetup] = useState(
     () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 32768),
   );
-  // Whoever changed the plan and comes back means the changed one.
+  // A link says what is meant; whoever changed the plan and comes back means the changed one.
   const carried = useRef(lastSetup.current);
   useEffect(() => {
     const newest = lastSetup.current;
-    if (active && !params?.size && newest && newest !== carried.current && !isExample(newest)) setSetup(newest);
+    if (active && params?.size) {
+      setSetup((now) => fromParams(params) ?? now);
+      if ([...params.keys()].some((name) => name.startsWith("s."))) setLoad(readLoad(params));
+    } else if (active && newest && newest !== carried.current && !isExample(newest)) setSetup(newest);
     carried.current = newest;
   }, [params, active]);
   const [trace, setTrace] = useState({ text: "", name: "" });
@@ -205,12 +208,13 @@ export function SimulateArea({ params, active }) {
             {t("simulate.changed")}
           </p>
         )}
-        {runs.length > 0 && <Runs runs={runs} />}
-        <Fleet
-          load={requestFor(load, setup, trace.text)}
-          setup={setup}
-          onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
-        />
+        <Runs runs={runs}>
+          <Fleet
+            load={requestFor(load, setup, trace.text)}
+            setup={setup}
+            onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+          />
+        </Runs>
       </div>
     </div>
   );
