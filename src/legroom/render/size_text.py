@@ -308,6 +308,8 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield style.paint(f"  and {more} more: add a word like `qwen3`, --sort speed, or --json", "dim")
     if answer.fitting:
         yield ""
-        meaning = f"users: requests of that length at once; longest: of one request; {_ONE_USER_NOTE}."
+        unknown = "tokens/s need a card by its name (rtx4090, l4), not by its size alone"
+        speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
+        meaning = f"users: requests of that length at once; longest: of one request; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.question.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")
