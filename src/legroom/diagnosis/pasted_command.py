@@ -35,6 +35,9 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
+_NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
+_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
+_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _OFF = "--no-"
 """The value of a switch that is named with `--no-`."""
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
@@ -53,7 +56,7 @@ def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
     """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
-    lines = text.split("\n")
+    lines = _with_variables(text).split("\n")
     commands = list(command_lines(lines))
     above = [command for command in commands if failure_line is None or command[0] <= failure_line]
     ordered = [*reversed(above), *(command for command in commands if command not in above)]
@@ -73,6 +76,12 @@ def pasted_command(
     for start, end, _, _ in read_commands[1:]:  # of two servers one failed: the other's flags are not its own
         lines[start - 1 : end] = [""] * (end - start + 1)
     return None, _settings_outside_commands(lines, release or latest())
+
+
+def _with_variables(text: str) -> str:
+    """The text with shell variables as it assigns them, else with the default that they name."""
+    values = dict(_ASSIGNED.findall(text))
+    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or match[0], text)
 
 
 def _deployment(line: str, release: Release | None) -> Deployment | None:
@@ -131,8 +140,11 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for name, value in typed.items():
         if getattr(args, name) is None:
             args = with_setting(args, name, value, release)
-    if args.tensor_parallel_size is None and len(ranks := set(prose("ranks").findall(plain))) == 1:
-        args = replace(args, tensor_parallel_size=int(*ranks))
+    for kind in ("ranks", "card_count"):
+        told = {count for match in prose(kind).findall(plain) for count in match if count}
+        counts = {_NUMBERS.get(count.lower(), count) for count in told}
+        if len(counts) == 1 and args.tensor_parallel_size is None:
+            args = replace(args, tensor_parallel_size=int(*counts))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
     if (repeated := prose("repeated_share").search(plain)) and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, command_phrases, paragraphs, wrap, wrap_command
+from legroom.drawing.text import columns, paragraphs, wrap
 from legroom.render.plan_parts import headline, short_model_name
+from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def _figure_rows(made: Upgrade) -> list[str]:
     for change in made.pool:
         old, new = _figure_text(change, change.old), _figure_text(change, change.new)
         if change.what in _ALWAYS_SHOWN or (old != new and not _repeats_other_row(change, by_name)):
-            rows.append((change.what, old, new, _difference_text(change) if old != new else ""))
+            percent = f"{change.new / change.old - 1:+.1%}" if change.old else ""
+            difference = _signed_bytes(change.new - change.old) if change.is_bytes else percent
+            rows.append((change.what, old, new, difference if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
 
 
@@ -87,13 +89,6 @@ def _figure_text(change: PoolChange, value: float) -> str:
     if change.is_bytes:
         return human_bytes(value)
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-
-
-def _difference_text(change: PoolChange) -> str:
-    """The difference as signed bytes, or in per cent; empty where the old figure is 0."""
-    if change.is_bytes:
-        return _signed_bytes(change.new - change.old)
-    return f"{change.new / change.old - 1:+.1%}" if change.old else ""
 
 
 def _signed_bytes(bytes_: float) -> str:
@@ -157,15 +152,14 @@ def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
     if not old.starts:
         return
     yield style.paint(f"The command that keeps today's capacity on {new.target.release}", "bold")
-    phrases = command_phrases(shlex.quote(word) for word in kept.command)
-    yield from (f"    {line}" for line in wrap_command(phrases, style.width - 4))
-    yield from wrap(_equivalent_capacity_text(made), style.width, "  ")
+    yield from command_lines(kept.command, style)
+    yield from wrap(kept_capacity_text(made), style.width, "  ")
     if not kept.keeps_requests:
         yield from wrap("No setting of this release that legroom knows holds as much on this card.", style.width, "  ")
     yield from (line for loss in kept.gives_up for line in wrap(f"It gives up: {loss}.", style.width, "  "))
 
 
-def _equivalent_capacity_text(made: Upgrade) -> str:
+def kept_capacity_text(made: Upgrade) -> str:
     """How many requests the equivalent command holds and leaves free at the peak, against the old release."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:

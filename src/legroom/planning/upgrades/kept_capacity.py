@@ -45,8 +45,11 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
     good = [choice for choice in choices if choice.keeps_requests]
-    # A command that may fail within the error band is named only where none is known to start.
-    good = [choice for choice in good if choice.plan.verdict == "fits"] or good
+    # A command that may fail within the error band is named only where none is known to start: then the unchanged one.
+    sure = [choice for choice in good if choice.plan.verdict == "fits"]
+    if not sure and good and not good[0].flags and good[0].plan.layout.headroom_bytes >= 0:
+        return good[0]
+    good = sure or good
     both = next((choice for choice in good if choice.keeps_headroom), None)
     if both is not None:
         return both
@@ -121,19 +124,17 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
         choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
 
     def holds(flags: Mapping[str, Any]) -> bool:
+        # Like `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache.
         plan = try_flags(base, flags)
-        return plan is not None and _holds_bytes(plan, old)
+        if plan is None:
+            return False
+        tokens = plan.memory.kv.max_concurrency * plan.settings.max_model_len
+        return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len * _SAME
 
     at = bisect_left(choices, True, key=holds)  # a larger pool holds more
     least = try_flags(base, choices[at]) if at < len(choices) else None
     if least is not None:
         yield choices[at], least
-
-
-def _holds_bytes(plan: Plan, old: Plan) -> bool:
-    """Like `_holds_old_requests`, without the start-up checks, so that it is monotonic in the size of the KV cache."""
-    lengths = plan.settings.max_model_len, old.settings.max_model_len
-    return plan.memory.kv.max_concurrency * lengths[0] >= old.memory.kv.max_concurrency * lengths[1] * _SAME
 
 
 def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
