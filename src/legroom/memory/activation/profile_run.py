@@ -110,6 +110,7 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     at_sampling, how = _sampling_peak(model, settings, gpu, pp_rank)
     # A multimodal model reads the batch's embeddings from a persistent buffer, a text model allocates them.
     is_buffered = encoder is not None and not is_compiled(settings) and settings.engine != "V0"
+    is_buffered = is_buffered and not model.model_type.startswith(tuple(constants()["eager"]["fresh_residuals"]))
     buffered = settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings) if is_buffered else 0
     terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
     doubt = 0
