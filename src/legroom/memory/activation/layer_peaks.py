@@ -269,8 +269,7 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
 def _experts(block: Experts, at: Widths) -> LayerPeak:
     """Live elements per token at the peak of an MoE block, without the fused-experts buffers (`ExpertScratch`)."""
     shared = 3 * cdiv(block.shared_intermediate_size, at.execution.ranks)
-    beside = block.parallel_dense
-    if beside is not None:
+    if beside := block.parallel_dense:
         shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.execution.ranks))
     # Either the shared experts are at their widest, or their output lives beside that of the routed ones.
     waiting = 7 * at.hidden + at.held if at.execution.compiled else 6 * at.hidden

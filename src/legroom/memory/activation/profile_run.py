@@ -116,11 +116,8 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     doubt = 0
     in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
     if encoder and in_tower > images + max(at_forward - buffered, at_sampling + kept):
-        cublas = in_tower - encoder.peak_bytes
-        terms = (
-            Term("encoder", encoder.peak_bytes, encoder.peak_how),
-            Term("cuBLAS workspace", cublas, "kept by torch"),
-        )
+        tower = Term("encoder", encoder.peak_bytes, encoder.peak_how)
+        terms = (tower, Term("cuBLAS workspace", in_tower - encoder.peak_bytes, "kept by torch"))
         peak, doubt = in_tower, encoder.spread_bytes
     elif at_sampling + kept > at_forward - buffered:
         peak = at_sampling + kept + images
