@@ -41,6 +41,8 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     audio = config.get("audio_config")
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
         known.append(_audio_tower(audio, width))
+    elif isinstance(audio, Mapping) and audio.get("output_proj_dims"):
+        known.append(_conformer(audio, width))
     return tuple(known)
 
 
@@ -215,6 +217,19 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         pixels_per_patch=2 * bins,
         spread=0.1,
     )
+
+
+def _conformer(audio: Config, width: int) -> Modality:
+    """Gemma 4's audio encoder: attention and a convolution between two half feed-forward blocks; 750 tokens in 30 s."""
+    hidden, layers, out = (int(audio[name]) for name in ("hidden_size", "num_hidden_layers", "output_proj_dims"))
+    weights = (
+        Linear("blocks", 24 * hidden, hidden, count=layers),
+        Linear("norms", hidden, count=(9 + int(audio.get("conv_kernel_size") or 5)) * layers),
+        Linear("projections", hidden, hidden + out),
+        Linear("projector", width, out),
+    )
+    parameters, items = sum(weight.parameters for weight in weights), (MediaItem("audio", 750, 750),)
+    return Modality("audio", hidden, 4 * hidden, layers, 8, parameters, 750, 0, weights, items=items)
 
 
 def _patch_embedding(encoder: _Encoder) -> list[Linear]:

@@ -324,10 +324,13 @@ def _is_same_layer_kind(model: Model, first: int, index: int) -> bool:
     return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
 
 
-def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
-    """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3)."""
-    config = model.config
-    if not with_kv_heads([mixer]) or not isinstance(config.get("kv_lora_rank"), int):
+def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
+    """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3); up to 0.27 layers that share
+    the KV cache of another have keys and values of their own that nothing reads (Gemma 4 and 3n)."""
+    config, heads = build.model.config, with_kv_heads([mixer])
+    if heads and heads[0].shares_kv and known_release(build.settings.release).before("0.28.0"):
+        return replace(heads[0], shares_kv=False)
+    if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
     return LatentAttention(
         mixer.heads,
@@ -346,7 +349,7 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms
     for mixer in (layer.mixer, *layer.also):
         if mixer is None:
             continue
-        out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
+        out += mixer_modules(_stored_mixer(mixer, build), hidden, shape, ranks)
         if attending([mixer]):
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:
