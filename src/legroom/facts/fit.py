@@ -86,10 +86,8 @@ with an encoder or a draft, on memory that CPU and GPU share, on cards of other 
 def kind_unmeasured(properties: Properties) -> str:
     """Which of KINDS a deployment is that was not measured."""
     of = dict(properties)
-    if of.get("memory") == "shared":
-        return "shared"
-    if of.get("card") in ("amd", "intel", "unknown"):
-        return "other"
+    if of.get("memory") == "shared" or of.get("card") in ("amd", "intel", "unknown"):
+        return "shared" if of.get("memory") == "shared" else "other"
     return "text" if of.get("media", "text") == "text" and of.get("draft", "none") == "none" else "encoder"
 
 

@@ -41,8 +41,6 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     audio = config.get("audio_config")
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
         known.append(_audio_tower(audio, width))
-    elif isinstance(audio, Mapping) and audio.get("output_proj_dims"):
-        known.append(_conformer(audio, width))
     return tuple(known)
 
 
@@ -219,19 +217,6 @@ def _audio_tower(audio: Config, width: int) -> Modality:
     )
 
 
-def _conformer(audio: Config, width: int) -> Modality:
-    """Gemma 4's audio encoder: attention and a convolution between two half feed-forward blocks; 750 tokens in 30 s."""
-    hidden, layers, out = (int(audio[name]) for name in ("hidden_size", "num_hidden_layers", "output_proj_dims"))
-    weights = (
-        Linear("blocks", 24 * hidden, hidden, count=layers),
-        Linear("norms", hidden, count=(9 + int(audio.get("conv_kernel_size") or 5)) * layers),
-        Linear("projections", hidden, hidden + out),
-        Linear("projector", width, out),
-    )
-    parameters, items = sum(weight.parameters for weight in weights), (MediaItem("audio", 750, 750),)
-    return Modality("audio", hidden, 4 * hidden, layers, 8, parameters, 750, 0, weights, items=items)
-
-
 def _patch_embedding(encoder: _Encoder) -> list[Linear]:
     """The weights before the encoder's blocks: patch, class and position embeddings, and the outer norms."""
     style, hidden, patch, field = encoder.styles, encoder.hidden, encoder.patch, encoder.field
@@ -390,12 +375,6 @@ def _llama4_projector(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _pixel_shuffle_projector(encoder: _Encoder) -> list[Linear]:
-    """Pixel shuffle, then one linear layer into the language model's width."""
-    factor = int(encoder.config.get("scale_factor") or 2)
-    return [Linear("connector", encoder.text_width, encoder.hidden * factor**2)]
-
-
 _PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
     "none": lambda encoder: [],
     "mlp": _mlp_projector,
@@ -406,13 +385,18 @@ _PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
         Linear("projector", encoder.hidden, encoder.text_width),
         Linear("projector.norm", encoder.hidden),
     ],
-    "gemma4": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden)],
+    "gemma4": lambda encoder: [
+        Linear("projector", encoder.text_width, encoder.hidden),
+        Linear("speech", int(encoder.row["speech_parameters"]) * bool(encoder.config.get("audio_config"))),
+    ],
     "minimax": _minimax_projector,
     "internvl": _internvl_projector,
     "llama4": _llama4_projector,
     "glm": _glm_projector,
     "cohere": _cohere_projector,
-    "pixel_shuffle": _pixel_shuffle_projector,
+    "pixel_shuffle": lambda encoder: [
+        Linear("connector", encoder.text_width, encoder.hidden * int(encoder.config.get("scale_factor") or 2) ** 2)
+    ],
     "linear": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden, True)],
     "resampler": _resampler,
     "phi4mm": _phi4mm_projector,
