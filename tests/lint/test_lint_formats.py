@@ -28,16 +28,16 @@ def judged(text, path="a.yaml"):
 
 
 def test_a_kubeai_model_is_a_server():
-    assert judged(KUBEAI.replace("PROFILE", "nvidia-gpu-l4:1")) == [(REMOVED, "warning", 9)]
+    assert judged(KUBEAI.replace("PROFILE", "nvidia-gpu-l4:1")) == [(REMOVED, "note", 9)]
 
 
 def test_a_kubeai_model_on_other_hardware_runs_a_release_that_nobody_names():
-    assert judged(KUBEAI.replace("PROFILE", "gaudi-for-text-generation:1")) == [(REMOVED, "warning", 9)]
+    assert judged(KUBEAI.replace("PROFILE", "gaudi-for-text-generation:1")) == [(REMOVED, "note", 9)]
 
 
 def test_the_catalog_of_kubeais_chart_is_read_like_its_models():
     text = "catalog:\n  m:\n    engine: VLLM\n    url: hf://org/m\n    args: [--swap-space=8]\n"
-    assert judged(text) == [(REMOVED, "warning", 5)]
+    assert judged(text) == [(REMOVED, "note", 5)]
 
 
 def test_another_engine_of_kubeai_is_left_alone():
@@ -46,7 +46,7 @@ def test_another_engine_of_kubeai_is_left_alone():
 
 def test_a_worker_of_dynamo_is_given_vllms_flags_and_its_own():
     command = "python3 -m dynamo.vllm --model org/m --swap-space 4 --migration-limit 3 --is-prefill-worker"
-    assert judged(f"{command}\n", "a.sh") == [(REMOVED, "warning", 1)]
+    assert judged(f"{command}\n", "a.sh") == [(REMOVED, "note", 1)]
 
 
 def test_dynamos_frontend_is_no_server_of_vllm():
@@ -75,12 +75,12 @@ def test_additional_arguments_of_kserve_are_split_as_a_shell_does():
         "    - name: main\n      env:\n      - name: VLLM_ADDITIONAL_ARGS\n"
         """        value: "--swap-space 4 --hf-overrides '{\\"a\\": 1}'"\n"""
     )
-    assert judged(text) == [(REMOVED, "warning", 9)]
+    assert judged(text) == [(REMOVED, "note", 9)]
 
 
 def test_extra_command_arguments_of_opeas_charts_are_vllms_under_its_key():
     text = "vllm:\n  image: {repository: opea/vllm, tag: latest}\n  extraCmdArgs: [--swap-space, '4']\n"
-    assert judged(text) == [(REMOVED, "warning", 3)]
+    assert judged(text) == [(REMOVED, "note", 3)]
 
 
 def test_extra_arguments_of_a_router_in_the_same_chart_are_its_own():
@@ -89,7 +89,7 @@ def test_extra_arguments_of_a_router_in_the_same_chart_are_its_own():
 
 def test_a_recipe_gives_each_feature_its_flags():
     text = "model:\n  min_vllm_version: '0.9'\nfeatures:\n  a:\n    args: ['--max-model-len auto', --swap-space, '4']\n"
-    assert judged(text) == [(REMOVED, "warning", 5)]
+    assert judged(text) == [(REMOVED, "note", 5)]
 
 
 def test_a_template_is_read_without_its_values_and_said_to_be_one():
@@ -169,11 +169,11 @@ def test_an_image_with_a_tag_of_its_own_hides_its_release():
 
 def test_a_version_that_a_sentence_quotes_installs_nothing():
     text = "Older hosts need `vllm==0.6.3`.\n\n```bash\nvllm serve m --swap-space 4\n```\n"
-    assert judged(text, "a.md") == [(REMOVED, "warning", 4)]
+    assert judged(text, "a.md") == [(REMOVED, "note", 4)]
 
 
 def test_the_beginning_of_a_removed_flag_is_a_removed_flag():
-    assert judged("vllm serve m --disable-log-request\n", "a.sh") == [(REMOVED, "warning", 1)]
+    assert judged("vllm serve m --disable-log-request\n", "a.sh") == [(REMOVED, "note", 1)]
 
 
 def test_a_value_that_is_left_out_is_not_judged():
@@ -214,7 +214,7 @@ def test_another_program_that_is_told_to_use_vllm_has_its_own_flags():
 
 def test_a_script_runs_in_the_image_beside_it():
     text = "image: rocm/vllm-dev:august\ncommands:\n- vllm serve m --swap-space 4\n"
-    assert judged(text) == [(REMOVED, "warning", 3)]
+    assert judged(text) == [(REMOVED, "note", 3)]
 
 
 def test_a_document_about_one_image_is_of_the_release_that_the_image_names():
@@ -224,7 +224,7 @@ def test_a_document_about_one_image_is_of_the_release_that_the_image_names():
 
 def test_a_document_about_an_image_that_hides_its_release_is_judged_with_care():
     text = "```bash\ndocker pull intel/my-vllm:1.3\n```\n\n```bash\nvllm serve m --swap-space 4\n```\n"
-    assert judged(text, "a.md") == [(REMOVED, "warning", 6)]
+    assert judged(text, "a.md") == [(REMOVED, "note", 6)]
 
 
 def test_a_pattern_for_series_of_a_plugin_is_a_warning():

@@ -23,7 +23,8 @@ engine_args = EngineArgs(model=model, swap_space=swap_space)
 
 def test_a_copy_of_a_module_of_vllm_is_not_a_start_of_it_and_one_of_its_examples_is():
     assert judged(COPY, "patches/llm.py") == []
-    assert judged(COPY.replace("from vllm.logger import init_logger", ""), "app.py") == [("flag-removed", "warning")]
+    example = COPY.replace("from vllm.logger import init_logger", "# vllm==0.20.0")
+    assert judged(example, "app.py") == [("flag-removed", "warning")]
 
 
 PINS = {
@@ -114,7 +115,7 @@ start
 
 @pytest.mark.parametrize(("tested", "found"), [("--swap-space", []), ("--other", [("flag-removed", "warning")])])
 def test_a_flag_that_the_script_asks_vllm_for_first_is_no_mistake(tested, found):
-    assert judged(GUARDED.format(tested=tested)) == found
+    assert judged(f"# vllm==0.20.0\n{GUARDED.format(tested=tested)}") == found
 
 
 def test_two_flags_of_a_feature_that_no_release_has_are_a_forks():
@@ -227,9 +228,11 @@ def test_a_key_that_a_config_class_does_not_have_is_refused_for_every_model():
 
 def test_ranks_that_ray_may_have_on_several_nodes_share_no_ipc_handles():
     exported = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
-    assert judged(f"{exported}{SERVE} -tp 2") == [("allocator-clash", "warning")]
-    assert judged(f"{exported}{SERVE} -tp 2 --distributed-executor-backend ray") == []
-    assert judged(f"{exported}RAY_ADDRESS=10.0.0.1:6379 {SERVE} -tp 2") == []
+    pinned = f"pip install vllm==0.22.0\n{exported}"
+    assert judged(f"{pinned}{SERVE} -tp 2") == [("allocator-breaks", "warning")]
+    assert judged(f"{pinned}{SERVE} -tp 2 --enforce-eager") == []
+    assert judged(f"{pinned}{SERVE} -tp 2 --distributed-executor-backend ray") == []
+    assert judged(f"{pinned}RAY_ADDRESS=10.0.0.1:6379 {SERVE} -tp 2") == []
 
 
 def test_variables_of_another_build_are_its_own():

@@ -16,11 +16,12 @@ def judged(text, path="a.sh", **options):
 @pytest.mark.parametrize(
     ("text", "severity"),
     [
-        ("vllm serve org/m --swap-space 4\n", "warning"),
+        ("vllm serve org/m --swap-space 4\n", "note"),
+        ("# vllm==0.20.0\nvllm serve org/m --swap-space 4\n", "warning"),
         ("pip install vllm==0.20.0\nvllm serve org/m --swap-space 4\n", "error"),
         ("docker run vllm/vllm-openai:v0.20.0 --model org/m --swap-space 4\n", "error"),
         ("docker run vllm/vllm-openai:latest --model org/m --swap-space 4\n", "error"),
-        ("docker run me/vllm:latest --model org/m --swap-space 4\n", "warning"),
+        ("docker run me/vllm:latest --model org/m --swap-space 4\n", "note"),
     ],
 )
 def test_a_removed_flag_is_an_error_only_where_the_release_is_sure(text, severity):
@@ -132,7 +133,7 @@ def test_a_document_with_several_images_does_not_say_which_one_a_command_runs_in
 
 def test_a_command_in_a_temporary_file_is_read():
     text = "cat << EOF > $ARGS\nvllm serve org/m --swap-space 4 --max-model-len REPLACE_ENV_LEN\nEOF\n"
-    assert judged(text, "a.sh") == [("flag-removed", "warning")]
+    assert judged(text, "a.sh") == [("flag-removed", "note")]
 
 
 def test_flags_of_a_script_that_no_server_is_given_are_not_understood():

@@ -10,14 +10,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from legroom.deployments.container_images import docker_bytes, mount_of, published_port, repeated_entry
+from legroom.deployments.container_images import docker_bytes, is_server_image, mount_of, published_port, repeated_entry
+from legroom.deployments.container_parts import Mount, Probe, PublishedPort, TimeLimit
+from legroom.deployments.dockerfile import dockerfile_subjects
 from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_words
+from legroom.deployments.release_pins import installed_releases, with_release
 from legroom.deployments.server_words import expand_variables
-from legroom.deployments.shell.lexer import Word, split_words, words_found_in
+from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
-from legroom.deployments.subjects import Mount, Probe, PublishedPort, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.subjects import StartedServer, Subject, change_servers
 from legroom.deployments.systemd_unit import seconds_of_span
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
@@ -81,6 +84,9 @@ class _ComposeFolder:
         """Whether no other file of the folder can add to the services."""
         return self._is_file and len(list(self._folder.glob("*compose*.y*ml"))) < 2
 
+    def path_of(self, name: str) -> str:
+        return str(self._folder / name)
+
     def text(self, name: str) -> str:
         """The text of a file, empty where it cannot be read."""
         try:
@@ -142,11 +148,14 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
     shown = expand_variables(
         env["CUDA_VISIBLE_DEVICES"].text if "CUDA_VISIBLE_DEVICES" in env else "", folder.variables
     )
+    subjects = list(container_servers(service, named, entry, given, env, "compose"))
+    if service.get("build") is not None and not any(isinstance(each, StartedServer) for each in subjects):
+        subjects += _built_servers(name, service, env, folder)
     yield from change_servers(
-        container_servers(service, named, entry, given, env, "compose"),
+        subjects,
         lambda server: replace(
             server,
-            image=image,
+            image=image or (server.image if server.read_as == "a Dockerfile" else ""),
             in_container=True,
             shm=shm,
             gpus=gpus,
@@ -165,6 +174,24 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             is_release_assumed=service.get("build") is not None,  # `image` is then the name of the built image
         ),
     )
+
+
+def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: _ComposeFolder) -> Iterator[Subject]:
+    """The server of the Dockerfile that a service builds; else the settings of a service that is called vLLM."""
+    build, place = service.get("build") or service, service.source.place
+    path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
+    text = folder.text(path)
+    source = Text(folder.path_of(path), text)
+    is_run = service.get("command") is None and service.get("entrypoint") is None and build.get("target") is None
+    subjects = dockerfile_subjects(source) if is_run else ()
+    found = [each for each in subjects if isinstance(each, StartedServer) and each.words]
+    for server in found[-1:]:
+        known = {**server.env, **env_with_places(env, place)}
+        pinned = with_release(server, installed_releases(text), frozenset(), "dockerfile")
+        yield replace(pinned, runs="compose", env=known, place=place(service.offset))
+    args = (node.scalar or "" for node in build.list("args") or dict(build.items("args")).values())
+    if not found and not (is_run and text) and any(map(is_server_image, (name, *args))):
+        yield StartedServer("compose", (), env, place, place(service.offset))
 
 
 def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
@@ -211,7 +238,8 @@ def compose_env(node: Node | None) -> dict[str, Word]:
 
 def _mounts(service: Node) -> tuple[Mount, ...] | None:
     """The volumes of a service; None for an excerpt without ports, and where others add to them."""
-    if not (service.get("ports") or service.get("expose")) or service.get("configs") or service.get("volumes_from"):
+    is_whole = any(service.get(key) for key in ("ports", "expose", "restart", "container_name"))
+    if not is_whole or service.get("configs") or service.get("volumes_from"):
         return None
     items = [(item, item.text("target"), item.text("type") == "bind") for item in service.list("volumes")]
     return tuple(

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from legroom.deployments.container_parts import Mount, PublishedPort
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.source_text import Place
-from legroom.deployments.subjects import Mount, PublishedPort
 from legroom.errors import LegroomError
 from legroom.facts import pattern
 from legroom.facts.flags import flag_name, flags_of
@@ -257,7 +257,10 @@ def has_moving_tag(image: str) -> bool:
 
 def has_floating_tag(image: str) -> bool:
     """Whether the tag of an image names no version: `latest`, `nightly`, or none."""
-    return "@" not in image and bool(_MOVING_TAGS.fullmatch(_image_tag(image))) and "$" not in image
+    tag = _image_tag(image)
+    is_version = image_release(image) is not None or re.search(r"[0-9a-f]{7}", tag) or latest_build_day(image)
+    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) or image.removeprefix("docker.io/").startswith("vllm/")
+    return "@" not in image and is_moving and not is_version and "$" not in image and "{{" not in image
 
 
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")

@@ -6,16 +6,19 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from legroom.deployments.container_images import container_command, is_server_image, repeated_entry
+from legroom.deployments.container_parts import Probe
 from legroom.deployments.file_kinds import Kind, kind_of
 from legroom.deployments.kubernetes_reader import probe_of_words
-from legroom.deployments.server_words import expand_variables, server_start
+from legroom.deployments.server_words import basename, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, here_documents
 from legroom.deployments.shell.shell_script import script_subjects, subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
-from legroom.deployments.source_text import Text, without_comment_lines
-from legroom.deployments.subjects import Probe, StartedServer, Subject, change_servers
+from legroom.deployments.source_text import Text, read_text, without_comment_lines
+from legroom.deployments.subjects import InvokedCommand, StartedServer, Subject, change_servers
+from legroom.errors import LegroomError
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
@@ -57,7 +60,11 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
             stage.env = {**stage.env, **_env_instruction(body, start)}
         elif name == "RUN":
             for command in simple_commands(Text(source.path, body)):
-                yield from subjects_of(source, command.moved_by(start, stage.env), "docker")
+                subjects = subjects_of(source, command.moved_by(start, stage.env), "docker")
+                image = "" if _ADDS_PYTHON.search(source.text) else stage.image
+                yield from (
+                    replace(each, image=image) if isinstance(each, InvokedCommand) else each for each in subjects
+                )
         elif name == "HEALTHCHECK" and (check := _HEALTH_COMMAND.search(body)):
             stage.probe = probe_of_words("health", _health_words(check[1]), source.place(instruction.start()))
         elif name == "ENTRYPOINT":
@@ -73,6 +80,7 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
         yield from change_servers(servers, lambda server: replace(server, repeated_entry=repeated, probes=probes))
 
 
+_ADDS_PYTHON = re.compile(r"\bln -s|python-is-python3|\bPATH=|conda|pyenv|alias|venv")
 _HEALTH_COMMAND = re.compile(r"\bCMD\s+(.*)", re.DOTALL)
 
 
@@ -99,6 +107,11 @@ def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
         # A program of its own starts vLLM in this environment.
         yield StartedServer("docker", (), stage.env, source.place, source.place(first), stage.image)
     for word in words:
+        if word.text.endswith(".sh") and (script := _text_beside(source, word.text)) is not None:
+            yield from change_servers(
+                script_subjects(script, "docker", env_with_places(stage.env, source.place)),
+                lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
+            )
         if " " in word.text.strip():
             place = source.place(word.offset)
             script = Text(source.path, word.text, place.line, (place.column - 1,))
@@ -106,6 +119,15 @@ def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
                 script_subjects(script, "docker", env_with_places(stage.env, source.place)),
                 lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
             )
+
+
+def _text_beside(source: Text, name: str) -> Text | None:
+    """A file of the Dockerfile's folder that the image runs under any path; None where it is not there."""
+    path = Path(source.path).parent / basename(name)
+    try:
+        return Text(str(path), read_text(path)) if Path(source.path).is_file() and path.is_file() else None
+    except LegroomError:
+        return None
 
 
 @dataclass

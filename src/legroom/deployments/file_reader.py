@@ -6,103 +6,56 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
 from legroom.deployments.container_images import has_unnamed_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.file_kinds import Kind, is_makefile, kind_by_first_line, kind_of, makefile_as_shell
+from legroom.deployments.helm_chart import RenderedText, render_chart_template
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource_servers
 from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python_reader import python_subjects
+from legroom.deployments.release_pins import IMAGE, installed_releases, releases_beside, with_release
 from legroom.deployments.server_words import basename
 from legroom.deployments.shell.lexer import HereDocument, here_documents
 from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import Text, Unread
-from legroom.deployments.subjects import FilePart, StartedServer, Subject, change_servers
+from legroom.deployments.subjects import FilePart, Subject, change_servers
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
-from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, template_as_yaml
+from legroom.deployments.yaml_nodes import TEMPLATE_HINT, Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
-from legroom.facts import pattern
 from legroom.facts.releases import Release
-from legroom.records import dataclass
 
 DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """The kind of a YAML document. Prometheus rules start no server; lint reads them."""
-_IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
-"""A vLLM image in a document."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
 _VALUES_FILE = re.compile(r"(^|/)values[\w.-]*\.ya?ml$")
 """Helm's name for the values of a chart, whose keys are the chart's own."""
 _ESCAPED = re.compile(r"\\([\\$`])")
 
 
-_VERSION = r"(\d+(?:\.\d+)+(?:\.?post\d+)?)"
-_PINNED = re.compile(
-    rf"(?<![`\w])vllm(?:\[[\w,-]+\])?(?:==v?|(?:\.git)?@v){_VERSION}|\bvllm-{_VERSION}[+-][\w.+-]*\.whl"
-    rf"|\bgit clone\s.*(?:-b|--branch)[ =]v{_VERSION}\b.*vllm"
-)
-"""`pip install vllm==0.6.3`, a wheel or a tag of git, but not a quoted `vllm==0.6.3` in a sentence."""
-_VERSION_VARIABLE = re.compile(rf"(?:^|\s)(\w*VLLM\w*)=[\"']?v?{_VERSION}[\"']?(?=\s|;|$)", re.MULTILINE)
-"""`ARG VLLM_VERSION=0.8.5`."""
-_COMMENT = re.compile(r"\s*(#|//|<!--)")
-_INSTALLING = pattern("file_reader.installing")
-_UNPINNED = pattern("file_reader.unpinned")
-_PLUGIN = re.compile(
-    r"\binstall\b.*\bvllm[-_](ascend|gaudi|hpu|kunlun|metal|metax|mlx|musa|neuron|omni|openvino|rbln|spyre|tpu|tt|xpu)\b"
-)
-_ASKS_VERSION = re.compile(r"""vllm --version|vllm\.__version__|pip3? show vllm|version\(\s*["']vllm""")
-
-
-@dataclass(frozen=True, slots=True)
-class InstalledReleases:
-    """The vLLM releases that a file installs."""
-
-    pinned: frozenset[str] = frozenset()
-    quoted: frozenset[str] = frozenset()
-    """Releases that only a comment or a sentence names."""
-    is_unpinned: bool = False
-    """Whether it also installs vLLM without a version, or a plugin with its own flags."""
-    asks_version: bool = False
-    """Whether it checks the running version: it may have a command for each."""
-
-
-def installed_releases(text: str) -> InstalledReleases:
-    """The vLLM versions that install lines of any kind of file pin, and those that it only mentions."""
-    pinned: set[str] = set()
-    quoted: set[str] = set()
-    is_unpinned = False
-    variables = {name: value for name, value in _VERSION_VARIABLE.findall(text) if text.count(f"{name}=") == 1}
-    for raw_line in text.splitlines() if "vllm" in text else ():
-        if "vllm" not in raw_line:
-            continue
-        line = re.sub(r"\$\{?(\w+)[^\s}/\"']*\}?", lambda used: variables.get(used[1], used[0]), raw_line)
-        versions = {version for groups in _PINNED.findall(line) for version in groups if version}
-        if _COMMENT.match(line) or (versions and not _INSTALLING.search(line)):
-            quoted |= versions
-            continue
-        pinned |= versions
-        is_unpinned = is_unpinned or bool(_PLUGIN.search(line)) or (not versions and bool(_UNPINNED.search(line)))
-    return InstalledReleases(frozenset(pinned), frozenset(quoted), is_unpinned, bool(_ASKS_VERSION.search(text)))
-
-
 def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     """A part for the file and for every text inside it that could start a server, in order, also unreadable ones."""
     kind = kind_of(path, text)
     installs = installed_releases(text)
-    images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
+    images = {image.rstrip(".") for image in IMAGE.findall(text)}
     releases = {image_release(image) for image in images}
     # With several images, one of an unknown release, a document does not say in which of them a command runs.
     of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
-    hidden = next(iter(sorted(images)), "") if images and all(map(has_unnamed_release, images)) else ""
-    is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
+    is_named = bool(installs.pinned or installs.quoted or of_images or installs.is_unpinned)
+    is_hidden = kind == "document" and bool(images) and all(map(has_unnamed_release, images)) and not is_named
+    hidden = min(images) if is_hidden else ""
+    if not is_named and not images and kind != "document" and "vllm" in text:
+        of_images = releases_beside(Path(path))
     source = Text(path, makefile_as_shell(text) if is_makefile(path) else text)
     for part in _parts_of_text(kind, source, release):
-        subjects = change_servers(part.subjects, lambda server: _with_release(server, installs, of_images, kind))
+        subjects = change_servers(part.subjects, lambda server: with_release(server, installs, of_images, kind))
         if part.is_template:
             subjects = change_servers(subjects, lambda server: replace(server, is_release_assumed=True))
         if is_hidden:
@@ -126,30 +79,6 @@ def rule_groups(document: Node) -> list[Node]:
     """The groups of Prometheus rules, in a rule file or in the operator's PrometheusRule."""
     keys = ("spec", "groups") if document.text("kind") == "PrometheusRule" else ("groups",)
     return document.list(*keys)
-
-
-def _with_release(
-    server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
-) -> StartedServer:
-    """The server with the vLLM release that the file installs or else names, where its image names none."""
-    if "vllm" in server.image.lower():
-        return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
-    named = installs.pinned | of_images or installs.quoted
-    if len(named) != 1:
-        return server
-    # The image of another command or a comment makes a release likely, an install makes it certain.
-    is_installed = named == installs.pinned and not installs.is_unpinned
-    is_certain = is_installed and (kind == "document" or not installs.asks_version)
-    return replace(server, installed=min(named), is_release_assumed=not is_certain)
-
-
-def _with_reinstalled_release(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
-    """The server in a vLLM image with its release marked as assumed where the file installs another vLLM."""
-    if not installs.pinned and not installs.is_unpinned:
-        return server
-    if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:
-        return replace(server, image="", installed=min(installs.pinned), is_release_assumed=True)
-    return replace(server, is_release_assumed=True)
 
 
 def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
@@ -194,6 +123,7 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
     documents, template = _yaml_documents(source)
+    values = documents[0].source.values if documents and isinstance(documents[0].source, RenderedText) else ()
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
     config_maps = {map_.text("metadata", "name"): map_ for map_ in documents if map_.text("kind") == "ConfigMap"}
@@ -202,11 +132,20 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
         subjects += _document_subjects(what, document, release, config_maps)
         inner += embedded_files(document, scripts=what != "other")
     unread = Unread(source.place(0), template.message, template.hint) if template else None
+    documents = (*documents, *values)
     return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
     """The documents of a YAML text, and an error where it is a template that was read without its values."""
+    rendered = render_chart_template(source) if is_template(source.text) else None
+    if rendered is not None:
+        try:
+            documents = tuple(load_nodes(rendered))
+        except LegroomError:
+            documents = ()
+        if documents:
+            return documents, None if rendered.is_complete else LegroomError("partly", TEMPLATE_HINT)
     try:
         return tuple(load_nodes(source)), None
     except LegroomError as error:

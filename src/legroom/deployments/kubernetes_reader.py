@@ -9,20 +9,12 @@ from itertools import islice, product
 from typing import Any
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes, repeated_entry
+from legroom.deployments.container_parts import Mount, Probe, PublishedPort, TimeLimit
 from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Place, Text
-from legroom.deployments.subjects import (
-    Mount,
-    Probe,
-    PublishedPort,
-    Runs,
-    StartedServer,
-    Subject,
-    TimeLimit,
-    change_servers,
-)
+from legroom.deployments.subjects import Runs, StartedServer, Subject, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
@@ -182,7 +174,7 @@ def _subjects_of_container(
             stop_limit=_termination_grace(container, pod),
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
-            mounts=tuple(_mounts(container, pod)) if container.list("ports") else None,  # else it may be an excerpt
+            mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
             other_env=_other_variables(container),
             declared_port=_declared_port(container, pod),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
@@ -274,6 +266,11 @@ def start_limit(container: Node) -> TimeLimit | None:
     return TimeLimit(seconds, probe.source.place(probe.offset))
 
 
+def _is_whole(container: Node) -> bool:
+    """Whether it tells more than a command, as an excerpt does, and no controller adds its image."""
+    return container.get("image") is not None and bool(container.list("ports"))
+
+
 def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
     """The volumes of a container."""
     sources = {volume.text("name"): volume for volume in pod.list("volumes")}
@@ -304,7 +301,8 @@ def _has_no_gpu(container: Node, pod: Node) -> bool:
     is_privileged = container.text("securityContext", "privileged") == "true"
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
     gives_other = is_privileged or any(node is not None for node in others)
-    return bool(names) and not gives_other and not any("/" in name or "$" in name for name in names)
+    is_told = bool(names) or (_is_whole(container) and container.get("resources") is None)
+    return is_told and not gives_other and not any("/" in name or "$" in name for name in names)
 
 
 _ASKED = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d+)(/[\w./-]*)?")

@@ -16,9 +16,10 @@ from legroom.deployments.shell.lexer import Word, env_with_places, serve_words
 from legroom.deployments.shell.shell_script import read_shell, subjects_of
 from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
-from legroom.deployments.subjects import EngineCall, StartedServer, Subject
+from legroom.deployments.subjects import EngineCall, StartedServer, Subject, change_servers
 from legroom.errors import LegroomError
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
+from legroom.facts.gpus import is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
 from legroom.vllm.flag_problems import explain_unknown, nearest_flags
@@ -30,6 +31,10 @@ _WORTH_PARSING = re.compile(
 )
 _ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
 """vLLM's engine classes, and whose defaults each of them has."""
+_MODAL = re.compile(r"\bmodal\.(App|Stub|Image)\b")
+_MODAL_GPU = re.compile(r"""\bgpu\s*=\s*["']([A-Za-z][\w-]*)(?::(\d+))?["']""")
+_KEPT_BY_MODAL = re.compile(r"volumes|Volume|CloudBucketMount|NetworkFileSystem|run_function|download|snapshot")
+"""What keeps weights between the containers of Modal, or puts them into the image."""
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 _NOT_KNOWN = object()
 _UNKNOWN = "$value"
@@ -84,8 +89,18 @@ class _Program(ast.NodeVisitor):
                 servers += [subject for subject in started if isinstance(subject, StartedServer)]
         for script in self._scripts:
             servers += read_shell(script, env=env_with_places(self.env, place)).subjects
-        yield from servers
-        yield from (replace(server, env=self.env) for server in self._calls)
+        calls = (replace(server, env=self.env) for server in self._calls)
+        yield from change_servers((*servers, *calls), self._on_modal)
+
+    def _on_modal(self, server: StartedServer) -> StartedServer:
+        """The server with the GPU of Modal's function, and without a volume where the program names none."""
+        text = self._source.text
+        named = {found for found in _MODAL_GPU.findall(text) if is_known_gpu(found[0])}
+        if not _MODAL.search(text) or server.in_container:
+            return server
+        server = replace(server, mounts=None if _KEPT_BY_MODAL.search(text) else ())
+        name, count = named.pop() if len(named) == 1 else ("", "")
+        return replace(server, gpu_names=(name,), gpus=int(count or 1)) if name else server
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Visit a function's body in a scope of its own."""

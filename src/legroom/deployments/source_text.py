@@ -65,9 +65,11 @@ class Unread:
 class Text:
     """A whole file, a code block in a document, or a value in a manifest, with its place in the file."""
 
-    def __init__(self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None) -> None:
-        """`line` is its first line in the file; `columns[i]` is the indentation of its line i there."""
-        self.path = path
+    def __init__(
+        self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None, within: Text | None = None
+    ) -> None:
+        """`line` is its first line in the file, or in the text around it; `columns[i]` is the indentation of line i."""
+        self.path, self._within = path, within
         self.text = text
         self._line = line
         self._columns = columns or ()
@@ -77,15 +79,18 @@ class Text:
         """Path, line and column of an offset in this text, as they are in the whole file."""
         row = bisect_right(self._starts, max(0, min(offset, len(self.text)))) - 1
         indent = self._columns[row] if row < len(self._columns) else 0
-        return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
+        column = offset - self._starts[row] + indent
+        if self._within is not None:
+            return self._within.place(self._within.start_of(self._line + row - 1) + column)
+        return Place(self.path, self._line + row, column + 1)
 
     def with_text(self, text: str) -> Text:
         """A text with other characters at the same lines and columns of the file."""
-        return Text(self.path, text, self._line, self._columns)
+        return Text(self.path, text, self._line, self._columns, self._within)
 
     def start_of(self, row: int) -> int:
         """The offset of the beginning of a row."""
-        return self._starts[row]
+        return self._starts[min(row, len(self._starts) - 1)]
 
     def row_of(self, offset: int) -> int:
         """The row of an offset, counted from 0."""
@@ -100,7 +105,7 @@ class Text:
     def dedented_rows(self, first: int, last: int) -> Text:
         """The rows from `first` to before `last`, dedented."""
         if first >= len(self._starts):
-            return Text(self.path, "", self._line + first)
+            return Text(self.path, "", self._line + first, None, self._within)
         end = self._starts[last] - 1 if last < len(self._starts) else len(self.text)
         lines = [line.rstrip("\r") for line in self.text[self._starts[first] : end].split("\n")][: last - first]
         filled = [line for line in lines if line.strip()]
@@ -108,7 +113,7 @@ class Text:
         columns = tuple(
             indent + (self._columns[first + i] if first + i < len(self._columns) else 0) for i in range(len(lines))
         )
-        return Text(self.path, "\n".join(line[indent:] for line in lines), self._line + first, columns)
+        return Text(self.path, "\n".join(line[indent:] for line in lines), self._line + first, columns, self._within)
 
 
 def without_comment_lines(text: str, marks: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from legroom.deployments.container_parts import Mount, Probe, PublishedPort, TimeLimit
 from legroom.deployments.server_words import visible_gpus
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.source_text import Place, Text, Unread
@@ -19,50 +20,6 @@ Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config", 
 """How a server is started; `python`: an engine inside the program itself, without a command line."""
 _OTHER_DEVICES = frozenset({"cpu", "hpu", "neuron", "npu", "openvino", "tpu", "xpu"})
 """Values of --device (until 0.10.0) and VLLM_TARGET_DEVICE for other hardware than GPUs."""
-
-
-@dataclass(frozen=True)
-class TimeLimit:
-    seconds: float
-    place: Place
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A check of a container's health."""
-
-    kind: Literal["startup", "readiness", "liveness", "health", "none"]
-    """`none`: a container that has ports and no probe."""
-    place: Place
-    port: str = ""
-    """The port of the server that it asks; empty where it may ask another container."""
-    program: str = ""
-    """The program that it runs inside the container."""
-    path: str = ""
-    """What it asks for by HTTP, where an answer of 404 fails it."""
-    sends_key: bool = False
-    """Whether it sends a header, which may be the server's key."""
-    is_tcp: bool = False
-    """Whether it only opens a connection."""
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A path in a container that is not part of its image."""
-
-    path: str
-    holds: Literal["volume", "host", "empty"] = "volume"
-    """`empty`: an emptyDir, which goes with its pod."""
-
-
-@dataclass(frozen=True)
-class PublishedPort:
-    """A port of a container that its host forwards."""
-
-    port: str
-    place: Place
-    is_open: bool = True
-    """Whether it listens on other addresses than the host's own."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +148,8 @@ class InvokedCommand:
     locate: Callable[[int], Place]
     is_cut_off: bool = False
     """Whether it begins with an option right after a server, to which a line break did not let it belong."""
+    image: str = ""
+    """The image in which a Dockerfile runs it, where nothing adds programs to it."""
 
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import Word, env_with_places
 from legroom.deployments.shell.shell_script import subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text
-from legroom.deployments.subjects import Subject, TimeLimit, change_servers
+from legroom.deployments.subjects import Subject, change_servers
 
 _SECTION = re.compile(r"^\[(?P<name>[^\]\n]+)\](?P<body>(?:\n(?!\[)[^\n]*)*)", re.MULTILINE)
 _SETTING = re.compile(r"^(?P<key>\w+)[ \t]*=[ \t]*(?P<value>[^\n]*(?:\n[ \t]+[^\n]*)*)", re.MULTILINE)

@@ -88,23 +88,24 @@ class Node:
 
     def inner(self) -> Text:
         """The text of a scalar with the places of its lines in the file."""
-        text = self.scalar or ""
-        first = self.source.row_of(self.offset)
-        if self.style in ("|", ">"):
-            header = self.source.text.find("\n", self.offset) + 1
-            lead = re.compile(r"(?:[ \t]*\r?\n)*([ \t]*)").match(self.source.text, header)
-            indent = len(lead[1]) if lead else 0
-            count = text.count("\n") + 1
-            start = self.source.place(self.source.start_of(first))
-            return Text(self.source.path, text, start.line + 1, (indent,) * count)
-        place = self.source.place(self.offset)
-        rows = self.source.text[self.offset : self.end].strip("\"'\n ").split("\n")
-        if len(rows) > 1 and " ".join(row.strip() for row in rows) == text.strip():
+        text, row = self.scalar or "", self.source.row_of(self.offset) + (self.style in ("|", ">"))
+        start = self.source.start_of(row) if self.style in ("|", ">") else self.offset + (self.style in ("'", '"'))
+        rows = self.source.text[start : self.end].rstrip("\"'\n ").split("\n")
+        columns = [len(line) - len(line.lstrip()) for line in rows]
+        columns[0] += start - self.source.start_of(row)
+        lines = [line.strip() for line in rows]
+        if (
+            self.style != "|"
+            and len(rows) > 1
+            and " ".join(lines) == text.strip()
+            and not any(line[:1] == "#" for line in lines)
+        ):
             # Folded lines are one line of the scalar; the shell's continuation keeps each at its own place.
-            columns = (place.column - 1 + bool(self.style), *(len(row) - len(row.lstrip()) for row in rows[1:]))
-            return Text(self.source.path, " \\\n".join(row.strip() for row in rows), place.line, columns)
-        quote = 1 if self.style in ("'", '"') else 0
-        return Text(self.source.path, text, place.line, (place.column - 1 + quote,))
+            return Text(self.source.path, " \\\n".join(lines), row + 1, tuple(columns), self.source)
+        if self.style in ("|", ">"):
+            lead = re.compile(r"(?:[ \t]*\r?\n)*([ \t]*)").match(self.source.text, start)
+            columns = [len(lead[1]) if lead else 0] * (text.count("\n") + 1)
+        return Text(self.source.path, text, row + 1, tuple(columns), self.source)
 
 
 def load_nodes(source: Text) -> list[Node]:

@@ -19,7 +19,7 @@ from legroom.vllm_logs.startup_log import Startup
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
-_FAILED_ALLOCATIONS = (
+FAILED_ALLOCATIONS = (
     "torch_oom",
     "torch_oom_unsized",
     "cuda_oom",
@@ -32,6 +32,8 @@ _FAILED_ALLOCATIONS = (
 _SHORTAGE_WORDS = re.compile(
     r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
 )
+_SENTENCE_LINES = 12
+"""A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
 
@@ -174,7 +176,7 @@ class Case:
     @cached_property
     def is_oom(self) -> bool:
         """Whether a GPU allocation failed, with or without sizes."""
-        return self.has(*_FAILED_ALLOCATIONS)
+        return self.has(*FAILED_ALLOCATIONS)
 
     @cached_property
     def frames(self) -> frozenset[str]:
@@ -205,7 +207,9 @@ class Case:
         return tuple(
             evidence
             for evidence in before
-            if failure is None or failure.is_told or evidence.line < failure.line + late.get(evidence.id, 0)
+            if failure is None
+            or failure.is_told
+            or evidence.line < failure.line + (_SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
         )
 
     @cached_property

@@ -22,6 +22,7 @@ _MENTION = re.compile(
     r"(?:(?: from)? \S+ ?(?:-?->|→|to) ?|\s?[=:→]\s?| (?:to |of |at )?)?[`'\"]?"
     r"(?P<value>\d[\d.]*[KMGk]?(?![\w%])|[Tt]rue|fp8\w*)?"
 )
+_CONDITION = re.compile(r"(?i)\s*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
 _AT_SHARE = re.compile(r"(?i)\bat (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
 _LENGTH = re.compile(
@@ -52,23 +53,26 @@ def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
 def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     """Each group of settings that a clause outside of logs and commands calls working or failing."""
     plain = "\n".join(plain_lines(text.split("\n")))
-    last_flag, shares = "", bool(re.search(r"(?i)util", plain))
+    last_flag, last_feature, shares = "", "", bool(re.search(r"(?i)util", plain))
     for sentence in _SENTENCE.split(plain):
-        fails_later = bool(_words("fails_later").search(sentence))
-        for clause in _CLAUSE.split(sentence):
+        fails_later, before = bool(_words("fails_later").search(sentence)), ""
+        for part in _CLAUSE.split(sentence):
+            clause = f"{before} {part}" if _CONDITION.match(before) else part  # "without it, it starts"
             failed = bool(_words("failed").search(_words("no_failure").sub("", clause)))
             if failed or (_words("worked").search(clause) and not fails_later):
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _BARE_VALUE.search(clause)):
                     settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2] or bare[3]}", release, shares))
                 if not failed:
-                    settings |= dict(_remedies(clause, last_flag))
+                    settings |= dict(_remedies(clause, last_flag or last_feature))
                 if settings:
                     yield settings, not failed, clause
             elif taken_away := dict(_only_with(clause)):
                 yield taken_away, True, ""
+            before = "" if failed or _words("worked").search(clause) else part
             named = [one or other for one, other in _FLAG_NAME.findall(clause) if one or other in SETTINGS]
             last_flag = f"--{named[-1]}" if named else last_flag
+            last_feature = next((name[0] for name in _features_in(clause)), last_feature)
 
 
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
@@ -95,7 +99,8 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
     for match in _words("without").finditer(clause):
         rest = clause[match.end() :]
         if re.match(r"(?:it|that|this)\b", rest) and last_flag:
-            yield last_flag.lstrip("-").replace("-", "_"), None
+            name = last_flag.lstrip("-").replace("-", "_")
+            yield name, next((value for _, feature, value in _features() if feature == name), None)
         elif flag := re.match(r"[`'\"]*--([a-z][\w-]+)", rest):
             yield flag[1].replace("-", "_"), None
         else:
@@ -108,6 +113,11 @@ def _only_with(clause: str) -> Iterator[tuple[str, Any]]:
     """The feature without which a failure does not happen: "only with LoRA"."""
     for match in _words("only_with").finditer(clause):
         yield from _features_off(clause[match.end() :])
+
+
+def _features_in(clause: str) -> Iterator[tuple[str, Any]]:
+    """The settings without the features that a clause names."""
+    return ((name, value) for pattern, name, value in _features() if pattern.search(clause))
 
 
 def _features_off(words: str) -> Iterator[tuple[str, Any]]:

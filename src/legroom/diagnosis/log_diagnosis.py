@@ -21,6 +21,7 @@ from legroom.diagnosis.recorded_memory import (
     records_beside,
     with_record,
 )
+from legroom.diagnosis.told_failure import told_evidence
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
@@ -179,6 +180,9 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
     text = head.decode("utf-8", "replace")
+    contents.evidence = sorted(
+        (*contents.evidence, *told_evidence(text, contents.evidence)), key=lambda item: item.line
+    )
     attempts = _attempts(text, contents.evidence)
     cases = _service_cases(contents, source, scanner.lines, attempts)
     if hints is None or not hints.command:

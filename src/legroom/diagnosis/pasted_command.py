@@ -104,6 +104,11 @@ def plain_lines(lines: list[str]) -> Iterator[str]:
     return (line for line in lines if not _LOGGED.search(line) and not _START.search(line))
 
 
+def sentence_lines(lines: list[str]) -> Iterator[str]:
+    """Every line, empty where vLLM or Python wrote it or where it is a command."""
+    return ("" if _LOGGED.search(line) or _START.match(line.lstrip(" $#>`")) else line for line in lines)
+
+
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
@@ -136,8 +141,15 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     if args.max_model_len is None and len(lengths := set(prose("length").findall(plain))) == 1:
         args = replace(args, max_model_len=int(*lengths) * 1024)
     known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
-    known = known or {name for name in prose("model_name").findall(plain) if find(name)}
+    known = known or _named_models(plain)
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
+
+
+def _named_models(plain: str) -> set[str]:
+    """The models that sentences name without their owner, also in words: `Llama 3.1 70B`; of one model the longest."""
+    names = {re.sub(r"[ _]", "-", name) for name in prose("model_name").findall(plain)}
+    models = {name: found for name in sorted(names, key=len) if (found := find(name) or derived(name))}
+    return set({found.base or found.name: name for name, found in models.items()}.values())
 
 
 @cache

@@ -380,7 +380,7 @@ class Model:
     known: bool = True
     """False: an unknown architecture, read as a plain transformer."""
     assumed: bool = False
-    """True: the quantization was taken from the name, not from the checkpoint's config."""
+    """True: the config was not read; the architecture or the quantization was taken from the name."""
     config: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
     """The text config."""
     source: str = ""

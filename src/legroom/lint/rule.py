@@ -126,6 +126,11 @@ class Context:
             return _FULL_VERSION.fullmatch(server.named_release) is not None
         return images.has_moving_tag(server.image) and not server.launcher
 
+    def is_release_told(self, server: StartedServer) -> bool:
+        """Whether anything tells the server's release; otherwise the newest stands for one that nobody named."""
+        told = server.named_release or images.latest_build_day(server.image) or images.has_moving_tag(server.image)
+        return self.is_release_given or bool(told)
+
     def runs_published_build(self, server: StartedServer) -> bool:
         """Whether the server runs vLLM's own build of a known release, so that all of its flags are known."""
         if self.is_release_given:

@@ -176,6 +176,8 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
             f"{target.model.name} is {_assumed_note(target.model)}, so its weights are an estimate; name a folder with "
             "its config.json to have them counted"
         )
+        if (args.max_model_len or 0) > (longest := target.model.max_position_embeddings):
+            yield f"the model that its name tells has a limit of {longest:,} tokens; the checkpoint may have another"
     if not target.model.known:
         yield (
             f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "

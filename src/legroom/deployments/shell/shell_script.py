@@ -7,18 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments import server_words
+from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
-from legroom.deployments.subjects import (
-    FilePart,
-    InvokedCommand,
-    Runs,
-    StartedServer,
-    Subject,
-    TimeLimit,
-    change_servers,
-)
+from legroom.deployments.subjects import FilePart, InvokedCommand, Runs, StartedServer, Subject, change_servers
 
 _RUNS_C = (*server_words.SHELLS, "su", "runuser")
 _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.recorded_memory import assess_other_processes
+from legroom.facts.releases import logged_release
 from legroom.units import GIB, MIB, gib
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
@@ -33,6 +35,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_wrong_device,
         _assess_unequal_ranks,
         _assess_torch_process_list,
+        _assess_told_neighbour,
         _assess_memory_charged_to_server,
         _assess_device_init,
         _assess_pool_allocation,
@@ -54,8 +57,10 @@ def _assess_startup_check(case: Case) -> Assessment | None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
         )
-    if case.platform.unified and free > total // 6:
+    if case.platform.unified and free > total // 6 and is_page_cache_counted(case):
         confidence = 0.55  # on shared memory the page cache counts as used
+    elif case.platform.trainer:
+        confidence = 0.8  # the trainer itself is the neighbour
     cut = None if check.number("desired_bytes") else case.startup.args.gpu_memory_utilization
     share = check.facts.get("utilization_ratio") or cut or round(desired / max(total, 1), 2)
     why = (
@@ -64,6 +69,14 @@ def _assess_startup_check(case: Case) -> Assessment | None:
         "allocated anything."
     )
     return Assessment(confidence, proof(check), why)
+
+
+def is_page_cache_counted(case: Case) -> bool:
+    """Whether free memory leaves out the page cache: on AMD's APUs, and on Orin, Thor and GB10 until 0.11.0."""
+    named, version = case.all("unified", "free_below_desired"), case.startup.vllm
+    is_old = version is not None and logged_release(version).before("0.11.1")
+    is_amd = any(re.search(r"gfx|Strix|Ryzen|ROCm|HIP", item.text) for item in named)
+    return is_old or is_amd or case.has("page_cache_told")
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
@@ -227,6 +240,31 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
 
 
+def _assess_told_neighbour(case: Case) -> Assessment | None:
+    """The text tells of others on the card, or of memory that an ended server kept; None where sizes tell more."""
+    kept, told = case.first("not_released_told"), case.first("engine_again_told", "neighbour_told", "several_servers")
+    if kept is not None:
+        why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
+        return Assessment(0.85, proof(kept, case.first_failure), why)
+    shares = told_shares(case)
+    is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame
+    if told is None or not (is_open or sum(shares) > 1) or case.platform.trainer:
+        return None
+    why = "Each server takes its share of the whole card, whatever the others hold."
+    if sum(shares) > 1:
+        why = f"{why} The shares {' + '.join(f'{share:g}' for share in shares)} are {sum(shares):g} of the card."
+    elif told.id == "engine_again_told":
+        why = "Every new engine takes its share of the card again, while the first one still holds its own."
+        return Assessment(0.9, proof(told, case.first_failure), why)
+    return Assessment(0.88 if sum(shares) > 1 else 0.7, proof(told, case.first_failure), why)
+
+
+def told_shares(case: Case) -> list[float]:
+    """The shares of one card that the text gives to several servers; empty where it tells of one only."""
+    told = case.first("shares_told")
+    return [float(share) for share in str(told.facts["shares"]).split()] if told else []
+
+
 def _assess_device_init(case: Case) -> Assessment | None:
     """Not even a CUDA context could be created; None where the failure was elsewhere."""
     error = case.first("cuda_oom", "cublas_alloc")
@@ -238,7 +276,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
 
 def _assess_pool_allocation(case: Case) -> Assessment | None:
     """The pool that was computed from what was free could not be allocated; None where the failure was elsewhere."""
-    if case.oom is None or case.site != "kv" or not case.has_site_frame:
+    if case.oom is None or case.site != "kv" or not case.has_site_frame or is_pool_oversized(case):
         return None
     why = (
         f"The pool was sized by what was free during profiling. Now {gib(case.oom.wanted_bytes)} of it were asked for "
@@ -246,6 +284,12 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
         "too little outside the budget."
     )
     return Assessment(0.6, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
+
+
+def is_pool_oversized(case: Case) -> bool:
+    """Whether the KV cache did not fit on a card that nobody shares: the pool itself is larger than the room."""
+    outside = case.ledger.outside_torch_bytes
+    return case.oom is not None and case.site == "kv" and outside is not None and outside < _UNEQUAL_BYTES
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -350,7 +394,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
     return planner.lower_utilization(need, why)
 
 
-def utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
+def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
     free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
     if free is None and (held := planner.case.ledger.unowned_bytes):
@@ -365,7 +409,8 @@ def utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
     why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
     fitting = planner.first_change_that_fits("lower_util", lower, why, trades="a smaller KV pool")
-    return fitting or planner.lower_utilization_or_len(share, why)
+    fix = fitting or planner.lower_utilization_or_len(share, why)
+    return replace(fix, steps=(*fix.steps, *steps)) if fix else None
 
 
 CAUSE = Cause(

@@ -44,7 +44,9 @@ def _assess_written_growth(case: Case) -> Assessment | None:
     if (said := case.first("growth_words")) is None or case.has("torch_oom", "cuda_oom"):
         return None
     # A limit that is reached in the end is what a leak ends in.
-    return Assessment(0.92 if case.has(*_LIMITS) else 0.7, proof(said), "Memory grows while it serves, by the text.")
+    return Assessment(
+        0.92 if case.has(*_LIMITS) or case.is_oom else 0.7, proof(said), "Memory grows while it serves, by the text."
+    )
 
 
 def _assess_memory_after_sleep(case: Case) -> Assessment | None:

@@ -34,6 +34,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.9
     elif vision:
         confidence = 0.8
+    elif case.has("media_told") and case.site == "serving" and case.oom is None and not case.has_site_frame:
+        confidence = 0.88  # told of a request with media
     elif _dummy_media_suspected(case):
         confidence = 0.5
     if not confidence:

@@ -183,7 +183,10 @@ def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
 def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes whose effect the memory model computes: utilization, smaller batches, quantized weights, more GPUs."""
     why = "Weights and peak are above the budget, and the card has room."
+    shares = ({"gpu_memory_utilization": share} for share in (MAX_UTILIZATION, 0.9, 0.85, 0.8))
     single = [
+        # Which share was given is not known: the largest has room for whatever peak was measured.
+        planner.first_change_that_fits("raise_util", shares, why) if not planner.utilization_known else None,
         planner.pull_lever("raise utilization", why),
         planner.pull_lever("smaller batches", "A smaller dummy batch has a smaller peak."),
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),

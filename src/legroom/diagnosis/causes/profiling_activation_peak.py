@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -13,6 +14,9 @@ from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048
 """A step that every release accepts."""
+
+_OVERSIZED_SHARE = 0.75
+"""Of the share: the next tensor of the pool lacks room, and how many are still to come is not printed."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -35,7 +39,7 @@ def _confidence(case: Case) -> float:
     oom = case.oom
     if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
         return 0.86
-    if case.site == "profile":
+    if case.site == "profile" or (case.has_site_frame and is_pool_oversized(case)):
         return 0.84
     if oom is None or case.has_site_frame or case.site == "serving" or case.ledger.free_exceeds_request:
         return 0.0
@@ -77,6 +81,12 @@ def _explanation(case: Case) -> str:
             "logits and their sorted copies take sequences x vocabulary x 4 bytes each, and less was left beside the "
             "pool."
         )
+    if oom is not None and is_pool_oversized(case):
+        return (
+            f"The pool that the profile run left room for is larger than the room: {gib(oom.wanted_bytes)} of it were "
+            f"asked for, {gib(oom.free_bytes or 0)} were free, and {gib(case.ledger.outside_torch_bytes or 0)} are "
+            "used outside torch, so no other process holds the card. The share leaves too little beside the budget."
+        )
     if oom is not None and case.site == "warmup":
         return (
             f"After the KV cache was allocated, the warm-up asked for {human_bytes(oom.wanted_bytes)} in one piece "
@@ -98,6 +108,14 @@ def _explanation(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: fewer sequences, fewer tokens per step, limits for media, a lower utilization, smaller weights."""
     case = planner.case
+    if is_pool_oversized(case):
+        share = {"gpu_memory_utilization": round(planner.utilization * _OVERSIZED_SHARE, 2)}
+        why = f"How much of the pool was still to come is not printed: three quarters of {planner.utilization:g}."
+        trades = "a smaller KV pool"
+        # What the plan says of the pool is what did not hold here.
+        yield Fix("lower_util", why, share, trades=trades, command=planner.command(share), is_unplanned=True)
+        yield _fewer_sequences(planner)
+        return
     if case.site == "warmup" or case.has("hbm_oom"):
         yield _lower_utilization_for_warmup(planner)
         yield _fewer_tokens(planner)
@@ -162,7 +180,7 @@ def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
     """Fix: a smaller pool, so that the warm-up fits beside it."""
     oom = planner.case.oom
     compiled = planner.case.first("hbm_oom")
-    need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
+    need = planner.oom_shortage_bytes if oom else min(GIB, (planner.total_bytes or 10 * GIB) // 10)
     if compiled is not None:
         need = int(compiled.facts.get("used_bytes", 0)) - int(compiled.facts.get("total_bytes", 0))
     why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
@@ -44,7 +46,8 @@ def examine(case: Case) -> Assessment | None:
         )
         if trainer.id == "training_step":
             why = "The traceback goes through a training step, which no server has: the trainer ran out of memory."
-        return Assessment(0.88, proof(trainer, case.first_failure), why)
+        # A server of its own, which the trainer only calls, fails as any server does.
+        return Assessment(0.5 if case.has("sampler_warmup_oom") else 0.88, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
         return Assessment(
             0.4, proof(case.first("sleep_on")), "Sleep mode is on; its pool cannot give memory back to others."
@@ -62,7 +65,9 @@ def _has_trainer(case: Case) -> bool:
     """Whether the text shows a training framework, or an engine inside a process that torch.distributed started."""
     if any(item.text.startswith("[rank") for item in case.all("frame_wake")):
         return True
-    return case.platform.trainer or case.has("training_step") or any(trainer_settings(e.text) for e in case.evidence)
+    is_told = case.has("cumem_oom") and case.has("training_told")  # a server alone does not train
+    is_told = is_told or case.platform.trainer or case.has("training_step")
+    return is_told or any(trainer_settings(item.text) for item in case.evidence)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -97,10 +102,22 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
     else:
+        if planner.case.has("profiling_error"):
+            yield _trainer_pause_fix(planner.case)
+        if planner.case.has("free_below_desired"):
+            yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
         is_blind = planner.model is not None and total is None and _has_trainer(planner.case)
         yield _trainer_offload_fix(planner.case) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
+
+
+def _trainer_pause_fix(case: Case) -> Fix:
+    """The trainer lets go of its memory before the engine measures, or sleeps, so that nothing moves meanwhile."""
+    settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
+    steps = (f"in the trainer's own settings: {settings['sleep']}",) if settings else ()
+    first = known_fix("trainer_frees_first")
+    return replace(first, steps=(*steps, *first.steps))
 
 
 def _trainer_offload_fix(case: Case) -> Fix:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     can_start_with_lower_utilization,
+    is_page_cache_counted,
     utilization_within_free_memory,
 )
 from legroom.units import gib
@@ -62,7 +63,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     """A shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
-    confidence = 0.75
+    confidence = 0.75 if is_page_cache_counted(case) or not case.has("free_below_desired") else 0.5
     if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
         confidence = 0.5  # vLLM's own account says that the budget is short
     if not case.platform.unified:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _UNSET = ServeArgs()
 MAX_RANKS = 64
 """Larger numbers in a log are not ranks of one engine."""
+_SHARE_STEP = 0.05
+"""Shares are given in steps of it: a smaller difference is an error of the planned peak."""
 NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors of planning with flags from a log, which may be invalid; there is no plan then."""
 
@@ -175,12 +177,23 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
             seen = replace(seen, weights_bytes=None)  # of one stage; another may hold more
         target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, seen, _neighbours_bytes(case))
         made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
-        is_loaded = (case.was_ready or case.phase == "serving") and made.layout.weights.low > made.layout.total_bytes
+        if not known.ranks_known and args.gpu_memory_utilization is None and pool is not None and pool < 0:
+            args = _with_implied_share(made, args, pool)
+            made = plan_on_named_card(target, args)
+        is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
+        is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
         if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
-        return plan(_with_logged_pool(made, case), known.args)
+        return plan(_with_logged_pool(made, case), args)
     except NOT_PLANNABLE:
         return None
+
+
+def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
+    """The flags with the share that weights, planned peak and the printed pool add up to, if below the default."""
+    layout, default = made.layout, made.settings.gpu_memory_utilization
+    share = round(default + (pool - layout.kv_cache.high) / layout.total_bytes, 2)
+    return replace(args, gpu_memory_utilization=share) if 0 < share < default - _SHARE_STEP else args
 
 
 def _is_far_below(made: Plan, case: Case) -> bool:
@@ -276,7 +289,9 @@ def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
             if hints.gpu:
                 raise
     if card is None and total:
-        card = _card_of_total(total) or known_gpu(f"{total / GIB:.2f}GiB")
+        is_npu = case.oom is not None and case.oom.platform == "NPU"
+        card = None if is_npu else _card_of_total(total)
+        card = card or known_gpu(f"{total / GIB:.2f}GiB")
     if card is None or not total:
         return card
     for size in (card, known_gpu(card.larger)) if card.larger else (card,):

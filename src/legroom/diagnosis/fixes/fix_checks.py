@@ -25,7 +25,7 @@ _PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per
 _FULL_CARD = 0.97
 """Above it less than what every process needs outside the budget is left of a card of 24 GiB."""
 _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
-_AFTER_POOL = ("sampler", "warmup", "graph")
+_AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _KIND_OF_FLAG: dict[str, FixKind] = {
     "max_model_len": "max_model_len",
     "max_num_seqs": "max_num_seqs",

@@ -303,8 +303,9 @@ class FixPlanner:
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
         """Whether the pool that was expected too small holds a request for sure; while serving, a GiB more is free."""
-        if self.case.phase in (None, "serving"):
-            return made.layout.headroom_bytes - failed.layout.headroom_bytes >= GIB
+        if self.case.phase in (None, "serving", "startup_graph"):
+            enough = min(GIB, failed.layout.total_bytes // 10)
+            return made.layout.headroom_bytes - failed.layout.headroom_bytes >= enough
         return made.layout.kv_cache.low >= made.memory.kv.needed_bytes > failed.layout.kv_cache.bytes
 
     def _frees_enough(self, made: Plan) -> bool:
@@ -338,7 +339,7 @@ class FixPlanner:
             return self.plan_change(
                 "lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades="a smaller KV pool"
             )
-        margin = max(GIB // 2, need_bytes // 4)
+        margin = max(min(GIB // 2, total // 20), need_bytes // 4)
         lowest = self.utilization - max((need_bytes + margin) / total, 0.01)
         value = math.floor(lowest * 100) / 100
         if value < _MIN_UTILIZATION:

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from legroom.deployments.container_images import is_published_by_vllm
+from legroom.deployments.container_images import is_published_by_vllm, is_server_image
+from legroom.deployments.container_parts import Mount
 from legroom.deployments.shell.lexer import Word
-from legroom.deployments.subjects import Mount, StartedServer
+from legroom.deployments.subjects import StartedServer
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
-from legroom.lint.rule import Context, Findings, checks, finding, flag_value, flag_word, has_open_words
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
 from legroom.lint.rules.container_start import runs_plain_image
 from legroom.vllm.args import ServeArgs, other_value
 
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
+_OLD_MODEL = re.compile(r"(distil|xlm-?)?(gpt2|(al|ro)?berta?|t5|bart)", re.IGNORECASE)
+"""The only models of the Hub that have no organization."""
+_DEFAULT_CACHE = "/root/.cache/huggingface"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE", "HF_HUB_OFFLINE")
 _PATH_FLAGS = ("--chat-template", "--tokenizer", "--ssl-keyfile", "--ssl-certfile", "--tool-parser-plugin", "--config")
 _WITHOUT_CONTROLLER = ("Kubernetes Deployment", "Kubernetes StatefulSet", "compose service", "a docker", "a podman")
@@ -28,21 +32,46 @@ _IN_IMAGE = re.compile(r"/(vllm-workspace|usr|opt|etc|dev|proc)/|/dev/")
 def weights_of_hub(server: StartedServer, context: Context) -> Findings:
     """A model of the Hub in vLLM's own image whose cache no volume holds."""
     args = context.parsed_args(server).args
-    is_of_hub = is_hub_id(args.model) and not has_open_words(server, ("model",))
-    if server.mounts is None or not is_of_hub or not is_published_by_vllm(server.image) or server.is_release_assumed:
+    # A name without an organization is no folder of vLLM's image, and without a model vLLM serves its default one.
+    is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and "/" not in args.model
+    is_of_hub = is_hub_id(args.model) or is_plain
+    if server.mounts is None or not is_of_hub or has_open_words(server, ("model",)) or not server.words:
         return
     folder = _cache_folder(server, args)
+    is_told = is_server_image(server.image) or not server.in_container or folder != _DEFAULT_CACHE
+    if not is_told or (server.is_release_assumed and folder == _DEFAULT_CACHE):
+        return
     mount = _mount_that_holds(server.mounts, folder)
     is_offline = server.may_have_variable("HF_HUB_OFFLINE")
     is_told = "$" not in "".join((folder, *(each.path for each in server.mounts)))
     if is_told and not is_offline and (mount is None or mount.holds == "empty"):
         what = f"no volume holds {folder}" if mount is None else f"the emptyDir at {mount.path} goes with its pod"
-        message = f"{what}: every new {'container' if mount is None else 'pod'} downloads {args.model}"
+        lost = "container" if mount is None else "pod"
+        message = f"{what}: every new {lost} downloads {args.model or 'the model'}"
         yield finding("cache-lost", server.place, message, f"mount a volume at {folder}")
     offline = server.env.get("HF_HUB_OFFLINE")
     if is_told and mount is None and offline is not None and offline.text.lower() in ("1", "true", "yes"):
         message = f"HF_HUB_OFFLINE forbids the download of {args.model}, and no volume holds {folder}"
         yield finding("path-missing", server.place_of(offline), message, f"mount the weights at {folder}")
+
+
+@checks(StartedServer, "model-missing")
+def model_left_out(server: StartedServer, context: Context) -> Findings:
+    """A container of vLLM that is given no model, or one without its organization."""
+    model = context.parsed_args(server).args.model
+    is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and is_server_image(server.image) and not server.launcher
+    is_told = is_plain and bool(server.words) and not has_open_words(server, ("model",)) and server.mounts is not None
+    if not is_told or flag_word(server, "--config", "--headless", "--help") or "/" in model:
+        return
+    if not model and not server.may_have_variable("VLLM_MODEL", "MODEL", "MODEL_NAME", "MODEL_ID"):
+        message = "no model is given: vLLM serves the small one that is its default"
+        yield finding("model-missing", server.place, message, "write the model after `vllm serve`, or --model")
+    elif (
+        model and not _OLD_MODEL.match(model) and not _mount_that_holds(server.mounts or (), f"/vllm-workspace/{model}")
+    ):
+        message = f"{model} has no organization, and the Hub finds no such model"
+        place = flag_place(server, "--model")
+        yield finding("model-missing", place, message, f"write ORGANIZATION/{model}")
 
 
 @checks(StartedServer, "model-gated")
@@ -66,7 +95,7 @@ def gated_model_without_token(server: StartedServer, context: Context) -> Findin
 def _cache_folder(server: StartedServer, args: ServeArgs) -> str:
     """Where the server looks for the weights of a model of the Hub, and downloads them to."""
     named = next((server.env[name].text for name in _CACHE_VARIABLES if name in server.env), "")
-    return other_value(args, "--download-dir") or named or "/root/.cache/huggingface"
+    return other_value(args, "--download-dir") or named or _DEFAULT_CACHE
 
 
 def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:

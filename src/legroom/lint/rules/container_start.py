@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from legroom.deployments import container_images as images
-from legroom.deployments.subjects import Probe, StartedServer
+from legroom.deployments.container_parts import Probe
+from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words
 from legroom.vllm.args import other_values, served_port
@@ -31,6 +32,11 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
         message = f"{image} runs `vllm serve` already, and {word.text} is its argument here"
         suggestion = "give the model and its flags alone, or set the entry point (command: in Kubernetes)"
         yield finding("container-command", server.place_of(word), message, suggestion, len(word.text))
+    is_added = len({word.offset for word in server.words[:2]}) == 1  # `vllm serve` is meant to be the image's
+    if is_added and re.fullmatch(_image_facts("without_entry_point"), image) and not server.launcher:
+        first = server.words[2:3] or server.words[:1]
+        message = f"{image} runs its arguments as a program, and {first[0].text} is none"
+        yield finding("container-command", server.place_of(first[0]), message, "begin them with vllm serve")
     for word in server.words if server.is_exec_form else ():
         name = _SHELL_VARIABLE.search(word.raw)
         if name and (server.runs == "docker" or name[1] in server.env):  # else a tool fills the manifest in
@@ -48,6 +54,15 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
             message = f"{image} has {missing[program]} and no {program}"
             yield finding("container-command", place, message, f"write {missing[program]}")
     yield from _positional_model(server, context)
+
+
+@checks(InvokedCommand, "container-command")
+def python_in_image(command: InvokedCommand, context: Context) -> Findings:
+    """`python` in a step of an image that is built on vLLM's."""
+    is_vllms = images.is_published_by_vllm(command.image) and not images.is_other_build(command.image)
+    if command.texts()[:1] == ("python",) and is_vllms and not images.is_for_other_hardware(command.image):
+        message = f"{command.image} has python3 and no python"
+        yield finding("container-command", command.locate(command.words[0].offset), message, "write python3")
 
 
 def _positional_model(server: StartedServer, context: Context) -> Findings:
@@ -112,9 +127,10 @@ def _is_whole(server: StartedServer) -> bool:
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = server.mounts is None and not server.probes and server.start_limit is None
+    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile"
     if (
         not is_excerpt
+        and not server.is_release_assumed
         and images.is_server_image(server.image)
         and images.has_floating_tag(server.image)
         and not context.is_release_given

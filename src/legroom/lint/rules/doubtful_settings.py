@@ -10,6 +10,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.facts import read_data
 from legroom.facts.flags import flag_name, flags_ever
+from legroom.facts.gpus import gpu, is_known_gpu
 from legroom.lint.rule import (
     Context,
     Findings,
@@ -60,17 +61,21 @@ def share_of_gpu(server: StartedServer, context: Context) -> Findings:
         yield finding("share-high", server.place_of(word), message, f"write at most {_HIGHEST_SHARE:g}", len(word.text))
 
 
+_NO_RELEASE = "99.0"
 _LOADS_ADAPTERS = re.compile(r"VLLM_(ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|LORA_RESOLVER\w*)")
 
 
-@checks(StartedServer, "flag-ignored", "flag-value", "code-trusted")
+@checks(StartedServer, "flag-ignored", "flag-value", "flag-costly", "code-trusted")
 def flags_without_companions(server: StartedServer, context: Context) -> Findings:
     """Flags that vLLM refuses or does not use without another one."""
     if has_open_words(server) or flag_word(server, "--config") or server.runs == "config":
         return
     for row in read_data("flag_companions.json")["rows"]:
         word = flag_word(server, row["flag"])
-        if word is not None and flag_word(server, *row["needs"]) is None:
+        is_met = flag_word(server, *row["needs"]) is not None or context.release_of(server).at_least(
+            row.get("before", _NO_RELEASE)
+        )
+        if word is not None and not is_met and re.fullmatch(row.get("value", ".*"), flag_value(server, word)):
             is_certain = row["rule"] != "flag-value" or (server.runs != "python" and not server.launcher)
             found = finding(row["rule"], server.place_of(word), row["message"], row["suggestion"], len(row["flag"]))
             yield found if is_certain else replace(found, severity="warning")
@@ -176,7 +181,8 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
     """Expandable segments beside sleep mode, a KV connector or custom all-reduce, which some releases refuse."""
     is_certain = is_asserted and context.is_release_certain(server)
     release = context.release_of(server)
-    ranks = context.parsed_args(server).args.tensor_parallel_size or 1
+    args = context.parsed_args(server).args
+    ranks = args.tensor_parallel_size or 1
     sleeps = flag_word(server, "--enable-sleep-mode")
     if sleeps and release.before("0.20.1"):
         message = f"sleep mode of vLLM {release} asserts against expandable segments (they go together from 0.20.1 on)"
@@ -185,10 +191,13 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
     if connector and release.at_least("0.21.0") and not (sleeps or flag_word(server, "--enable-cumem-allocator")):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
         yield finding("allocator-breaks", place, message, "leave expandable_segments out", is_certain=is_certain)
-    # Ranks on several nodes do not use custom all-reduce, and Ray may have them there.
-    is_spread = other_value(context.parsed_args(server).args, "--distributed-executor-backend") == "ray"
+    # Ranks on several nodes do not use custom all-reduce, and Ray may have them there. More than two cards without
+    # NVLink do not either, and without graphs only its own buffers are shared.
+    is_spread = other_value(args, "--distributed-executor-backend") == "ray"
     is_spread = is_spread or not server.env.keys().isdisjoint(("RAY_ADDRESS", "VLLM_HOST_IP"))
-    if ranks > 1 and not is_spread and flag_word(server, "--disable-custom-all-reduce", "--nnodes") is None:
+    is_spread = is_spread or flag_word(server, "--disable-custom-all-reduce", "--nnodes") is not None
+    named = [gpu(name).interconnect for name in server.gpu_names if is_known_gpu(name)]
+    if ranks > 1 and (ranks == 2 or "pcie" not in named) and not is_spread and not args.enforce_eager:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
         beside = f"expandable segments beside custom all-reduce of {ranks} ranks"
         if release.within("0.21.0", "0.28.0"):
@@ -197,4 +206,4 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
             yield finding("allocator-breaks", place, message, instead, is_certain=False)
         else:
             message = f"{beside}: vLLM 0.21.0 to 0.28.0 does not start, and {release} shares IPC handles too"
-            yield finding("allocator-clash", place, message, instead)
+            yield replace(finding("allocator-clash", place, message, instead), severity="note")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from legroom.vllm.args import other_value, served_port
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALL_ADDRESSES = ("0.0.0.0", "::")
+_KEY = "VLLM_API_KEY"
 _PUBLISHING_KINDS = ("Ingress", "Route", "HTTPRoute")
 
 
@@ -65,24 +67,44 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
 
 @checks(Node, "api-open")
 def published_by_manifest(document: Node, context: Context) -> Findings:
-    """A Service, an Ingress or a Route that publishes a server of the same file that has no key."""
-    kind = document.get("kind")
-    if not context.servers or context.names_api_key or kind is None:
+    """A Service, an Ingress, a Route or a chart's value that publishes a server of the same file that has no key."""
+    if not context.servers or any(_asks_for_key(server, context) for server in context.servers):
         return
-    service = document.get("spec", "type") if kind.scalar == "Service" else None
+    service = document.get("spec", "type") if document.text("kind") == "Service" else document.get("service", "type")
     shown = service if service is not None and service.scalar in ("LoadBalancer", "NodePort") else None
-    shown = kind if kind.scalar in _PUBLISHING_KINDS else shown
+    shown = document.get("kind") if document.text("kind") in _PUBLISHING_KINDS else shown
+    exposed = document.get("metadata", "labels", "networking.kserve.io/visibility")
+    is_guarded = document.text("metadata", "annotations", "security.opendatahub.io/enable-auth") == "true"
+    if exposed is not None and exposed.scalar == "exposed" and not is_guarded:
+        shown = exposed
     if shown is not None:
-        message = f"a {shown.scalar} publishes the API, and the server asks for no key"
-        yield finding("api-open", document.source.place(shown.offset), message, "set VLLM_API_KEY from a Secret")
+        what = "route" if shown is exposed else shown.scalar
+        message = f"a {what} publishes the API, and the server asks for no key"
+        yield finding("api-open", shown.source.place(shown.offset), message, "set VLLM_API_KEY from a Secret")
+
+
+_DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")
+
+
+def _asks_for_key(server: StartedServer, context: Context) -> bool:
+    """Whether the server is given a key, or may be: an empty default is none."""
+    given = server.env.get(_KEY)
+    default = _DEFAULT.fullmatch(given.text) if given is not None else None
+    is_empty = given is not None and (not given.text or (default is not None and not default[1]))
+    is_elsewhere = server.may_have_variable(_KEY) and not is_empty
+    is_read = server.runs in ("compose", "kubernetes", "docker") and bool(server.words) and not has_open_words(server)
+    return is_elsewhere or bool(flag_word(server, "--api-key", "--config")) or (context.names_api_key and not is_read)
 
 
 @checks(StartedServer, "api-open")
 def published_without_key(server: StartedServer, context: Context) -> Findings:
-    """A server without a key on a port of the host that other machines reach."""
-    if context.names_api_key or server.may_have_variable("VLLM_API_KEY") or flag_word(server, "--api-key", "--config"):
-        return
-    for place in _open_places(server, context):
+    """A server on a port of the host that other machines reach, without a key or with one that everybody knows."""
+    given = server.env.get(_KEY)
+    default = _DEFAULT.fullmatch(given.text) if given is not None else None
+    if given is not None and default is not None and default[1]:
+        message = f"without {_KEY} the key is {default[1]}, which whoever reads this file knows"
+        yield finding("api-open", server.place_of(given), message, "leave its default out: ${VLLM_API_KEY:?}")
+    for place in _open_places(server, context) if not _asks_for_key(server, context) else ():
         message = "other machines reach the API, and the server asks for no key"
         suggestion = "set VLLM_API_KEY from a secret store, or publish it on 127.0.0.1 alone"
         yield finding("api-open", place, message, suggestion)

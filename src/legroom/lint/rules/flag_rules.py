@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
@@ -143,7 +144,9 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
         is_certain = False  # programs often check the version and have a call for each
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
-    return finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
+    found = finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
+    is_open = problem.kind in (*_OTHER_RELEASE, "ignored") and not is_certain and not context.is_release_told(server)
+    return replace(found, severity="note") if is_open else found
 
 
 def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:

@@ -38,29 +38,16 @@ def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
         yield finding("kill-by-pattern", command.locate(command.words[0].offset), message, suggestion)
 
 
-@checks(InvokedCommand, "gpu-reset")
-def gpu_reset_to_free_memory(command: InvokedCommand, context: Context) -> Findings:
-    """An `nvidia-smi --gpu-reset`, which does not free the memory of a living process."""
-    if context.configures_mig:
-        return  # a GPU changes its MIG mode only with a reset
-    texts = [text.rpartition("/")[2] for text in command.texts()]
-    if "nvidia-smi" not in texts:
-        return
-    for word in command.words:
-        if word.text.partition("=")[0] in ("--gpu-reset", "-r"):
-            message = "a reset ends every process on the card and frees no more than ending the orphan does"
-            yield finding(
-                "gpu-reset", command.locate(word.offset), message, "leave it out; legroom recover finds the orphan"
-            )
-
-
-@checks(InvokedCommand, "empty-cache")
-def empty_cache_in_other_process(command: InvokedCommand, context: Context) -> Findings:
-    """A `python -c` command that calls empty_cache(), which frees nothing in the server's process."""
-    for word in command.values_of("-c"):
-        if "empty_cache" in word.text:
-            message = "empty_cache() frees the cache of the process that calls it, and this one has just started"
-            yield finding("empty-cache", command.locate(word.offset), message, "leave it out")
+@checks(InvokedCommand, "gpu-reset", "empty-cache", "command-doubtful", "image-moving")
+def doubtful_commands(command: InvokedCommand, context: Context) -> Findings:
+    """Commands that free nothing, undo what a start needs, or say less than they mean."""
+    for row in read_data("command_mistakes.json")["rows"]:
+        found = re.search(row["pattern"], command.line or " ".join(command.texts()), re.DOTALL)
+        if found is None or (row["rule"] == "gpu-reset" and context.configures_mig):
+            continue  # a GPU changes its MIG mode only with a reset
+        text = found.groupdict().get("at") or found[0]
+        word = next((word for word in command.words if text in word.text), command.words[0])
+        yield finding(row["rule"], command.locate(word.offset), row["message"], row["suggestion"])
 
 
 _SHELL_SYNTAX = re.compile(r"\s(&&|\|\|?|>>?|2>&1|&)(\s|$)|^[-@:+!]*(source|cd|export|\.)\s|^[-@:+!]*~")

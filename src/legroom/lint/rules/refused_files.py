@@ -52,7 +52,8 @@ def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
             if image_user := _refused_user(container, pod):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
-                if mount.text("name") and mount.text("name") not in declared:
+                is_told = bool(mount.text("name")) and "$" not in "".join((mount.text("name"), *declared))
+                if is_told and mount.text("name") not in declared:
                     yield mount, f"no volume is called {mount.text('name')}", "add it to the pod's volumes"
 
 
@@ -124,6 +125,18 @@ def command_of_service(document: Node, context: Context) -> Findings:
         elif words[:2] and words[0] not in ("sh", "bash") and any(word.startswith(" ") for word in words):
             message = "a backslash before a line break of a folded text is an escaped space: flags begin with one"
             yield finding("container-command", place, message, "leave the backslashes out")
+
+
+@checks(Node, "flag-cut-off")
+def comments_in_folded_text(document: Node, context: Context) -> Findings:
+    """A # line in a folded command, which is no comment there."""
+    for node in document.walk() if context.servers else ():
+        raw = document.source.text[node.offset : node.end] if node.style == ">" else ""
+        comment = re.search(r"\n[ \t]*(#)", raw)
+        if comment is not None and " --" in (node.scalar or ""):
+            message = "a folded text has no comments: a shell drops all that follows, and Compose passes the words on"
+            place = document.source.place(node.offset + comment.start(1))
+            yield finding("flag-cut-off", place, message, "move it out of the command", is_certain=False)
 
 
 @checks(StartedServer, "env-meaning")

@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import replace
 
-from legroom.deployments.server_words import API_SERVERS
+from legroom.deployments.server_words import API_SERVERS, expand_variables
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
 from legroom.facts import read_data
@@ -57,11 +57,13 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         yield replace(finding("env-meaning", server.place_of(used), message, "call it otherwise"), severity="note")
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
-        if word is None or not re.fullmatch(row.get("value", ".*"), word.text) or (flag and other_values(args, flag)):
+        value = expand_variables(word.text, {}) if word is not None else ""
+        if word is None or not re.fullmatch(row.get("value", ".*"), value) or (flag and other_values(args, flag)):
             continue
-        if row.get("runs", server.runs) == server.runs:
+        is_built = server.read_as == "a Dockerfile" or server.runs not in ("docker", "compose", "kubernetes")
+        if server.runs in row.get("runs", (server.runs,)) and not (row.get("at_run") and is_built):
             found = finding("env-meaning", server.place_of(word), row["message"], row.get("suggestion", "leave it out"))
-            yield replace(found, severity="note", length=len(row["name"]))
+            yield replace(found, severity=row.get("severity", "note"), length=len(row["name"]))
 
 
 @checks(StartedServer, "env-unknown")
@@ -94,7 +96,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
         message = f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
-        yield finding("env-unknown", server.place_of(word), message, suggestion, len(name))
+        found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
+        yield found if context.is_release_told(server) else replace(found, severity="note")
 
 
 @checks(StartedServer, "env-meaning")

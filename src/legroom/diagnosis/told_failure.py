@@ -1,0 +1,91 @@
+"""Failures that people tell in their own words: what ran short, when, and beside whom. Words are in `evidence.json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import cast
+
+from legroom.diagnosis.case import FAILED_ALLOCATIONS, FAILING
+from legroom.diagnosis.pasted_command import sentence_lines
+from legroom.facts import read_data
+from legroom.facts.log_messages import Role
+from legroom.vllm_logs.evidence import Evidence
+
+_NEAR_CHARS = 250
+"""A moment stands in the sentence of the shortage, or in the one before or after it."""
+_BEFORE_CHARS = 24
+_WRAPPED = re.compile(r"\n(?=[a-z(`'\"\d])")
+
+Told = tuple[str, Role, str | None, re.Pattern[str]]
+"""Id, role and phase of something that people tell, and the words for it."""
+
+
+@cache
+def _told(kind: str) -> tuple[Told, ...]:
+    rows = read_data("evidence.json")["told"][kind]
+    return tuple((id_, cast(Role, role), phase, re.compile(words)) for id_, role, phase, words in rows)
+
+
+def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
+    """What sentences say of a failure: the shortage where no program printed one, its moment, who shares the card."""
+    plain = "\n".join(sentence_lines(text.split("\n")))
+    sentences = _WRAPPED.sub(" ", plain)
+    failures = [item for item in printed if item.role in (*FAILING, "exception") and not item.is_warning]
+    shortages = list(_shortages(sentences)) if not failures else []
+    anchors = [match.span() for (id_, *_), match in shortages if id_ in FAILED_ALLOCATIONS]
+    anchors += [_place_of(item, sentences, plain) for item in failures if item.id in FAILED_ALLOCATIONS]
+    is_placed = any(item.role in ("frame", "milestone") for item in printed)
+    moments = [] if is_placed else _nearest_moments(sentences, anchors)
+    around = [(told, match) for told in _told("circumstances") if (match := told[3].search(sentences))]
+    is_failed = failures or any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
+    around += [] if is_failed or shortages else [(t, m) for t in _told("questions") if (m := t[3].search(sentences))]
+    if any(told[0] in ("neighbour_told", "several_servers") for told, _ in around) and (shares := _shares(text)):
+        yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
+    for (id_, role, phase, _), match in (*shortages, *moments, *around):
+        start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
+        line = plain[start : end if end >= 0 else None].strip()[:400]
+        yield Evidence(id_, role, plain.count("\n", 0, start) + 1, line, {}, phase, is_told=True)
+
+
+def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
+    """The first mention of each kind of shortage that the words before it do not deny, the special kinds first."""
+    ((_, _, _, denial),) = _told("denials")
+    taken: list[tuple[int, int]] = []
+    for told in _told("shortages"):
+        for match in told[3].finditer(sentences):
+            is_denied = denial.search(sentences[max(match.start() - _BEFORE_CHARS, 0) : match.start()])
+            if not is_denied and not any(start < match.end() and match.start() < end for start, end in taken):
+                taken.append(match.span())
+                yield told, match
+                break
+
+
+def _shares(text: str) -> list[str]:
+    """The shares of the card in lines that speak of utilization, twice where both servers have it; one alone: none."""
+    ((_, _, _, share),), ((_, _, _, both),) = _told("shares"), _told("both")
+    lines = [line for line in text.split("\n") if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
+    found = [value for line in lines for value in share.findall(line) for _ in range(2 if both.search(line) else 1)]
+    return found if 1 < len(found) < 5 else []
+
+
+def _place_of(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
+    """Where a printed failure stands among the sentences: its own words, else its whole line."""
+    start = 0
+    for _ in range(printed.line - 1):
+        start = plain.find("\n", start) + 1
+    end = plain.find("\n", start) if "\n" in plain[start:] else len(plain)
+    words = _told("shortages")[-1][3].search(sentences, start, end)
+    return words.span() if words else (start, end)
+
+
+def _nearest_moments(sentences: str, anchors: list[tuple[int, int]]) -> list[tuple[Told, re.Match[str]]]:
+    """The moment of a start or of serving that is named nearest to the first shortage; empty where none is near."""
+    start, end = min(anchors, default=(0, -_NEAR_CHARS))
+    near = [
+        (max(start - match.end(), match.start() - end, 0), number, told, match)
+        for number, told in enumerate(_told("moments"))
+        for match in told[3].finditer(sentences, max(start - _NEAR_CHARS, 0), max(end + _NEAR_CHARS, 0))
+    ]
+    return [item[2:] for item in sorted(near, key=lambda item: item[:2])[:1]]
