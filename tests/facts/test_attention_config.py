@@ -175,3 +175,16 @@ def test_embedding_gemma_attends_both_ways_and_keeps_no_cache() -> None:
     text = BASE | {"model_type": "gemma3_text", "use_bidirectional_attention": True}
     assert not any(mixer.causal for mixer in mixers(text, "Gemma3TextModel") if isinstance(mixer, Attention))
     assert all(mixer.causal for mixer in mixers(text, "Gemma3ForCausalLM") if isinstance(mixer, Attention))
+
+
+@pytest.mark.parametrize(
+    ("fields", "heads"),
+    [
+        ({"num_attention_heads_per_layer": [48, 64]}, [48, 64]),
+        ({"attention_other_setting": {"num_attention_heads": 24, "num_attention_groups": 8, "head_dim": 64}}, [16, 24]),
+    ],
+)
+def test_full_and_sliding_layers_may_differ_in_heads(fields: dict[str, Any], heads: list[int]) -> None:
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    found = mixers({**BASE, "model_type": "step3p5", **layers, **fields}, "Step3p5ForCausalLM")
+    assert [mixer.heads for mixer in found if isinstance(mixer, Attention)] == heads

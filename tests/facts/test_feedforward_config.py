@@ -82,3 +82,8 @@ def test_qwen_1_states_gate_and_up_together() -> None:
 
 def test_a_mamba_has_no_feed_forward_block() -> None:
     assert blocks(model_type="mamba") == (None,) * 4
+
+
+def test_the_width_of_an_expert_goes_by_the_name_that_hunyuan_3_gives_it() -> None:
+    found = blocks(model_type="hy_v3", num_experts=8, num_experts_per_tok=2, expert_hidden_dim=32)
+    assert found[0].intermediate_size == 32

@@ -84,6 +84,30 @@ def test_the_kv_cache_is_within_a_thousandth_of_what_was_recorded(name: str, why
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("afm-4.5b", "ReLU squared in plain torch"),
+        ("phi-2", "gelu_new in plain torch"),
+        ("starcoder-15b", "hidden states of tokens, positions and their sum"),
+        ("olmo-7b", "queries and keys rotated in float32, behind a norm"),
+        ("olmo-3-7b", "a table of rotations for each kind of layer"),
+        ("mellum2-12b-a2.5b", "queries normed and rotated out of place"),
+        ("hunyuan-a13b-l6", "queries normed after they were rotated"),
+        ("pythia-6.9b", "queries rotated in the model's dtype"),
+        ("laguna-xs", "one gate a head"),
+        ("laguna-m.1-l6", "a gate for every value, activated in float32"),
+        ("k-exaone-236b-a23b-l5", "normed queries and keys beside experts"),
+        ("kimi-k2-thinking-l3", "experts of packed integers on Humming"),
+        ("hyperclovax-seed-think-14b", "sums that are tensors of their own"),
+    ],
+)
+def test_the_peak_and_the_weights_are_within_fifteen_megabytes(name: str, why: str, tmp_path: Path) -> None:
+    seen, layout = run(name), planned(name, tmp_path).layout
+    for figure, recorded in ((layout.activation, "peak_activation"), (layout.weights, "weights_bytes")):
+        assert figure.bytes == pytest.approx(seen[recorded], abs=15 * MIB), f"{recorded}: {why}"
+
+
 @pytest.mark.parametrize("name", ["H-granite-h-micro", "H-falcon-h1-0.5b", "H-nemotron-nano-12b-v2"])
 def test_a_first_start_of_a_state_space_tunes_its_kernels(name: str, tmp_path: Path) -> None:
     seen, warm = run(name)["peak_activation"], planned(name, tmp_path)

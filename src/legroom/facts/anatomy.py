@@ -34,6 +34,8 @@ class Anatomy:
     positions: str = ""
     """The config field with the number of learned positions."""
     positions_offset: int = 0
+    causal_mask: bool = False
+    """The Transformers library's code keeps a byte for every pair of positions."""
     tables_split: bool = False
     """Positions and token types are split over ranks like the vocabulary (BERT)."""
     token_types: str = ""

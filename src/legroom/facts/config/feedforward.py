@@ -35,7 +35,9 @@ _EXPERTS_PER_TOKEN = (
     "top_k",
     "moe_router_topk",
 )
-_EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "ffn_hidden_size")
+_EXPERT_WIDTH = (
+    *("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "ffn_hidden_size"),
+)
 _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SHARED_WIDTH = (
     "shared_expert_intermediate_size",

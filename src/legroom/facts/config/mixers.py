@@ -291,10 +291,14 @@ def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: in
         # MLA weights with full heads in the cache (MiniCPM3): keys and values are padded to one head size.
         head_dim = int_field(text, "qk_nope_head_dim") + int_field(text, "qk_rope_head_dim", low=0)
         return heads, heads, head_dim, head_dim
+    other = text.get("attention_other_setting")
+    if kind == "sliding" and isinstance(other, Mapping):  # Step-3.5
+        text = {**text, **other, "num_key_value_heads": other.get("num_attention_groups")}
     kv_heads = _int_of_layer(text, "num_key_value_heads", index)
     if kv_heads is None:
         kv_heads = _default_kv_heads(text, heads)
-    heads = _int_of_layer(text, "num_attention_heads", index) or heads
+    per_layer = _int_of_layer(text, "num_attention_heads_per_layer", index)  # Laguna
+    heads = per_layer or _int_of_layer(text, "num_attention_heads", index) or heads
     head_dim = _head_dim(text, heads, hidden)
     if kv_heads > heads or heads % kv_heads:
         raise LegroomError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from legroom.facts.anatomy import Anatomy, anatomy
 from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Mixer, Model, StateSpace, recurrent
@@ -47,8 +48,8 @@ class Execution:
     """8-bit activations with a scale per 128 values."""
     fused_product: bool = False
     """In eager mode too, the feed-forward product is written in 8 bits by a fused kernel."""
-    float32_rotary: bool = False
-    """In eager mode, queries and keys are rotated in float32."""
+    on_transformers: bool = False
+    """The Transformers library's code runs the layers."""
     fused_gated_norm: bool = False
     """In eager mode, one kernel norms and rotates queries and keys, and copies an attention's output gate."""
 
@@ -59,19 +60,11 @@ class Widths:
 
     hidden: int
     model_type: str
+    hidden_act: str
+    anatomy: Anatomy
     execution: Execution
-    held: int
+    held: int = 0
     """Live elements of the previous mixer."""
-
-    @property
-    def ranks(self) -> int:
-        """Tensor-parallel ranks."""
-        return self.execution.ranks
-
-    @property
-    def compiled(self) -> bool:
-        """Whether torch.compile runs the model."""
-        return self.execution.compiled
 
 
 def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
@@ -88,6 +81,8 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
     """Every candidate for the peak of a forward pass: mixer and feed-forward of each distinct layer."""
     kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
     mixers = [layer.mixer for layer, _ in kinds]
+    shape, hidden_act = anatomy(model_type, model.architecture, model.config), str(model.config.get("hidden_act"))
+    widths = Widths(hidden, model_type, hidden_act, shape, how)
     kept = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     result = [
@@ -98,12 +93,17 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
     ][:1]
     for layer, after in kinds:
         own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else kept
-        block = feedforward_peak(layer, Widths(hidden, model_type, how, own))
+        block = feedforward_peak(layer.feedforward, replace(widths, held=own))
         if block:
             result.append(replace(block, after_experts=after or block.where == "experts"))
-        mixer_at = mixer_peak(layer.mixer, Widths(hidden, model_type, how, carried))
+        mixer_at = mixer_peak(layer.mixer, replace(widths, held=carried))
         if mixer_at:
             result.append(replace(mixer_at, after_experts=after))
+    if how.on_transformers and not how.compiled and widths.anatomy.rope != "none":
+        # The Transformers library computes the cosines and sines of each batch.
+        each = {mixer.rope_kind: mixer.rope_width for mixer in mixers if mixer is not None}
+        tables = 2 * sum(each.values()) * (2 if model_type in constants()["eager"]["float32_rotations"] else 1)
+        result = [replace(peak, elements=peak.elements + tables) for peak in result]
     return tuple(result)
 
 
@@ -157,56 +157,73 @@ def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
 
 def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     """Live elements per token on one rank at the peak of an attention layer."""
-    heads, kv_heads = cdiv(mixer.heads, at.ranks), max(1, mixer.kv_heads // at.ranks)
+    heads, kv_heads = cdiv(mixer.heads, at.execution.ranks), max(1, mixer.kv_heads // at.execution.ranks)
     query, key, value = heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
     gate = query if mixer.output_gate else 0
     projected, output = query + gate + key + value, heads * mixer.v_head_dim
-    if at.compiled:
+    if at.execution.compiled:
         elements = at.held + 2 * at.hidden + projected + gate + query + key + output
         return LayerPeak("attention", elements, "last output + 2 x hidden + qkv + rotated q, k + output")
     if gate and mixer.qk_norm and at.execution.fused_gated_norm:
         elements = 4 * at.hidden + projected + query + key + 3 * gate + output
         return LayerPeak("attention", elements, "4 x hidden + qkv + rotated q, k + gates + output")
-    if mixer.qk_norm and at.model_type.startswith(tuple(constants()["eager"]["float32_norms"])):
+    fit = constants()["eager"]
+    if mixer.qk_norm and at.model_type.startswith(tuple(fit["float32_norms"])):
         elements = 2 * at.hidden + projected + 6 * query + 2 * gate
         return LayerPeak("attention", elements, "2 x hidden + qkv + q normed in float32")
-    normed = query + key if mixer.qk_norm else 0
-    if normed and at.model_type.startswith(tuple(constants()["eager"]["normed_values"])):
+    normed = query + key if mixer.qk_norm or at.anatomy.qk_norm else 0
+    if at.execution.on_transformers:
+        return _transformers_attention(at, query, key, projected, normed)
+    if normed and at.model_type.startswith(tuple(fit["normed_values"])):
         normed += value
-    if at.execution.float32_rotary:
-        elements = 2 * at.hidden + projected + normed + 2 * query + 6 * key
-        return LayerPeak("attention", elements, "2 x hidden + qkv + normed q, k + q, k rotated in float32")
+    if at.anatomy.attention_gate:
+        # The gate, its activation and the product; an activation in float32 takes four elements beside the gate.
+        wide = 5 if at.model_type in fit["float32_gates"] else 3
+        gates = (wide if at.anatomy.attention_gate == "width" else 1) * output
+        elements = 2 * at.hidden + projected + normed + output + gates
+        return LayerPeak("attention", elements, "2 x hidden + qkv + normed q, k + output + gates")
     quantized = output // 2 + output // 64 if at.execution.blockwise_activations else 0
     elements = 3 * at.hidden + projected + normed + 2 * gate + output + quantized
     return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")
 
 
+def _transformers_attention(at: Widths, query: int, key: int, projected: int, normed: int) -> LayerPeak:
+    """Live elements per token while the Transformers library rotates queries, then keys, out of place."""
+    fit = constants()["eager"]
+    if at.model_type in fit["norms_after_rotation"]:
+        # These norms write q and k in an order that attention has to copy.
+        elements = 3 * at.hidden + projected + normed + query + key + query
+        return LayerPeak("attention", elements, "3 x hidden + qkv + normed and copied q, k + output")
+    steps = (2 if at.model_type in fit["float32_rotations"] else 1) * max(3 * query, query + 3 * key)
+    hidden = (2 if at.model_type in fit["post_norms"] else 3) * at.hidden
+    return LayerPeak("attention", hidden + projected + normed + steps, "hidden states + qkv + normed and rotated q, k")
+
+
 def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
     """Live elements per token on one rank at the peak of an MLA layer."""
-    heads = cdiv(mixer.heads, at.ranks)
+    heads = cdiv(mixer.heads, at.execution.ranks)
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
     output, query_latent = heads * mixer.v_head_dim, mixer.q_lora_rank or 0
     latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim + query_latent
     elements = at.hidden + query + output + latent
-    if not at.compiled:
+    if not at.execution.compiled:
         elements += at.hidden + mixer.kv_lora_rank + query_latent
     return LayerPeak("latent attention", elements, "hidden + q + latents + output")
 
 
 def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
     """Live elements per token on one rank at the peak of a Mamba or linear-attention layer."""
-    projected, inner = state_space_widths(mixer, at.ranks)
+    projected, inner = state_space_widths(mixer, at.execution.ranks)
     name = {"gdn": "gated delta net"}.get(mixer.kind, "state space")
     if mixer.kind == "gdn":
         copies = projected - inner if at.model_type.startswith("qwen3_next") else 0
-        if at.compiled:
+        if at.execution.compiled:
             elements = at.held + 2 * at.hidden + projected + copies + 2 * inner
             return LayerPeak(name, elements, "last mixer's tensors + 2 x hidden + projections + output")
         return LayerPeak(name, 7 * at.hidden + projected + copies + 4 * inner, "7 x hidden + projections + output")
-    if at.compiled:
-        return LayerPeak(
-            name, at.held + 3 * at.hidden + projected + inner, "last mixer's tensors + 3 x hidden + projections"
-        )
+    if at.execution.compiled:
+        elements = at.held + 3 * at.hidden + projected + inner
+        return LayerPeak(name, elements, "last mixer's tensors + 3 x hidden + projections")
     if mixer.kind == "mamba2" and at.model_type in constants()["eager"]["float32_gates"]:
         return LayerPeak(name, 4 * at.hidden + projected + 5 * inner, "4 x hidden + projection + gate in float32")
     if mixer.kind == "mamba2" and dict(mixer.config).get("n_groups", 1) > 1:
@@ -223,21 +240,20 @@ def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPe
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
 
 
-def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
+def feedforward_peak(block: Dense | Experts | None, at: Widths) -> LayerPeak | None:
     """The live tensors (gate, up, product) at a feed-forward block's widest point; None without a block."""
-    block = layer.feedforward
-    if isinstance(block, Experts):
-        return _experts(block, at)
-    return _dense(block, at) if isinstance(block, Dense) else None
+    return _experts(block, at) if isinstance(block, Experts) else _dense(block, at) if block else None
 
 
 def _dense(block: Dense, at: Widths) -> LayerPeak:
     """Live elements per token on one rank at the peak of a dense feed-forward block."""
-    inner = cdiv(block.intermediate_size, at.ranks)
-    if not at.compiled:
+    inner = cdiv(block.intermediate_size, at.execution.ranks)
+    if not at.execution.compiled:
         fit = constants()["eager"]
-        hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"]) * at.hidden
-        times = fit["intermediates"].get(at.model_type, 3 if block.gated else 2)
+        library = "transformers" if at.execution.on_transformers else "vllm"
+        hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"][library]) * at.hidden
+        plain = fit["plain_activations"][library]
+        times = plain.get(at.model_type, plain.get(at.hidden_act, 3 if block.gated else 2))
         # Block-wise fp8 quantizes the product before the gate is freed: one byte per value and a scale per 128.
         quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0
         fused = inner - inner // 2 if at.execution.fused_product and block.gated else 0
@@ -245,23 +261,20 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
         return LayerPeak("feed-forward", elements, f"{times} x intermediate + hidden states")
     # Compiled, the product is written in 8 bits: half an element per value.
     product = inner // 2 if at.execution.quantized_activations and block.gated else inner
-    before = 2 * inner if block.gated else inner
-    return LayerPeak(
-        "feed-forward",
-        before + product + 2 * at.hidden + at.held,
-        ("gate, up and their product" if block.gated else "two intermediates") + " + 2 x hidden + mixer's tensors",
-    )
+    elements = (2 * inner if block.gated else inner) + product + 2 * at.hidden + at.held
+    what = "gate, up and their product" if block.gated else "two intermediates"
+    return LayerPeak("feed-forward", elements, f"{what} + 2 x hidden + mixer's tensors")
 
 
 def _experts(block: Experts, at: Widths) -> LayerPeak:
     """Live elements per token at the peak of an MoE block, without the fused-experts buffers (`ExpertScratch`)."""
-    shared = 3 * cdiv(block.shared_intermediate_size, at.ranks)
+    shared = 3 * cdiv(block.shared_intermediate_size, at.execution.ranks)
     beside = block.parallel_dense
     if beside is not None:
-        shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.ranks))
+        shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.execution.ranks))
     # Either the shared experts are at their widest, or their output lives beside that of the routed ones.
-    waiting = 7 * at.hidden + at.held if at.compiled else 6 * at.hidden
-    kept = at.held if at.compiled else 0
+    waiting = 7 * at.hidden + at.held if at.execution.compiled else 6 * at.hidden
+    kept = at.held if at.execution.compiled else 0
     elements = max(kept + 4 * at.hidden + shared, waiting if shared else 0) + 2 * block.num_experts
     return LayerPeak("experts", elements, "mixer's tensors + hidden states + router + shared experts")
 
@@ -336,6 +349,13 @@ def _quantizes_inputs(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     return bool(activations) and (scheme.experts_bits or scheme.weight_bits) == 8 and gpu.compute_capability >= (8, 9)
 
 
+def _takes_humming(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether the Humming kernel, which outranks Marlin on Hopper (0.32+), runs experts of packed integers."""
+    scheme, preferred = model.quantization, known_release(settings.release).at_least("0.32.0")
+    packed = scheme is not None and scheme.number == "int" and scheme.method in ("awq", "gptq", "compressed-tensors")
+    return packed and preferred and gpu.compute_capability == HOPPER and not settings.enable_expert_parallel
+
+
 def _scratch_of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     """The fused-experts buffers of one MoE block on one rank, by release and kernel."""
     release = known_release(settings.release)
@@ -360,6 +380,8 @@ def _scratch_of_block(block: Experts, model: Model, settings: EngineSettings, gp
             rows = round_up(rows + min(rows, local) * (_DEEP_GEMM_ROWS - 1), _DEEP_GEMM_ROWS)
         elif _quantizes_inputs(model, settings, gpu):
             quantized = (rows * inner + chunk * width) // dtype_bytes(settings.dtype)
+        elif _takes_humming(model, settings, gpu):
+            first = max(inner, cdiv(width, top_k))  # the first product reads the tokens where they are
         return ExpertScratch(rows * (first + max(gate_up, width)), gathered, quantized)
     chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
     if release.before("0.8.0"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
 from legroom.facts.config.quantization import online_quantization
+from legroom.facts.fit import runs_on_transformers
 from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Quantization, attending, with_kv_heads
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
@@ -233,6 +234,8 @@ def _embeddings(build: _Build) -> Iterator[Module]:
     if shape.positions:
         count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
         yield Module("embeddings", "embed_positions", _table_rows(count, build), model.hidden_size)
+        if shape.causal_mask and runs_on_transformers(model.model_type, build.settings.release):
+            yield Module("buffers", "causal_mask", count, count // build.context.dtype_bytes)
     if shape.token_types:
         rows = _table_rows(int(config.get(shape.token_types) or 2), build)
         yield Module("embeddings", "token_type", rows, model.hidden_size)
