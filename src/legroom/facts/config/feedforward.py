@@ -344,4 +344,9 @@ _SPECIAL: dict[str, Callable[[Config, int], tuple[FeedForward | None, ...]]] = {
     "lfm2_moe": _lfm2_blocks,
     "arctic": _arctic_blocks,
     "phi3small": _phi3_small_blocks,
+    # The MLP of a shared block, in layers with attention only.
+    "zamba2": lambda config, count: tuple(
+        _dense_block(config, "") if index in (config.get("hybrid_layer_ids") or range(6, count, 6)) else None
+        for index in range(count)
+    ),
 }

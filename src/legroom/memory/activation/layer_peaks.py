@@ -252,7 +252,8 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
         fit = constants()["eager"]
         library = "transformers" if at.execution.on_transformers else "vllm"
         hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"][library]) * at.hidden
-        times = fit["plain_activations"][library].get(at.hidden_act, 3 if block.gated else 2)
+        plain = fit["plain_activations"][library]
+        times = plain.get(at.model_type, plain.get(at.hidden_act, 3 if block.gated else 2))
         # The product is quantized before the gate is freed, save in LlamaMLP: a byte a value, a scale per block of 128.
         kept = at.execution.quantized_activations and at.model_type not in fit["fused_static_fp8"]["families"]
         quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else inner // 2 * kept

@@ -293,7 +293,8 @@ def _half_band(peak: int) -> int:
 # Bytes for each logit alive at once, beside the model's own copy: float32 logits, softmax and noise.
 _MASKING = 12
 # The sampler that sorts keeps values, 64-bit indices and the radix sort's own buffers: 36 beside the model's copy.
-_SORTING = 36
+# Between 2 and 127 rows torch sorts all at once with their row numbers (SortStable.cu): 12 more.
+_SORTING, _SORTING_TOGETHER = 36, 48
 # With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
 _REJECTING = 28
 
@@ -329,7 +330,8 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         rejecting = settings.num_speculative_tokens > 0
         each = (_REJECTING if rejecting else _MASKING) + width
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
-    each, masking = _SORTING + width, logits * (_MASKING + width)
+    each = (_SORTING_TOGETHER if 1 < sequences < 128 else _SORTING) + width
+    masking = logits * (_MASKING + width)
     flashinfer_switch = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
     takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= (8, 0)
     if takes_flashinfer and flashinfer_switch == "1":
