@@ -43,8 +43,8 @@ def fix(text: str) -> Fix:
             "gpu_shared_or_not_free",
         ),
         (
-            "    # vLLM ended with Free memory on device cuda:0\n    # (20.5/79.3 GiB) ... less than desired GPU memory "
-            "utilization (0.6)",
+            "    # vLLM ended with Free memory on device cuda:0\n    # (20.5/79.3 GiB) ... less than desired "
+            "GPU memory utilization (0.6)",
             "gpu_shared_or_not_free",
         ),
         ("vLLM: startup check failed (free=21.3 GB < util*total=22.8 GB)", "gpu_shared_or_not_free"),

@@ -96,7 +96,12 @@ def derived(name: str) -> Bundled | None:
     source = (
         f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
     )
-    entry = {"base": key, "assumed": True} | plain | ({"quantization": scheme} if scheme else {})
+    entry = (
+        {"base": key, "assumed": True}
+        | ({} if exact else {"named_alone": True})
+        | plain
+        | ({"quantization": scheme} if scheme else {})
+    )
     return Bundled(name, (name,), source, 0, key, entry)
 
 

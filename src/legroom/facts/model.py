@@ -384,3 +384,5 @@ class Model:
     config: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
     """The text config."""
     source: str = ""
+    named_alone: bool = False
+    """True: nothing but the name was known, and it names a sibling's architecture; the longest length is a guess."""

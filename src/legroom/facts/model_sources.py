@@ -64,7 +64,8 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     hub_id = name if "/" in name else hub_id_of(bundled, name or bundled.name)
     config = overridden(bundled_config(bundled, hub_id), overrides)
     model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
-    return replace(model, assumed=True) if bundled.entry.get("assumed") else model
+    entry = bundled.entry
+    return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
