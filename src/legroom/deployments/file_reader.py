@@ -28,14 +28,7 @@ from legroom.deployments.subjects import FilePart, Subject, change_servers
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
-from legroom.deployments.yaml_nodes import (
-    TEMPLATE_HINT,
-    Node,
-    is_template,
-    jinja_as_shell,
-    load_nodes,
-    template_as_yaml,
-)
+from legroom.deployments.yaml_nodes import TEMPLATE_HINT, Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 
@@ -102,8 +95,8 @@ def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -
 
 def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
     """One text as a part (its servers and commands), and the texts of other kinds embedded in it."""
-    if kind in ("shell", "unit") and "{%" in source.text:
-        source = source.with_text(jinja_as_shell(source.text))
+    if kind in ("shell", "unit"):  # a variable for a statement of Jinja: what it encloses may be left out
+        source = source.with_text(re.sub(r"\{%(.*?)%\}", lambda found: f" ${'_' * len(found[1])}_ ", source.text))
     if kind == "shell":
         return read_shell(source), _embedded_here_documents(source)
     if kind in ("yaml", "json"):
@@ -132,6 +125,8 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
     documents, template = _yaml_documents(source)
+    for node in (node for document in documents if template for node in document.walk()):
+        node.repeated_keys.clear()  # both sides of an `if` stay
     values = documents[0].source.values if documents and isinstance(documents[0].source, RenderedText) else ()
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
@@ -153,8 +148,6 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
             documents = tuple(load_nodes(rendered))
         except LegroomError:
             documents = ()
-        if documents and not rendered.is_complete:
-            _forget_repeated_keys(documents)
         if documents:
             return documents, None if rendered.is_complete else LegroomError("partly", TEMPLATE_HINT)
     try:
@@ -166,14 +159,7 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
             documents = tuple(load_nodes(source.with_text(template_as_yaml(source.text))))
         except LegroomError:
             raise error from None
-        _forget_repeated_keys(documents)
         return documents, error
-
-
-def _forget_repeated_keys(documents: Iterable[Node]) -> None:
-    """Clear the keys that only both sides of an `if` repeat."""
-    for node in (node for document in documents for node in document.walk()):
-        node.repeated_keys.clear()
 
 
 def _document_subjects(

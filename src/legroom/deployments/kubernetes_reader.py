@@ -215,14 +215,13 @@ def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
 
 
 def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
-    """The scalars of a `command` or `args` list with $(VARIABLES) replaced; empty where it is absent."""
+    """The scalars of a `command` or `args` list with $(VARIABLES) replaced, and `$@` where a template may add any."""
     values = {name: word.text for name, word in env.items()}
     items = [item for item in (node.list() if node is not None else ()) if item.scalar is not None]
     words = tuple(item.word().with_text(expand_variables(item.scalar or "", values)) for item in items)
-    text, is_list = (node.source.text, isinstance(node.values, list)) if node is not None else ("", False)
-    if node is None or "{{" not in text[node.offset : node.end if is_list else text.find("\n", node.offset)]:
-        return words
-    return (*words, Word("$@", node.offset))  # a template that was not carried out may add any
+    rest = node.source.text[node.offset :] if node is not None else ""
+    is_open = node is not None and "{{" in rest[: max(node.end - node.offset, rest.find("\n"))]
+    return (*words, Word("$@", node.offset)) if node is not None and is_open else words
 
 
 def env_list(node: Node | None) -> dict[str, Word]:

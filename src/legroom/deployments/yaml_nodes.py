@@ -153,11 +153,6 @@ def template_as_yaml(text: str) -> str:
     return _ACTION.sub(lambda action: "$" + re.sub(r"[^\n]", "_", action[0][1:]).replace("\n", "_"), text)
 
 
-def jinja_as_shell(text: str) -> str:
-    """A script with variables for Jinja's statements, in the same columns: what they enclose may be left out."""
-    return re.sub(r"\{%(.*?)%\}", lambda statement: " $" + "_" * len(statement[1]) + "_ ", text)
-
-
 def _yaml_error(source: Text, error: Exception) -> LegroomError:
     """The error for text that is not YAML: that it is a template, or the line of the problem."""
     if is_template(source.text):

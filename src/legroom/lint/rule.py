@@ -81,10 +81,8 @@ class Context:
     """Variables that the linted files read themselves: `$VLLM_PORT` is its author's own."""
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
-    is_openshift: bool = False
-    """Whether a linted file is for OpenShift, which gives every pod a user of its own."""
-    sets_own_port: bool = False
-    """Whether a linted file sets VLLM_PORT in a pod, or switches service links off."""
+    platform_signs: frozenset[str] = frozenset()
+    """`openshift`, which gives every pod a user, and `own-port`, which no Service called `vllm` sets."""
     uses_ray: bool = False
     """Whether a linted file names Ray or a LeaderWorkerSet."""
     servers: tuple[StartedServer, ...] = ()
@@ -231,9 +229,8 @@ def flag_value(server: StartedServer, word: Word) -> str:
 def known_port(server: StartedServer, args: ServeArgs) -> str:
     """The port that the server listens on; empty where a template, a launcher or a foreign image tells."""
     is_written = flag_word(server, "--port") is not None or len({word.offset for word in server.words[:2]}) == 2
-    is_foreign = not images.is_published_by_vllm(server.image)
-    takes_port = is_foreign and (len(server.words) < 3 or any(name.endswith("PORT") for name in server.env))
-    is_told = is_written or not takes_port
+    takes_port = len(server.words) < 3 or any(name.endswith("PORT") for name in server.env)
+    is_told = is_written or not takes_port or images.is_published_by_vllm(server.image)
     return served_port(args) if is_told and not server.launcher and not has_open_words(server, ("port",)) else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
@@ -55,7 +57,8 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     message = f"the container may use {limit} of the host's memory, and {ranks_text} {human_bytes(held)}"
     suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
     # A launcher chooses the processes itself.
-    yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
+    found = finding("host-memory", server.place, message, suggestion, is_certain=not server.launcher)
+    yield found if is_short else replace(found, severity="note")
 
 
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")

@@ -127,9 +127,8 @@ def _is_whole(server: StartedServer) -> bool:
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile"
     if (
-        not is_excerpt
+        _is_whole(server)
         and not server.is_release_assumed
         and images.is_server_image(server.image)
         and images.has_floating_tag(server.image)

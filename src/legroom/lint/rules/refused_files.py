@@ -27,7 +27,7 @@ def refused_manifest(document: Node, context: Context) -> Findings:
     """A manifest or a Compose file that is refused before anything starts."""
     if not context.servers or is_template(document.source.text):
         return
-    by_kubernetes = _refused_by_kubernetes(document, context.is_openshift)
+    by_kubernetes = _refused_by_kubernetes(document, "openshift" in context.platform_signs)
     for node, message, suggestion in (*by_kubernetes, *_refused_by_compose(document)):
         yield finding("manifest-refused", document.source.place(node.offset), message, suggestion)
 

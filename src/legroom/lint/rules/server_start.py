@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
@@ -96,8 +95,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     if limit is None:
         return
     plan, own = context.plan_of(server), plan_of_server(server, context.release_of(server))
-    failure = own.plan.memory.failure if own is not None else None
-    if failure is not None and failure.id in _NO_CARD_HELPS:
+    if own is not None and own.plan.memory.failure and own.plan.memory.failure.id in _NO_CARD_HELPS:
         return  # it does not start at all
     is_restarted = server.runs != "compose"  # Compose only marks the container unhealthy; it keeps serving.
     size = own.checkpoint_bytes if own is not None else 0
@@ -164,7 +162,7 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     """A Service named `vllm` where no file switches service links off."""
     name = document.get("metadata", "name")
     is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
-    if name is not None and is_called_vllm and not context.sets_own_port:
+    if name is not None and is_called_vllm and "own-port" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
         yield finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
