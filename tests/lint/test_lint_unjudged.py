@@ -185,9 +185,3 @@ def test_a_line_that_is_a_mistake_wherever_it_stands_is_a_note(path, text, rule)
 def test_a_quantization_method_that_no_release_has_needs_no_release_to_be_wrong(method, expected):
     text = f"vllm serve org/m --host 127.0.0.1 --quantization {method}\n"
     assert [each for each in found(("a.sh", text)) if each[0] == "flag-value"] == expected
-
-
-@pytest.mark.parametrize(("limit", "severity"), [("1Gi", "error"), ("6Gi", "note")])
-def test_memory_that_a_rank_may_only_come_to_hold_is_a_note(limit, severity):
-    text = deployment().replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: 1, memory: {limit}")
-    assert ("host-memory", severity) in found(("a.yaml", text))
