@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
