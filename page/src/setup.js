@@ -154,8 +154,8 @@ export function sizeRequestOf(setup, plan) {
 
 // What Models is asked after a plan: its card and its wish, as they were typed.
 export function cardQuestionOf(setup) {
-  const { gpu, gpus, want_context, want_users } = typed(setup);
-  const asked = Object.entries({ gpu, gpus, context: want_context, users: want_users });
+  const { gpu, gpus, gpu_used, want_context, want_users } = typed(setup);
+  const asked = Object.entries({ gpu, gpus, gpu_used, context: want_context, users: want_users });
   return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
 }
 

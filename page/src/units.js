@@ -34,6 +34,12 @@ export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${Stri
 export const commandLine = (words, env = {}) =>
   [...Object.entries(env).map(([name, value]) => `${name}=${quoted(value)}`), ...words.map(quoted)].join(" ");
 
+const written = (value) => (value === true ? "" : ` ${typeof value === "object" ? JSON.stringify(value) : value}`);
+export const flagsWords = (flags) =>
+  Object.entries(flags)
+    .map(([name, value]) => `--${name.replaceAll("_", "-")}${written(value)}`)
+    .join(" ");
+
 // What the chosen card has, as it would be written.
 export function memoryOf(gpus, name) {
   const bare = (text) => String(text ?? "").toLowerCase().replace(/[\s-]/g, "");
@@ -41,5 +47,8 @@ export function memoryOf(gpus, name) {
   const card = gpus.find((gpu) => [gpu.name, ...(gpu.write ?? [])].some((each) => bare(each) === wanted));
   return card ? gib(card.total_bytes).replace(" ", "") : /^[\d.]+[gm]i?b$/.test(wanted) ? name : "";
 }
+
+// What a start holds is never rounded up: 3.97 of 4 users is less than 4.
+export const held = (requests) => (Math.floor(requests * 10) / 10).toFixed(1);
 
 export const rateRange = (rate) => (rate ? `${count(rate.low)} – ${count(rate.high)}` : "–");

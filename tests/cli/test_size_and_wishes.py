@@ -106,6 +106,16 @@ def test_what_size_says_is_short_is_what_the_smallest_checkpoint_lacks(capsys):
     assert row["short_bytes"] <= awq["short_bytes"] < 20 * 2**30
 
 
+def test_a_wish_that_only_later_starts_hold_says_so_first(capsys):
+    model = ("plan", "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "--gpu", "rtx4090", "--max-model-len", "8192")
+    planned = answer(capsys, *model)
+    users = int(planned["kv"]["max_concurrency"])
+    assert planned["first_start"]["max_concurrency"] < users
+    assert main([*model, "--want-context", "8k", "--want-concurrency", str(users)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"holds {users} requests of 8,192 tokens after the first start; the first start holds" in said
+
+
 def test_a_second_card_is_the_first_thing_that_a_wish_gives_up(capsys):
     words = ("plan", "qwen3-32b-awq", "--gpu", "4090", "--want-context", "16k", "--want-concurrency", "8")
     words += ("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager")

@@ -159,3 +159,47 @@ def test_shares_of_one_card_that_add_up_to_more_than_one_are_named_with_their_su
     finding = diagnosed(text).findings[0]
     assert finding.cause == "gpu_shared_or_not_free"
     assert "1.25" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("told", "release"),
+    [
+        ("Works with vLLM 0.9.2, fails with 0.10.0 on the same machine.", "0.9.2"),
+        ("On 0.18.0 everything was fine.", "0.18.0"),
+        ("Downgrading to 0.19.1 helps.", "0.19.1"),
+        ("Since we upgraded from 0.19.0 to 0.20.0 it does not start.", "0.19.0"),
+        ("v0.19.1 起得来，升级之后就不行了。", "0.19.1"),
+    ],
+)
+def test_a_release_that_is_told_to_work_is_a_fix(told: str, release: str) -> None:
+    text = f"{told}\nValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+    finding = diagnosed(text).findings[0]
+    assert finding.cause == "no_cache_blocks"
+    assert f"vllm=={release}" in finding.fixes[0].steps[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ("2x A100 40GB", 2),
+        ("4×RTX 3090", 4),
+        ("two RTX 4090s", 2),
+        ("8张A800", 8),
+        ("tensor parallel 4", 4),
+        ("an L4", 1),
+    ],
+)
+def test_cards_that_are_counted_in_words_split_the_model(words: str, ranks: int) -> None:
+    text = f"vLLM serves Qwen2.5-72B-Instruct-AWQ on {words}; after an hour of traffic it is out of memory."
+    assert (diagnosed(text).case.startup.args.tensor_parallel_size or 1) == ranks
+
+
+def test_torch_that_holds_more_than_all_weights_was_not_loading_them() -> None:
+    text = (
+        "vllm serve Qwen/Qwen3-14B-AWQ --max-model-len 16384\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
+        "23.64 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 22.60 GiB memory in use. "
+        "Of the allocated memory 21.80 GiB is allocated by PyTorch, and 210.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert "weights_too_big" not in {finding.cause for finding in diagnosed(text).findings}

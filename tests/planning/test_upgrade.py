@@ -190,6 +190,12 @@ def test_a_command_that_already_keeps_all_stays_as_it_is():
     assert made("vllm serve qwen2.5-7b --max-model-len 16384", "0.7.3", "0.12.0", "rtx4090").kept.flags == {}
 
 
+def test_where_no_change_is_surer_to_start_the_command_stays_as_it_is():
+    told = made("vllm serve Qwen/Qwen3-32B --max-model-len 32768", "0.10.2", "0.32.0", "a100-80gb")
+    assert told.kept.plan.verdict == "tight"
+    assert told.kept.keeps_requests and told.kept.flags == {}
+
+
 def test_a_default_that_takes_the_cache_away_is_set_back_to_todays():
     told = made("vllm serve qwen2.5-7b --max-model-len 16384", "0.7.3", "0.8.2", "rtx4090")
     assert told.kept.keeps_requests

@@ -55,6 +55,30 @@ def test_a_faster_card_has_a_faster_user(on_rtx4090: CardModels) -> None:
     assert rates.get("bge-large-en-v1.5") is None
 
 
+def test_all_users_together_are_faster_than_one_and_each_of_them_slower(on_rtx4090: CardModels) -> None:
+    for each in on_rtx4090.fitting:
+        row = each.as_json()
+        if one := row["tokens_per_s"]:
+            assert one["estimate"] < row["all_users_tokens_per_s"]["estimate"] < 4 * one["estimate"]
+
+
+def test_a_list_is_sorted_by_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"name": "name", "context": "longest_len", "users": "max_concurrency"}
+    for order, figure in figures.items():
+        assert main(["models", "qwen3-4b", "--gpu", "rtx4090", "--sort", order, "--json"]) == 0
+        values = [row[figure] for row in json.loads(capsys.readouterr().out)["models"]]
+        assert len(values) > 2
+        assert values == sorted(values, reverse=order != "name")
+
+
+def test_what_other_programs_use_of_the_card_is_not_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "llama-3.1-8b", "--gpu", "24GiB", "--gpu-used", "0", "--json"]) == 0
+    before = {row["name"] for row in json.loads(capsys.readouterr().out)["models"]}
+    assert main(["models", "llama-3.1-8b", "--gpu", "24GiB", "--gpu-used", "12GiB", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)["models"]} < before
+    assert main(["models", "llama-3.1-8b", "--gpu", "24GiB", "--gpu-used", "12"]) == 2
+
+
 def test_the_command_lists_what_the_gpu_serves(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "qwen3-0.6b", "--gpu", "t4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -122,6 +122,7 @@ def test_an_upgrade_is_the_document_of_the_command_line(capsys):
     main([*words, "--json", "--", "vllm", "serve", "llama-3.1-8b"])
     told = json.loads(capsys.readouterr().out)
     made = answer("upgrade", {"model": "llama-3.1-8b", "gpu": "h100", "vllm": "0.20.0", "to": "0.32.0"})
+    assert [change["why"] for change in made["words"]["changes"]] == [change["why"] for change in made["changes"]]
     assert {name: made[name] for name in ("from", "to", "changes", "command")} == {
         name: told[name] for name in ("from", "to", "changes", "command")
     }
@@ -160,6 +161,17 @@ def test_a_size_is_the_document_of_the_command_line(capsys):
     words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--max-gpus", "8")
     request = {"model": "llama-3.1-8b", "context": 4096, "cards": ["l4", "h100"]}
     assert answer("size", request) == printed(capsys, *words)
+
+
+def test_a_load_is_sized_in_gpus_and_money_and_a_request_above_the_length_is_told():
+    mix = {"rate_per_s": 5, "requests": 200, "prompt_tokens": 800, "output_tokens": 100}
+    request = {"model": "llama-3.1-8b", "cards": ["h100"], "mix": mix, "first_token_s": 2, "time_per_token_ms": 50}
+    (row, *_) = answer("size", request)["rows"]
+    assert row["holds"] and row["gpus"]["low"] <= row["gpus"]["middle"] <= row["gpus"]["high"]
+    assert row["usd_per_hour"]["middle"] == pytest.approx(row["gpus"]["middle"] * row["price"]["usd_per_hour"])
+    short = answer("size", {**request, "flags": {"max_model_len": 1024}, "language": "zh"})
+    assert not any(row["holds"] for row in short["rows"])
+    assert short["words"][0].startswith("有请求长达")
 
 
 def test_a_whole_number_may_be_written_with_a_point():

@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
-import { CopyButton, DropArea, ErrorNote, Notes, Picker } from "../parts/controls.jsx";
+import { CopyButton, DropArea, ErrorNote, Notes, Picker, TextField } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, requestOf, toParams, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -34,7 +34,7 @@ function keptText() {
   }
 }
 
-const NOTHING = { shared: false, log: null, answer: null, pictures: null, error: null, busy: false, stage: null };
+const NOTHING = { shared: false, stale: false, log: null, answer: null, pictures: null, error: null, busy: false, stage: null };
 
 export function DiagnoseArea({ params }) {
   const t = useText();
@@ -119,6 +119,11 @@ export function DiagnoseArea({ params }) {
     spoken.current = t.language;
     if (last.current && state.answer) read(last.current.file, last.current.name, last.current.known, false);
   }, [t.language]);
+  // What is in the fields now is not what was read.
+  const edited = (put) => (value) => {
+    put(value);
+    setState((now) => ({ ...now, stale: Boolean(now.answer || now.error) && !now.shared }));
+  };
   const paste = (event) => {
     const pasted = event.clipboardData?.getData("text") ?? "";
     if (pasted.length <= MOST_TYPED) return;
@@ -134,7 +139,7 @@ export function DiagnoseArea({ params }) {
         <p class="private">{t(privacy, { host: location.host })}</p>
         <LogInput
           text={text}
-          setText={setText}
+          setText={edited(setText)}
           onPaste={paste}
           onRead={() => readText(text)}
           onFile={(file) => {
@@ -146,7 +151,7 @@ export function DiagnoseArea({ params }) {
         />
         <div class="hints">
           <p class="soft">{t("diagnose.hints")}</p>
-          <HintFields hints={hints} setHints={setHints} lists={lists} />
+          <HintFields hints={hints} setHints={edited(setHints)} lists={lists} />
         </div>
         <div class="row">
           <button
@@ -162,10 +167,15 @@ export function DiagnoseArea({ params }) {
           </button>
         </div>
       </section>
-      <div class="diagnosis" aria-live="polite" ref={result}>
+      <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite" ref={result}>
         {state.shared && (
           <p class="note" role="status">
             {t("report.opened")}
+          </p>
+        )}
+        {state.stale && (
+          <p class="note fair" role="status">
+            {t("diagnose.stale")}
           </p>
         )}
         {state.stage && <Stage stage={state.stage} onCancel={() => abort.current?.abort()} />}
@@ -286,7 +296,6 @@ function LogInput({ text, setText, onPaste, onFile }) {
 
 function HintFields({ hints, setHints, lists }) {
   const t = useText();
-  const id = useId();
   return (
     <>
       <Picker
@@ -303,16 +312,12 @@ function HintFields({ hints, setHints, lists }) {
         placeholder="h100, 24GiB"
         onPick={(gpu) => setHints({ ...hints, gpu })}
       />
-      <div class="field">
-        <label for={id}>{t("diagnose.command")}</label>
-        <input
-          id={id}
-          type="text"
-          value={hints.command}
-          placeholder="vllm serve ..."
-          onInput={(event) => setHints({ ...hints, command: event.target.value })}
-        />
-      </div>
+      <TextField
+        label={t("diagnose.command")}
+        value={hints.command}
+        placeholder="vllm serve ..."
+        onInput={(command) => setHints({ ...hints, command })}
+      />
     </>
   );
 }
@@ -374,6 +379,7 @@ function Answer({ answer, hints, pictures, onJump }) {
           {t("print")}
         </button>
       </div>
+      {!plan && deployment.model && answer.findings.length > 0 && <p class="hint">{t("finding.name_gpu")}</p>}
       <p class="hint">
         {t("report.hint")} {isLoopback() && t("share.local")}
       </p>

@@ -3,10 +3,9 @@ import { callOnce } from "../engine.js";
 import { CardPicture, MiniBar } from "../parts/card.jsx";
 import { Command } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
-import { flagsWords } from "../plan/result.jsx";
 import { useText } from "../text/language.jsx";
 import { distinctLines } from "./evidence.js";
-import { commandLine, gib, percent } from "../units.js";
+import { commandLine, flagsWords, gib, percent } from "../units.js";
 
 export function useEntry(id, language) {
   const [state, setState] = useState({ entry: null, error: null });
@@ -68,7 +67,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
         <header class={`verdict ${tone}`}>
           <h2 class="cause">{title}</h2>
           <p>
-            {t(`diagnosis.${kind}`)}, {sure}
+            {t("finding.kind", { kind: t(`diagnosis.${kind}`), sure })}
             {where ? ` · ${where}` : ""}
           </p>
         </header>
@@ -133,9 +132,7 @@ function Fix({ fix, pictures }) {
         </ol>
       )}
       {fix.trades && (
-        <p class="soft">
-          {t("fixes.costs")} {fix.trades}
-        </p>
+        <p class="soft">{t("fixes.costs", { what: fix.trades })}</p>
       )}
       {fix.layout && (pictures ? <BeforeAfter {...pictures} /> : <MiniBar layout={fix.layout} />)}
     </div>

@@ -1,16 +1,16 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, Picker } from "../parts/controls.jsx";
-import { VERDICT_CLASS } from "../plan/result.jsx";
+import { ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
+import { SortableTable } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
 import { EMPTY, cardQuestionOf, readLength, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { count, gib, rateRange } from "../units.js";
+import { count, gib, held, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
 
-const ASKED = { gpu: "", gpus: "1", context: "8k", users: "1", words: "" };
+const ASKED = { gpu: "", gpus: "1", gpu_used: "", context: "8k", users: "1", words: "" };
 const BATCH = 12;
 // As long as a pause in typing: every question plans hundreds of models.
 const REST_MS = 900;
@@ -63,7 +63,7 @@ export function ModelsArea({ params, active }) {
   const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, models: 0, error: null, for: null });
   const abort = useRef(null);
   useEffect(() => {
-    if (active) keepAddress(addressOf("models", new URLSearchParams(asked)));
+    if (active) keepAddress(addressOf("models", new URLSearchParams(Object.entries(asked).filter(([, text]) => text))));
   }, [asked, active]);
   const context = readLength(asked.context);
   const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
@@ -74,7 +74,7 @@ export function ModelsArea({ params, active }) {
     const mine = (abort.current = new AbortController());
     const groups = families(lists.models, asked.words);
     const order = new Map(groups.flat().map((name, at) => [name, at]));
-    const question = { gpu: asked.gpu, gpus, context, users, language: t.language };
+    const question = { gpu: asked.gpu, gpus, gpu_used: asked.gpu_used || null, context, users, language: t.language };
     // Each row of the last answer for this card stays in sight, greyed, until its model is planned again.
     const isKept = (row) => row.asked.gpu === asked.gpu && row.asked.gpus === asked.gpus && order.has(row.name);
     const begun = { missing: [], done: 0, all: order.size, models: groups.length, error: null, for: asked };
@@ -95,7 +95,7 @@ export function ModelsArea({ params, active }) {
       }
     } catch (error) {
       if (error.name === "AbortError") return;
-      setState((now) => ({ ...now, error, all: now.done }));
+      setState((now) => ({ ...now, rows: [], missing: [], error, all: now.done }));
     }
     answered.current = key;
   };
@@ -118,17 +118,13 @@ export function ModelsArea({ params, active }) {
   const fitting = state.rows.filter((row) => !isSpecial(row));
   const special = state.rows.filter(isSpecial);
   const busy = state.done < state.all;
-  const field = (name, valid = true) => (
-    <div class="field">
-      <label for={`models-${name}`}>{t(name === "gpus" ? "gpus" : `models.${name}`)}</label>
-      <input
-        id={`models-${name}`}
-        type="text"
-        value={asked[name === "filter" ? "words" : name]}
-        aria-invalid={!valid}
-        onInput={(event) => setAsked({ ...asked, [name === "filter" ? "words" : name]: event.target.value })}
-      />
-    </div>
+  const field = (name, label, valid = true) => (
+    <TextField
+      label={t(label)}
+      value={asked[name]}
+      valid={Boolean(valid)}
+      onInput={(text) => setAsked({ ...asked, [name]: text })}
+    />
   );
   return (
     <div class="models-area">
@@ -144,11 +140,17 @@ export function ModelsArea({ params, active }) {
             placeholder="rtx4090, 24GiB"
             onPick={(gpu) => setAsked({ ...asked, gpu })}
           />
-          {field("gpus", gpus)}
-          {field("context", context)}
-          {field("users", users)}
-          {field("filter")}
+          {field("gpus", "gpus", gpus)}
+          <UsedField value={asked.gpu_used} onChange={(gpu_used) => setAsked({ ...asked, gpu_used })} />
+          {field("context", "models.context", context)}
+          {field("users", "models.users", users)}
+          {field("words", "models.filter")}
         </div>
+        {!(context && users && gpus) && (
+          <p class="note fair" role="status">
+            {t("models.unread")}
+          </p>
+        )}
         {busy && (
           <div class="row">
             <progress max={state.all} value={state.done} aria-label={t("models.title")} />
@@ -162,27 +164,29 @@ export function ModelsArea({ params, active }) {
         )}
         <ErrorNote error={state.error} />
         {!asked.gpu && <p class="note">{t("models.choose")}</p>}
-        {!busy && state.rows.length > 0 && (
+        {!busy && state.for === asked && state.rows.length > 0 && (
           <p role="status">{t("models.count", { fit: state.rows.length, all: state.models })}</p>
         )}
       </form>
-      {fitting.length > 0 && <Fitting rows={fitting} asked={state.for} label={t("models.title")} />}
+      {state.rows.length > 0 && state.rows.every((row) => !row.tokens_per_s) && <p class="note">{t("models.no_speed")}</p>}
+      {fitting.length > 0 && <Fitting rows={fitting} asked={asked} label={t("models.title")} />}
       {special.length > 0 && (
-        <section aria-label={t("models.special")}>
+        <section>
           <h2>{t("models.special")}</h2>
-          <Fitting rows={special} asked={state.for} label={t("models.special")} />
+          <Fitting rows={special} asked={asked} label={t("models.special")} />
         </section>
       )}
-      {!busy && state.for && !state.error && !state.rows.length && <p class="note">{t("models.none")}</p>}
-      {!busy && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} several={Number(state.for?.gpus) > 1} />}
+      {!busy && state.for === asked && !state.error && !state.rows.length && <p class="note">{t("models.none")}</p>}
+      {!busy && state.for === asked && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} several={Number(state.for?.gpus) > 1} />}
     </div>
   );
 }
 
-const planOf = (row, { gpu, gpus, context, users }) => {
+const planOf = (row, { gpu, gpus, gpu_used, context, users }) => {
   const wish = { want_context: readLength(context), want_users: users.trim() };
   const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu, ...wish });
   if (Number(gpus) > 1) params.set("gpus", gpus);
+  if (gpu_used) params.set("gpu_used", gpu_used);
   const words = row.command.slice(3);
   const found = words.filter((word) => word.startsWith("--")).map((word) => word.slice(2).replaceAll("-", "_"));
   if (found.length) params.set("found", found.join());
@@ -196,39 +200,46 @@ const planOf = (row, { gpu, gpus, context, users }) => {
 
 function Fitting({ rows, asked, label }) {
   const t = useText();
-  return (
-    <div class="scroll-x" tabIndex={0} role="region" aria-label={label}>
-      <table>
-        <thead>
-          <tr>
-            <th>{t("models.model")}</th>
-            <th class="figure">{t("models.weights")}</th>
-            <th class="figure">{t("models.holds")}</th>
-            <th class="figure">{t("models.longest")}</th>
-            <th class="figure">{t("models.speed")}</th>
-            <th>{t("models.gives_up")}</th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row) => (
-            <tr key={row.name} class={row.asked === asked ? undefined : "soft"}>
-              <td>
-                <a href={planOf(row, row.asked)}>{row.name}</a>{" "}
-                {row.verdict !== "fits" && (
-                  <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
-                )}
-              </td>
-              <td class="figure">{gib(row.weights_bytes, 1)}</td>
-              <td class="figure">{row.max_concurrency ? row.max_concurrency.toFixed(1) : "–"}</td>
-              <td class="figure">{row.longest_len ? count(row.longest_len) : "–"}</td>
-              <td class="figure">{generates(row) ? rateRange(row.tokens_per_s) : "–"}</td>
-              <td class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ")}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
+  const users = Number(rows[0].asked.users);
+  const figure = (name, title, by, cell) => ({ name, title, by, cell: (row) => (by(row) == null ? "–" : cell(by(row), row)) });
+  const rate = (name, title) => ({
+    name,
+    title,
+    by: (row) => (generates(row) ? row[name]?.estimate : null),
+    cell: (row) => (generates(row) ? rateRange(row[name]) : "–"),
+  });
+  const holds = (requests, row) =>
+    row.first_start_concurrency < row.asked.users && requests >= row.asked.users
+      ? t("models.first_start", { held: held(requests), first: held(row.first_start_concurrency) })
+      : held(requests);
+  const columns = [
+    {
+      name: "name",
+      title: t("models.model"),
+      isText: true,
+      by: (row) => row.name,
+      cell: (row) => (
+        <>
+          <a href={planOf(row, row.asked)}>{row.name}</a> {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
+        </>
+      ),
+    },
+    figure("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
+    figure("users", t("models.holds"), (row) => row.max_concurrency || null, holds),
+    figure("context", t("models.longest"), (row) => row.longest_len, count),
+    rate("tokens_per_s", t("models.speed")),
+    ...(users > 1 ? [rate("all_users_tokens_per_s", t("models.speed_all", { users }))] : []),
+    {
+      name: "gives_up",
+      title: t("models.gives_up"),
+      isText: true,
+      cell: (row) => (
+        <span class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ") || "–"}</span>
+      ),
+    },
+  ];
+  const rowClass = (row) => (row.asked === asked ? undefined : "soft");
+  return <SortableTable label={label} columns={columns} rows={rows} rowKey={(row) => row.name} rowClass={rowClass} />;
 }
 
 function Missing({ rows, several }) {

@@ -75,6 +75,39 @@ export const Notes = ({ notes }) =>
     </ul>
   ) : null;
 
+export const VERDICT_CLASS = { fits: "good", tight: "fair", does_not_fit: "bad" };
+
+export function VerdictBadge({ verdict }) {
+  const t = useText();
+  return <span class={`badge small ${VERDICT_CLASS[verdict]}`}>{t(`badge.${verdict}`)}</span>;
+}
+
+// A line of text; `onInput` follows every letter, `onChange` waits until the field is left.
+export function TextField({ label, valid = true, ...input }) {
+  const id = useId();
+  const told = (tell) => tell && ((event) => tell(event.target.value));
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      <input {...input} id={id} type="text" aria-invalid={!valid} onInput={told(input.onInput)} onChange={told(input.onChange)} />
+    </div>
+  );
+}
+
+// What a desktop and other programs hold of one GPU: a plain number is GiB.
+export function UsedField({ value, onChange }) {
+  const t = useText();
+  const withUnit = (text) => (/^\d+(\.\d+)?$/.test(text) ? `${text}GiB` : text);
+  return (
+    <TextField
+      label={t("gpu_used")}
+      value={(value ?? "").replace(/\s*GiB$/, "")}
+      placeholder={t("unknown")}
+      onChange={(text) => onChange(withUnit(text.trim()))}
+    />
+  );
+}
+
 // A text field that offers what is known and takes anything else as it is written.
 export function Picker({ label, value, options, onPick, placeholder, hint }) {
   const id = useId();
@@ -202,14 +235,8 @@ export function FieldHead({ id, label, onReset }) {
     <div class="field-head">
       <label for={id}>{label}</label>
       {onReset && (
-        <button
-          type="button"
-          class="reset"
-          onClick={onReset}
-          title={t("flag.reset")}
-          aria-label={`${t("flag.reset")}: ${label}`}
-        >
-          {t("flag.set")} ×
+        <button type="button" class="reset" onClick={onReset} title={t("flag.reset")}>
+          {t("flag.set")} × <span class="off-screen">{`${t("flag.reset")}: ${label}`}</span>
         </button>
       )}
     </div>

@@ -138,16 +138,6 @@ export function Flags({ setup, plan, onChange }) {
         <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />
         <Toggle {...common("enable_prefix_caching")} onPick={set("enable_prefix_caching")} />
         <OtherFlags setup={setup} flags={flags} onChange={onChange} />
-        <div class="field">
-          <label for="gpu-used">{t("gpu_used")}</label>
-          <input
-            id="gpu-used"
-            type="text"
-            value={setup.gpu_used ?? ""}
-            placeholder="0, 2GiB"
-            onChange={(event) => onChange({ ...setup, gpu_used: event.target.value.trim() || null })}
-          />
-        </div>
         <Toggle plain label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
       </details>
     </section>

@@ -1,9 +1,9 @@
 import { useEffect, useState } from "preact/hooks";
 import { engine } from "../engine.js";
-import { ErrorNote } from "../parts/controls.jsx";
+import { ErrorNote, VerdictBadge } from "../parts/controls.jsx";
+import { SortableTable } from "../parts/table.jsx";
 import { sizeRequestOf, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { VERDICT_CLASS } from "./result.jsx";
 import { readCommand } from "./source.jsx";
 import { count, gib, rateRange } from "../units.js";
 
@@ -57,54 +57,57 @@ export function Holders({ setup, plan, onChange }) {
 
 function HolderTable({ rows, onUse }) {
   const t = useText();
-  return (
-    <div class="scroll-x" tabIndex={0} role="region" aria-label={t("holders.title")}>
-      <table>
-        <thead>
-          <tr>
-            <th>{t("gpu")}</th>
-            <th class="figure">{t("holders.count")}</th>
-            <th>{t("holders.verdict")}</th>
-            <th class="figure">{t("holders.concurrency")}</th>
-            <th class="figure">{t("holders.price")}</th>
-            <th class="figure">{t("models.speed")}</th>
-            <th>
-              <span class="off-screen">{t("holders.use")}</span>
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row) => (
-            <tr key={row.gpu + row.model}>
-              <td>
-                {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
-              </td>
-              <td class="figure">{row.count ? `${row.count} ×` : "–"}</td>
-              <td>
-                <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
-                {row.gives_up?.length > 0 && (
-                  <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(", ") })}</span>
-                )}
-              </td>
-              <td class="figure">{row.count ? row.max_concurrency?.toFixed(1) : ""}</td>
-              <td class="figure">{row.usd_per_hour == null ? "–" : `$${row.usd_per_hour.toFixed(2)}`}</td>
-              <td class="figure">{rateRange(row.tokens_per_s)}</td>
-              <td>
-                {row.count ? (
-                  <button
-                    type="button"
-                    class="button small"
-                    onClick={() => onUse(row)}
-                    aria-label={`${t("holders.use")}: ${row.gpu}`}
-                  >
-                    {t("holders.use")}
-                  </button>
-                ) : null}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
+  const columns = [
+    {
+      name: "gpu",
+      title: t("gpu"),
+      isText: true,
+      by: (row) => row.gpu,
+      cell: (row) => (
+        <>
+          {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
+        </>
+      ),
+    },
+    { name: "count", title: t("holders.count"), by: (row) => row.count || null, cell: (row) => (row.count ? `${row.count} ×` : "–") },
+    {
+      name: "verdict",
+      title: t("holders.verdict"),
+      isText: true,
+      cell: (row) => (
+        <>
+          <VerdictBadge verdict={row.verdict} />
+          {row.gives_up?.length > 0 && (
+            <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(", ") })}</span>
+          )}
+        </>
+      ),
+    },
+    {
+      name: "holds",
+      title: t("holders.concurrency"),
+      by: (row) => row.max_concurrency,
+      cell: (row) => (row.count ? row.max_concurrency?.toFixed(1) : "–"),
+    },
+    {
+      name: "price",
+      title: t("holders.price"),
+      by: (row) => row.usd_per_hour,
+      cell: (row) => (row.usd_per_hour == null ? "–" : `$${row.usd_per_hour.toFixed(2)}`),
+    },
+    { name: "speed", title: t("models.speed"), by: (row) => row.tokens_per_s?.estimate, cell: (row) => rateRange(row.tokens_per_s) },
+    {
+      name: "use",
+      title: t("holders.use"),
+      hidden: true,
+      isText: true,
+      cell: (row) =>
+        row.count ? (
+          <button type="button" class="button small" onClick={() => onUse(row)} aria-label={`${t("holders.use")}: ${row.gpu}`}>
+            {t("holders.use")}
+          </button>
+        ) : null,
+    },
+  ];
+  return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model} />;
 }

@@ -1,11 +1,10 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Command, ErrorNote, Tabs } from "../parts/controls.jsx";
+import { Command, ErrorNote, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, gib, signed } from "../units.js";
 import { save } from "./picture_file.js";
-import { VERDICT_CLASS } from "./result.jsx";
 import { versionOf } from "./source.jsx";
 
 const FORMS = ["docker", "compose", "kubernetes", "systemd"];
@@ -62,17 +61,19 @@ export function ToRun({ plan, request }) {
   );
 }
 
-// A question that takes a search is asked when its fold is opened and its button pressed.
-function useAnswer() {
-  const [state, setState] = useState({ busy: false, answer: null, error: null });
-  const ask = (name, request) => {
-    setState({ busy: true, answer: null, error: null });
+// A question that takes a search is asked when its fold is opened and its button pressed; the answer to another one is none.
+function useAnswer(name, request) {
+  const key = JSON.stringify(request);
+  const [state, setState] = useState({ key: "" });
+  const ask = () => {
+    const put = (answered) => setState((now) => (now.key === key ? { key, ...answered } : now));
+    setState({ key, busy: true });
     engine.call(name, request).then(
-      (answer) => setState({ busy: false, answer, error: null }),
-      (error) => setState({ busy: false, answer: null, error }),
+      (answer) => put({ answer }),
+      (error) => put({ error }),
     );
   };
-  return [state, ask];
+  return [state.key === key ? state : {}, ask];
 }
 
 // What another release changes for this server.
@@ -81,10 +82,9 @@ export function Upgrade({ setup, plan, lists }) {
   const id = useId();
   const releases = lists.releases.map(versionOf);
   const [to, setTo] = useState("");
-  const [state, ask] = useAnswer();
   const { cold, ...request } = requestOf(setup);
   const target = to || releases.find((version) => version !== plan?.vllm) || "";
-  const go = () => ask("upgrade", { ...request, vllm: plan.vllm, to: target, language: t.language });
+  const [state, go] = useAnswer("upgrade", { ...request, vllm: plan?.vllm, to: target, language: t.language });
   return (
     <details class="fold">
       <summary>{t("upgrade.title")}</summary>
@@ -113,7 +113,7 @@ function UpgradeAnswer({ answer }) {
   return (
     <>
       <p>
-        <span class={`badge small ${VERDICT_CLASS[to.verdict]}`}>{t(`badge.${to.verdict}`)}</span> {words.headline}
+        <VerdictBadge verdict={to.verdict} /> {words.headline}
       </p>
       <p>
         {t("upgrade.pool", {
@@ -132,14 +132,21 @@ function UpgradeAnswer({ answer }) {
                   <th scope="row" class="figure">
                     {signed(change.bytes)}
                   </th>
-                  <td>{words.changes[index]}</td>
+                  <td>
+                    <strong>{words.changes[index].what}</strong>
+                    <br />
+                    {words.changes[index].why}
+                  </td>
                 </tr>
               ))}
             </tbody>
           </table>
         </div>
       )}
+      <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
       <Command text={commandLine(answer.command)} />
+      <p>{words.kept}</p>
+      {answer.keeps?.gives_up?.length > 0 && <p>{t("holders.gives_up", { losses: answer.keeps.gives_up.join("; ") })}</p>}
     </>
   );
 }
@@ -149,11 +156,11 @@ export function Pack({ setup, plan }) {
   const t = useText();
   const id = useId();
   const [text, setText] = useState(null);
-  const [state, ask] = useAnswer();
   const own = plan?.words.to_run.length ? commandLine(plan.words.to_run) : "vllm serve llama-3.1-8b";
   const written = text ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
   const commands = written.split("\n").filter((line) => line.trim());
   const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
+  const [state, go] = useAnswer("pack", { gpu: setup.gpu, gpus, commands, language: t.language });
   return (
     <details class="fold">
       <summary>{t("pack.title")}</summary>
@@ -165,7 +172,7 @@ export function Pack({ setup, plan }) {
         type="button"
         class="button"
         disabled={!commands.length || commands.length > 8 || state.busy}
-        onClick={() => ask("pack", { gpu: setup.gpu, gpus, commands, language: t.language })}
+        onClick={go}
       >
         {t(state.busy ? "wish.busy" : "pack.go")}
       </button>
@@ -173,10 +180,7 @@ export function Pack({ setup, plan }) {
       {state.answer && (
         <>
           <p>
-            <span class={`badge small ${VERDICT_CLASS[state.answer.verdict]}`}>
-              {t(`badge.${state.answer.verdict}`)}
-            </span>{" "}
-            {state.answer.words.headline}
+            <VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}
           </p>
           {state.answer.verdict !== "does_not_fit" &&
             state.answer.servers.map((server) => (

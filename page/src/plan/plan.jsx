@@ -1,4 +1,4 @@
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, flushAddress, isLoopback, keepAddress } from "../address.js";
 import { Tabs, CopyButton, ErrorNote } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
@@ -44,6 +44,7 @@ export function PlanArea({ params, active }) {
   const [refused, setRefused] = useState({});
   const planA = answerTo(usePlan(setups.a), refused.a);
   const planB = answerTo(usePlan(setups.b), refused.b);
+  const draft = useRef(null);
   const editing = setups.b ? side : "a";
   const change = (which) => (setup) => {
     setRefused({});
@@ -81,8 +82,9 @@ export function PlanArea({ params, active }) {
           onChange={change(editing)}
           onRefused={(error) => setRefused({ [editing]: error })}
           lists={lists}
+          draft={draft}
         />
-        <Wishes setup={setups[editing]} onChange={change(editing)} />
+        <Wishes setup={setups[editing]} onChange={change(editing)} draft={draft} />
       </div>
       <div class="results">
         <div class="sides">

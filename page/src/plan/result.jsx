@@ -1,14 +1,12 @@
 import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
-import { Command, ErrorNote, Notes, ShellText } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
 import { withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { bytesWords, commandLine, count, gib, tokensShort } from "../units.js";
+import { bytesWords, commandLine, count, flagsWords, gib, held, tokensShort } from "../units.js";
 import { ToRun } from "./more.jsx";
 import { useMath } from "./use_plan.js";
-
-export const VERDICT_CLASS = { fits: "good", tight: "fair", does_not_fit: "bad" };
 
 const dollars = (usd) => `$${usd.toFixed(2)}`;
 const rate = (tokens) => count(tokens);
@@ -23,8 +21,12 @@ function bigFigures(t, plan, speed) {
     if (kv.longest_len > 0) figures.push([count(kv.longest_len), t("big.longest")]);
     return figures;
   }
-  if (kv.num_blocks > 0)
-    figures.push([kv.max_concurrency.toFixed(1), t("big.requests", { length: tokensShort(args.max_model_len) })]);
+  const first = plan.first_start?.max_concurrency ?? kv.max_concurrency;
+  if (kv.num_blocks > 0) {
+    const isLess = held(first) !== held(kv.max_concurrency);
+    const note = t(isLess ? "big.requests_first" : "big.requests", { length: tokensShort(args.max_model_len), first: held(first) });
+    figures.push([held(kv.max_concurrency), note]);
+  }
   figures.push([gib(Math.max(layout.headroom_bytes, 0), 1), t(plan.gpu.count > 1 ? "big.free_each" : "big.free")]);
   const { one_user_tokens_per_s: one, all_users_tokens_per_s: all, users, usd_per_hour: usd } = speed ?? {};
   const range = ({ low, high }) => ({ low: rate(low), high: rate(high), length: tokensShort(speed.context), users });
@@ -34,13 +36,24 @@ function bigFigures(t, plan, speed) {
   return figures;
 }
 
-export function Verdict({ plan, speed, busy, level = 1 }) {
+// Where a server that fits does not hold what was wished for, that is said before anything else.
+function missedWish(t, { kv, args, first_start, verdict }, { want_context, want_users }) {
+  if (verdict !== "fits" || !want_context || !want_users || !kv.num_blocks) return null;
+  if (args.max_model_len < want_context)
+    return t("badge.too_short", { held: tokensShort(args.max_model_len), wanted: tokensShort(want_context) });
+  if (args.max_model_len > want_context) return null;
+  const [now, first] = [kv, first_start ?? kv].map((pool) => pool.max_concurrency * (args.data_parallel_size ?? 1));
+  if (now < want_users) return t("badge.too_few", { held: held(now), wanted: want_users });
+  return first < want_users ? t("badge.first_start", { held: held(first), wanted: want_users }) : null;
+}
+
+export function Verdict({ plan, speed, busy, wish = {} }) {
   const t = useText();
-  const Heading = `h${level}`;
+  const missed = missedWish(t, plan, wish);
   return (
-    <header class={`verdict ${VERDICT_CLASS[plan.verdict]}`} aria-live="polite" aria-busy={busy}>
+    <header class={`verdict ${missed ? "fair" : VERDICT_CLASS[plan.verdict]}`} aria-live="polite" aria-busy={busy}>
       <div class="glance">
-        <Heading class="badge large">{t(`badge.${plan.verdict}`)}</Heading>
+        <h1 class="badge large">{missed ?? t(`badge.${plan.verdict}`)}</h1>
         <p>{plan.words.headline}</p>
       </div>
       <dl class="big">
@@ -76,7 +89,7 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
     <section class={`result${error ? " stale" : ""}`} aria-label={title ?? t("result")}>
       {title && <p class="side-title">{title}</p>}
       <ErrorNote error={error} />
-      <Verdict plan={plan} speed={speed} busy={busy} />
+      <Verdict plan={plan} speed={speed} busy={busy} wish={setup} />
       <Fixes plan={plan} busy={busy} onApply={(flags) => onChange(withFix(setup, flags))} />
       <Failure plan={plan} />
       <CardPicture
@@ -180,14 +193,6 @@ function Ranks({ ranks }) {
   );
 }
 
-const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
-export const flagsWords = (flags) =>
-  Object.entries(flags)
-    .map(([name, value]) =>
-      value === true ? `--${name.replaceAll("_", "-")}` : `--${name.replaceAll("_", "-")} ${written(value)}`,
-    )
-    .join(" ");
-
 // The command that starts comes right under a verdict that says no; the other ways fold.
 function Fixes({ plan, busy, onApply }) {
   const t = useText();
@@ -216,9 +221,7 @@ function Fixes({ plan, busy, onApply }) {
         {words.advice[index]?.is_tight ? ` (${t("badge.tight")})` : ""}
       </p>
       {words.advice[index]?.costs && (
-        <p class="soft">
-          {t("fixes.costs")} {words.advice[index].costs}
-        </p>
+        <p class="soft">{t("fixes.costs", { what: words.advice[index].costs })}</p>
       )}
     </li>
   );

@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
+import { DropArea, ErrorNote, Picker, Tabs, TextField, UsedField } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
@@ -37,16 +37,20 @@ export const modelOptions = once((models) =>
   ),
 );
 
+// The size that is printed on a card's box: CUDA reports a little less of it.
+const SOLD_GIB = [4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 180, 192, 256, 288];
+const boxSize = (bytes) => SOLD_GIB.find((size) => size >= bytes / 2 ** 30) ?? Math.ceil(bytes / 2 ** 30);
+
 export const gpuOptions = once((gpus) =>
   gpus.map((gpu) => ({
     value: gpu.write?.[0] ?? gpu.name,
-    search: `${gpu.name} ${(gpu.write ?? []).join(" ")}`.toLowerCase(),
+    search: `${gpu.name} ${(gpu.write ?? []).join(" ")} ${boxSize(gpu.total_bytes)}gb ${boxSize(gpu.total_bytes)}gib`.toLowerCase(),
     note: `${gpu.name}, ${gib(gpu.total_bytes, 1)}`,
   })),
 );
 
 // Where the model and the flags come from: a name, a config.json, or whatever text starts the server.
-export function Source({ setup, onChange, onRefused, lists }) {
+export function Source({ setup, onChange, onRefused, lists, draft }) {
   const t = useText();
   const [kind, setKind] = useState(setup.config ? "config" : "name");
   return (
@@ -61,10 +65,11 @@ export function Source({ setup, onChange, onRefused, lists }) {
       {kind === "config" && <ByConfig setup={setup} onChange={onChange} />}
       {kind === "text" && (
         <ByText
-          vllm={setup.vllm}
+          setup={setup}
+          draft={draft}
           onRefused={onRefused}
           onPick={(next) => {
-            onChange(next(setup));
+            onChange(next);
             setKind("name");
           }}
         />
@@ -159,26 +164,31 @@ function ByConfig({ setup, onChange }) {
   );
 }
 
-function ByText({ vllm, onPick, onRefused }) {
+// A text that was pasted is read at once; one that was typed when its button is pressed, or when a search needs it.
+function ByText({ setup, onPick, onRefused, draft }) {
   const t = useText();
   const id = useId();
   const [text, setText] = useState("");
   const [state, setState] = useState({ servers: null, error: null });
   // What vLLM refuses is never planned without the flag that it refuses.
   const pick = (server) => {
-    if (server.refused) onRefused({ message: server.refused.why, hint: server.refused.action });
-    else onPick((setup) => withServer(setup, server));
+    if (server.refused) return void onRefused({ message: server.refused.why, hint: server.refused.action });
+    const next = withServer(setup, server);
+    onPick(next);
+    return next;
   };
   const read = async (written = text) => {
     setState({ servers: null, error: null });
     try {
-      const { servers } = await engine.call("read", { text: written, vllm, language: t.language });
+      const { servers } = await engine.call("read", { text: written, vllm: setup.vllm, language: t.language });
       setState({ servers, error: null });
-      if (servers.length === 1) pick(servers[0]);
+      return servers.length === 1 ? pick(servers[0]) : undefined;
     } catch (error) {
-      setState({ servers: null, error });
+      return setState({ servers: null, error });
     }
   };
+  draft.current = text.trim() ? read : null;
+  useEffect(() => () => void (draft.current = null), []);
   return (
     <div class="field">
       <label for={id}>{t("text.label")}</label>
@@ -196,7 +206,10 @@ function ByText({ vllm, onPick, onRefused }) {
           spellcheck={false}
           value={text}
           placeholder="vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 ..."
-          onInput={(event) => setText(event.target.value)}
+          onInput={({ target, inputType }) => {
+            setText(target.value);
+            if (inputType === "insertFromPaste") read(target.value);
+          }}
         />
       </DropArea>
       <button type="button" class="button primary" disabled={!text.trim()} onClick={() => read()}>
@@ -227,6 +240,10 @@ export const withServer = (setup, server) => ({
   ...EMPTY,
   gpu: server.gpu ?? setup.gpu,
   gpus: server.gpus ?? null,
+  gpu_memory: server.gpu && server.gpu !== setup.gpu ? null : setup.gpu_memory,
+  gpu_used: setup.gpu_used,
+  want_context: setup.want_context,
+  want_users: setup.want_users,
   host_memory: server.host_memory ?? null,
   vllm: server.vllm_named === false ? setup.vllm : server.vllm,
   model: server.model,
@@ -242,8 +259,6 @@ function Machine({ setup, onChange, lists }) {
   const t = useText();
   const release = useId();
   const number = useId();
-  const memory = useId();
-  const host = useId();
   return (
     <div class="machine">
       <Picker
@@ -251,7 +266,7 @@ function Machine({ setup, onChange, lists }) {
         value={setup.gpu}
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
-        onPick={(gpu) => onChange({ ...setup, gpu })}
+        onPick={(gpu) => onChange({ ...setup, gpu, gpu_memory: null })}
       />
       <div class="field narrow">
         <label for={number}>{t("gpus")}</label>
@@ -268,6 +283,7 @@ function Machine({ setup, onChange, lists }) {
           }}
         />
       </div>
+      <UsedField value={setup.gpu_used} onChange={(gpu_used) => onChange({ ...setup, gpu_used: gpu_used || null })} />
       <div class="field">
         <label for={release}>vLLM</label>
         <select
@@ -283,26 +299,15 @@ function Machine({ setup, onChange, lists }) {
           ))}
         </select>
       </div>
-      <div class="field">
-        <label for={memory}>{t("gpu_memory")}</label>
-        <input
-          id={memory}
-          type="text"
-          value={setup.gpu_memory ?? ""}
-          placeholder={memoryOf(lists.gpus, setup.gpu)}
-          onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })}
+      {["gpu_memory", "host_memory"].map((name) => (
+        <TextField
+          key={name}
+          label={t(name)}
+          value={setup[name] ?? ""}
+          placeholder={(name === "gpu_memory" && memoryOf(lists.gpus, setup.gpu)) || t("auto")}
+          onChange={(text) => onChange({ ...setup, [name]: text.trim() || null })}
         />
-      </div>
-      <div class="field">
-        <label for={host}>{t("host_memory")}</label>
-        <input
-          id={host}
-          type="text"
-          value={setup.host_memory ?? ""}
-          placeholder={t("auto")}
-          onChange={(event) => onChange({ ...setup, host_memory: event.target.value.trim() || null })}
-        />
-      </div>
+      ))}
     </div>
   );
 }

@@ -22,6 +22,8 @@ export function usePlan(setup) {
     if (!key) return undefined;
     const request = JSON.parse(key);
     let rest = 0;
+    // The plan of another model or card is no answer, not even for a moment.
+    setState((now) => (now.request && subjectOf(now.request) !== subjectOf(request) ? { ...now, plan: null, speed: null, error: null } : now));
     thorough.current.cancel();
     timed.current.cancel();
     const failed = (error) => setState((now) => ({ ...now, error, busy: false }));
@@ -53,6 +55,8 @@ export function usePlan(setup) {
   }, [key]);
   return state;
 }
+
+const subjectOf = ({ model, config, gpu, gpus, vllm }) => JSON.stringify([model, config, gpu, gpus, vllm]);
 
 // While the fixes of the new setting are searched for, none are shown: those of another setting would be wrong.
 const keepFixes = (plan) => ({ ...plan, advice: plan.advice ?? [] });

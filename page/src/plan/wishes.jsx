@@ -1,17 +1,16 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf } from "../address.js";
 import { Newest, engine } from "../engine.js";
-import { ErrorNote, ShellText } from "../parts/controls.jsx";
+import { ErrorNote, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
 import { cardQuestionOf, readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
-import { VERDICT_CLASS } from "./result.jsx";
 import { readCommand } from "./source.jsx";
 
 // "I want 32k for 16 users": the flags are searched, put into the form, and what they give up is said.
-export function Wishes({ setup, onChange }) {
+export function Wishes({ setup: shown, onChange, draft }) {
   const t = useText();
-  const { want_context, want_users } = setup;
+  const { want_context, want_users } = shown;
   const [wish, setWish] = useState({ context: "32k", users: "16" });
   // A link, or a row of Models, brings its own wish.
   useEffect(() => {
@@ -20,7 +19,7 @@ export function Wishes({ setup, onChange }) {
     if (readLength(wish.context) !== want_context || Number(wish.users) !== want_users)
       setWish({ context: written, users: String(want_users) });
   }, [want_context, want_users]);
-  const [state, setState] = useState({ busy: false, error: null, answer: null });
+  const [state, setState] = useState({ busy: false, error: null, answer: null, key: "" });
   const newest = useRef(null);
   newest.current ??= new Newest(0);
   const context = readLength(wish.context);
@@ -28,31 +27,37 @@ export function Wishes({ setup, onChange }) {
   const change = (next) => {
     setWish(next);
     const wanted = { want_context: readLength(next.context), want_users: usersOf(next.users) };
-    if (wanted.want_context && wanted.want_users) onChange({ ...setup, ...wanted });
+    if (wanted.want_context && wanted.want_users) onChange({ ...shown, ...wanted });
   };
-  const take = async ({ command, gpus }, { search }) => {
+  const take = async ({ command, gpus }, { search }, setup = shown) => {
     const { model, flags } = await readCommand(command);
     const { model: asked, config, checkpoint_bytes } = typed(setup);
     const source = !config && model !== search.model ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
     onChange(withFound(setup, { ...source, gpus, flags, want_context: context, want_users: users }));
   };
-  const search = (event, keep_model = false) => {
+  const search = async (event, keep_model = false) => {
     event?.preventDefault();
     if (!context || !users) return;
-    setState({ busy: true, error: null, answer: null });
+    // A command that was typed and not read yet is what is asked about.
+    const setup = draft.current ? await draft.current() : shown;
+    if (!setup) return;
+    const key = askedOf(setup, { context, users }, t.language);
+    setState({ busy: true, error: null, answer: null, key });
     const { max_model_len, max_num_seqs, gpu_memory_utilization, ...flags } = typed(setup).flags;
     newest.current.run(
       async (signal) => {
         const request = { ...requestOf(typed(setup)), flags, language: t.language, want: { context, users, keep_model } };
         const answer = await engine.call("plan", request, signal);
-        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer);
+        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer, setup);
         else if (keep_model) onChange(typed(setup));
         return { ...answer, asked: { ...typed(setup), want_context: context, want_users: users } };
       },
-      (answer) => setState({ busy: false, error: null, answer }),
-      (error) => setState({ busy: false, error, answer: null }),
+      (answer) => setState({ busy: false, error: null, answer, key }),
+      (error) => setState({ busy: false, error, answer: null, key }),
     );
   };
+  // An answer about another model, machine or wish than the one in the fields is none.
+  const { busy, error, answer } = state.key === askedOf(shown, { context, users }, t.language) ? state : {};
   const field = (name, valid) => (
     <input
       type="text"
@@ -72,16 +77,21 @@ export function Wishes({ setup, onChange }) {
       </p>
       <div class="row">
         <button type="submit" class="button primary" disabled={!context || !users}>
-          {t(state.busy ? "wish.busy" : "wish.find")}
+          {t(busy ? "wish.busy" : "wish.find")}
         </button>
       </div>
       <div aria-live="polite">
-        <ErrorNote error={state.error} />
-        {state.answer && <Found answer={state.answer} onTake={take} onKeep={() => search(null, true)} />}
+        <ErrorNote error={error} />
+        {answer && <Found answer={answer} onTake={take} onKeep={() => search(null, true)} />}
       </div>
     </form>
   );
 }
+
+const askedOf = (setup, ...wish) => {
+  const { flags, env, ...asked } = requestOf(typed(setup));
+  return JSON.stringify([asked, ...wish]);
+};
 
 const usersOf = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
 

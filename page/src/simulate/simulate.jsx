@@ -1,12 +1,13 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
+import { DropArea, ErrorNote, Picker, ShellText, Tabs } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, fromParams, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
-import { count } from "../units.js";
+import { commandLine, count, flagsWords } from "../units.js";
+import { Fleet } from "./fleet.jsx";
 import { Runs } from "./runs.jsx";
 
 const LOAD = {
@@ -86,15 +87,19 @@ export function SimulateArea({ params, active }) {
     const mine = (abort.current = new AbortController());
     setState({ busy: true, error: null });
     try {
-      const request = { ...requestFor(asked, setup, trace.text), language: t.language };
+      const question = requestFor(asked, setup, trace.text);
+      const request = { ...question, language: t.language };
       const answer = await engine.call("simulate", request, mine.signal);
-      const label = words(asked, setup, answer);
-      setRuns((now) => (beside && now.length ? [now[0], { answer, label, request }] : [{ answer, label, request }]));
+      const done = { answer, label: words(asked, setup, answer), request, asked: JSON.stringify(question) };
+      setRuns((now) => (beside && now.length ? [now[0], done] : [done]));
       setState({ busy: false, error: null });
     } catch (error) {
-      if (error.name !== "AbortError") setState({ busy: false, error });
+      if (error.name === "AbortError") return;
+      setRuns((now) => (beside ? now.slice(0, 1) : []));
+      setState({ busy: false, error });
     }
   };
+  const isChanged = runs.length > 0 && JSON.stringify(requestFor(load, setup, trace.text)) !== runs.at(-1).asked;
   // The sentences come from the engine: another language asks again.
   const spoken = useRef(t.language);
   useEffect(() => {
@@ -164,7 +169,7 @@ export function SimulateArea({ params, active }) {
               key={name}
               label={`--${name.replaceAll("_", "-")}`}
               value={load[name]}
-              placeholder={t("flag.default")}
+              placeholder={(load.pool === "plan" && setup.flags[name]) || t("flag.default")}
               onChange={change(name)}
             />
           ))}
@@ -188,7 +193,17 @@ export function SimulateArea({ params, active }) {
             {t("simulate.busy")}
           </p>
         )}
+        {isChanged && !state.busy && (
+          <p class="note fair" role="status">
+            {t("simulate.changed")}
+          </p>
+        )}
         {runs.length > 0 && <Runs runs={runs} />}
+        <Fleet
+          load={requestFor(load, setup, trace.text)}
+          setup={setup}
+          onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+        />
       </div>
     </div>
   );
@@ -286,6 +301,33 @@ function TraceField({ trace, setTrace, onFile }) {
   );
 }
 
+const FIELDS = ["tensor_parallel_size", "max_model_len"];
+const MACHINE = ["gpus", "gpu_memory", "gpu_used", "host_memory", "vllm"];
+
+// What else a plan brought along: no field here shows it, and the replay uses it.
+function Carried({ setup, onChange }) {
+  const t = useText();
+  const flags = Object.fromEntries(Object.entries(setup.flags).filter(([name]) => !FIELDS.includes(name)));
+  const machine = Object.fromEntries(MACHINE.filter((name) => setup[name]).map((name) => [name, setup[name]]));
+  const words = commandLine([flagsWords({ ...flags, ...machine, ...(setup.cold && { cold: true }) })].filter(Boolean), setup.env);
+  if (!words) return null;
+  const kept = Object.fromEntries(FIELDS.filter((name) => name in setup.flags).map((name) => [name, setup.flags[name]]));
+  const cleared = { ...EMPTY, model: setup.model, config: setup.config, checkpoint_bytes: setup.checkpoint_bytes, gpu: setup.gpu, flags: kept };
+  return (
+    <div class="note">
+      <p>
+        {t("simulate.carried")}{" "}
+        <code>
+          <ShellText text={words.replaceAll("'", "")} />
+        </code>
+      </p>
+      <button type="button" class="button small" onClick={() => onChange(cleared)}>
+        {t("simulate.clear")}
+      </button>
+    </div>
+  );
+}
+
 function PoolOfPlan({ setup, onChange, lists }) {
   const t = useText();
   return (
@@ -303,7 +345,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
           options={gpuOptions(lists.gpus)}
           onPick={(gpu) => onChange({ ...setup, gpu })}
         />
-        {["tensor_parallel_size", "max_model_len"].map((name) => (
+        {FIELDS.map((name) => (
           <NumberField
             key={name}
             label={`--${name.replaceAll("_", "-")}`}
@@ -313,6 +355,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
           />
         ))}
       </div>
+      <Carried setup={setup} onChange={onChange} />
       <p class="hint">
         <a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a>
       </p>

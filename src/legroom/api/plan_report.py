@@ -173,6 +173,7 @@ def search(
         holding = (n for n in more if search_flags(targets, args, replace(goal, gpus=(n,)), max_answers=1).best)
         enough = f"--gpus {count} holds it. " if (count := next(holding, 0)) else ""
         models = f"legroom models --gpu {shlex.quote(where.gpu)} --context {context} --users {concurrency:g}"
+        models += f" --gpu-used {shlex.quote(where.used)}" if where.used else ""
         return SearchReport(replace(answer, next_step=f"{enough}What this card holds: {models}"), target, args)
     best, losses = _on_used_gpus(answer.best, answer.losses, most)
     alternatives = tuple(_on_used_gpus(*other, most) for other in answer.alternatives)

@@ -7,17 +7,17 @@ import argparse
 from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
-USAGE = "legroom explain LR203 | --list | --search WORDS [--lang en|zh] [--json]"
+USAGE = "legroom explain [LR203 | --search WORDS] [--lang en|zh] [--json]"
 DESCRIPTION = """\
 Tell the long story of one cause of the catalog: what it is, why vLLM does it, the arithmetic with a worked example,
-what helps, what not to try, and how to tell it from its look-alikes. Or list the catalog, or search it: by words in
-English or Chinese, by a cause label, or by a line of a log."""
+what helps, what not to try, and how to tell it from its look-alikes. Without an entry: list the catalog. Or search it
+by words in English or Chinese, by a cause label, or by a line of a log."""
 
 EPILOG = """\
 examples:
   legroom explain LR203
   legroom explain LR203 --lang zh
-  legroom explain --list
+  legroom explain
   legroom explain --search cumem
   legroom explain --search 'No available memory for the cache blocks'
 
@@ -26,8 +26,7 @@ exit codes: 0 found, 1 the search found nothing, 2 no such entry
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203")
-    parser.add_argument("--list", action="store_true", help="list every entry, one per line")
+    parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203; none: list every entry")
     parser.add_argument("--search", metavar="WORDS", help="find entries by words, a label or a line of a log")
     parser.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -38,29 +37,20 @@ def run(args: argparse.Namespace) -> int:
     from legroom.explain.entry import entry_json, summary_json
     from legroom.render.explain_text import entry_list_text, explain_text, hits_text
 
-    if sum((args.id is not None, args.list, args.search is not None)) != 1:
-        raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
-    if args.search is not None:
-        # Print the entries that match --search; the exit code says whether there are any.
-        hits = search(args.search, entries())
-        if args.json or hits:
-            print_answer(
-                args.json,
-                lambda: search_json(args.search, hits, args.lang),
-                lambda style: hits_text(hits, style, args.lang),
-            )
-        else:
-            note(f"nothing in the catalog fits {args.search!r}; legroom explain --list shows all of it")
-        return OK if hits else ANSWER_IS_NO
-    if args.list:
-        print_answer(
-            args.json,
-            lambda: {"entries": [summary_json(listed, args.lang) for listed in entries()]},
-            lambda style: entry_list_text(entries(), style, args.lang),
-        )
+    if args.id is not None and args.search is not None:
+        raise LegroomError("explain what?", "legroom explain LR203, or --search WORDS")
+    lang, words = args.lang, args.search
+    if words is not None and not (hits := search(words, entries())):
+        note(f"nothing in the catalog fits {words!r}; legroom explain shows all of it")
+        if args.json:
+            print_answer(True, lambda: search_json(words, hits, lang), str)
+        return ANSWER_IS_NO
+    if words is not None:
+        print_answer(args.json, lambda: search_json(words, hits, lang), lambda style: hits_text(hits, style, lang))
+    elif args.id is None:
+        listed = {"entries": [summary_json(each, lang) for each in entries()]}
+        print_answer(args.json, lambda: listed, lambda style: entry_list_text(entries(), style, lang))
     else:
         chosen = entry(args.id)
-        print_answer(
-            args.json, lambda: entry_json(chosen, args.lang), lambda style: explain_text(chosen, style, args.lang)
-        )
+        print_answer(args.json, lambda: entry_json(chosen, lang), lambda style: explain_text(chosen, style, lang))
     return OK

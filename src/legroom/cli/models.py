@@ -19,14 +19,15 @@ DESCRIPTION = """\
 List the models whose facts come with legroom: they can be planned without a network.
 
 With --gpu: which of them that GPU serves, the largest first, with the users it holds at once, the longest request and
-the tokens a second that one user sees; then the models that lack the least memory. Every row is a full plan."""
+the tokens a second of one user and of all; then the models that lack the least memory. Every row is a full plan."""
 EPILOG = """\
 examples:
   legroom models
   legroom models qwen3 fp8
   legroom models llama --json
   legroom models --gpu rtx4090
-  legroom models qwen --gpu l40s --context 32k --users 4
+  legroom models qwen --gpu l40s --context 32k --users 4 --sort speed
+  legroom models --gpu rtx4090 --gpu-used 2GiB
 
 Any other model is read from the Hugging Face Hub by its id, or from a folder with a config.json.
 
@@ -41,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpus", metavar="N", default="1", help="how many of it (default: 1)")
     where.add_argument("--context", metavar="LEN", default="8k", help="tokens a request may have (default: 8k)")
     where.add_argument("--users", metavar="N", default="1", help="requests of that length at once (default: 1)")
+    where.add_argument("--gpu-used", metavar="SIZE", help="what a desktop and other programs use of one GPU (2GiB)")
+    orders = ("size", "name", "context", "users", "speed")
+    where.add_argument("--sort", choices=orders, default=orders[0], help="what the list is sorted by (default: size)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -61,24 +65,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
+    from legroom.planning.machine import Machine
     from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardQuestion, models_on_card
 
     context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
     if context < 1 or users < 1:
         raise LegroomError("a context and a number of users are at least 1", "write it like --context 32k --users 4")
-    question = CardQuestion.of(args.gpu, gpu_count(args.gpus, "--gpus") or 1, args.vllm, context, users)
+    machine = Machine(args.gpu, gpu_count(args.gpus, "--gpus"), used=args.gpu_used)
+    question = CardQuestion.of(machine, args.vllm, context, users)
     with progress_bar("planning") as bar:
-        answer = models_on_card(models, question, progress=bar)
+        answer = models_on_card(models, question, progress=bar, order=args.sort)
     print_answer(args.json, answer.as_json, lambda style: card_models_text(answer, style))
     return OK if answer.fitting else ANSWER_IS_NO
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:
     if not models:
-        return (
-            "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned as well.\n"
-        )
+        return "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned too.\n"
     rows = [tuple(style.paint(word, "dim") for word in ("name", "parameters", "Hugging Face ids"))]
     for model in models:
         parameters = f"{model.parameters / 1e9:,.2f} B" if model.parameters else ""

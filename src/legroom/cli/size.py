@@ -127,12 +127,8 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
     concurrency = parse_count(args.concurrency or "1", "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    return CapacityGoal(
-        context,
-        float(concurrency),
-        counts_up_to(shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32),
-        args.policy,
-    )
+    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
@@ -155,22 +151,16 @@ def _run_rate(
     """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
     from legroom.planning.sizing import prices_with_file
     from legroom.render.size_text import fleet_size_text
-    from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
-    from legroom.vllm.resolve import served_model
+    from legroom.simulation.fleet_size import FleetTask, fleet_report
 
     load = _serving_load(args)
     prices = prices_with_file(args.prices)
     most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
-    each_args = tuple(replace(serve, model=name) for name in models)
-    # Models are read here, because workers may run on other machines.
-    task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
     with progress_bar("sizing") as bar:
-        sized = size_fleets(task, cards, shared_options.sweep_executor(args), bar)
-    names = [model.name for model in task.models for _ in cards]
-    rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
-    report = FleetReport(load, release, rows, prices, most)
+        task = FleetTask.of(models, release, serve, load, most)
+        report = fleet_report(task, cards, prices, shared_options.sweep_executor(args), bar)
     print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 
@@ -192,9 +182,7 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
             raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
     from legroom.simulation.traces.trace_files import read_trace
 
-    trace = read_trace(args.trace).checked()
-    duration = trace.arrivals[-1] - trace.arrivals[0]
-    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
+    return ServingLoad.of_trace(read_trace(args.trace).checked(), goal, pools)
 
 
 def _synthetic_load(args: argparse.Namespace) -> Trace:

@@ -206,7 +206,8 @@ def _with_pasted_command(
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
         return cases, hints
-    if len(named := set(prose("image").findall(text)) or set(prose("release").findall(text))) == 1:
+    named = set(prose("image").findall(text)) or set(prose("release").findall(text))
+    if len(named := named - {item.facts["what"] for item in cases[-1].all("release_told")}) == 1:
         (tag,) = named
         cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
     last = cases[-1]

@@ -35,6 +35,7 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
+_NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
 _OFF = "--no-"
 """The value of a switch that is named with `--no-`."""
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
@@ -131,8 +132,11 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for name, value in typed.items():
         if getattr(args, name) is None:
             args = with_setting(args, name, value, release)
-    if args.tensor_parallel_size is None and len(ranks := set(prose("ranks").findall(plain))) == 1:
-        args = replace(args, tensor_parallel_size=int(*ranks))
+    for kind in ("ranks", "card_count"):
+        told = {count for match in prose(kind).findall(plain) for count in match if count}
+        counts = {_NUMBERS.get(count.lower(), count) for count in told}
+        if len(counts) == 1 and args.tensor_parallel_size is None:
+            args = replace(args, tensor_parallel_size=int(*counts))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
     if (repeated := prose("repeated_share").search(plain)) and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts

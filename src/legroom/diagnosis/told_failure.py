@@ -46,7 +46,8 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     for (id_, role, phase, _), match in (*shortages, *moments, *around):
         start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
         line = plain[start : end if end >= 0 else None].strip()[:400]
-        yield Evidence(id_, role, plain.count("\n", 0, start) + 1, line, {}, phase, is_told=True)
+        facts = {"what": next((value for value in match.groups() if value), "")}
+        yield Evidence(id_, role, plain.count("\n", 0, start) + 1, line, facts, phase, is_told=True)
 
 
 def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:

@@ -264,7 +264,7 @@ def _entry_id(cause: Cause, assessment: Assessment) -> str:
 
 def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     """`cause found`, `not a memory problem`, `cause above` (missing lines), `no problem found` or `not understood`."""
-    is_cured = any(worked for _, worked in case.reported)
+    is_cured = any(worked for _, worked in case.reported) or case.has("release_told")
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )

@@ -17,7 +17,7 @@ from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.planning.plan import Plan, Target, plan_on_named_card
 from legroom.planning.release_bugs import bugs_of
 from legroom.records import dataclass
-from legroom.units import gib, parse_bytes
+from legroom.units import MIB, gib, parse_bytes
 from legroom.vllm.args import ServeArgs, draft_method, draft_name, predicts_itself
 from legroom.vllm.resolve import served_model
 
@@ -67,18 +67,7 @@ def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     """The target of a plan: model, card with measured figures, and number of GPUs."""
-    card = with_probed_card(_card(machine), release, args)
-    card = (
-        with_measured_total(card)
-        if machine.memory is None
-        else with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
-    )
-    used = 0
-    if machine.used is not None:
-        used = parse_bytes(machine.used, "--gpu-used")
-        card = replace(card, screen=False)  # that figure includes a desktop
-    if used > card.total_bytes:
-        raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
+    card, used = card_and_used_bytes(machine, release, args)
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
@@ -91,6 +80,23 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
         host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
         gpus_given=machine.gpus is not None,
     )
+
+
+def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:
+    """One card of the machine with its measured figures, and the bytes that other processes hold of it."""
+    card = with_probed_card(_card(machine), release, args)
+    if machine.memory is None:
+        card = with_measured_total(card)
+    else:
+        card = with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
+    if machine.used is None:
+        return card, 0
+    used = parse_bytes(machine.used, "--gpu-used")
+    if 0 < used < MIB:
+        raise LegroomError(f"--gpu-used {machine.used} is {used} bytes", "write it with its unit, like 2GiB")
+    if used > card.total_bytes:
+        raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
+    return replace(card, screen=False), used  # that figure includes a desktop
 
 
 def _card(machine: Machine) -> Gpu:

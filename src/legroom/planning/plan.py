@@ -139,7 +139,7 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
         return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
     if headroom_after_band(rank, 1.0) < 0 <= headroom_after_band(replace(rank, desktop_bytes=0), 1.0):
         left, usual = gib(rank.headroom_bytes, 1), gib(rank.desktop_bytes, 1)
-        return f"{left} are left, and a desktop on this card takes about {usual} (--gpu-used 0 says that there is none)"
+        return f"{left} are left, and a desktop on this card takes about {usual}; without one, say so (--gpu-used 0)"
     if headroom_after_band(rank, 1.0) < 0:
         return "at the high end of the error band the card runs over at its peak"
     return ""
@@ -289,6 +289,11 @@ def cold_start(warm: Plan) -> Plan:
         return warm
     answer, reason = verdict(target, settings, memory)
     return _with_host_verdict(replace(warm, memory=memory, verdict=answer, reason=reason))
+
+
+def first_start_holds(plan: Plan) -> float:
+    """Requests of the full length that the first start holds, with an empty compile cache, over all engines."""
+    return cold_start(plan).memory.kv.max_concurrency * plan.settings.data_parallel_size
 
 
 def _with_host_verdict(made: Plan) -> Plan:

@@ -25,6 +25,10 @@ _HEADINGS = {
     "related": ("Related", "相关条目"),
     "evidence": ("Where this comes from", "依据"),
 }
+_COUNTED = (
+    "{} public threads counted: {} confirm the cause, {} state a fix that worked.",
+    "统计了 {} 个公开讨论：{} 个确认了原因，{} 个给出了有效的修复。",
+)
 _NOT_COUNTED = (
     "No public thread was counted: this comes from the releases' source and the memory model.",
     "没有统计到公开讨论：来自版本源码与显存模型。",
@@ -38,18 +42,11 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
         f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.in_language(language), 'bold')}",
         style.paint(f"{entry.label} · {entry.phase or '-'}", "dim"),
     ]
-    story = entry.story
+    story, printed = entry.story, [signature.text.in_language(language) for signature in entry.signatures]
     words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
     rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
     sections: list[tuple[str, list[str]]] = [
-        (
-            "log",
-            [
-                line
-                for s in entry.signatures
-                for line in _wrapped_lines(s.text.in_language(language), style, "  ", "    ")
-            ],
-        ),
+        ("log", [line for text in printed for line in _wrapped_lines(text, style, "  ", "    ")]),
         ("what", _story_part(story.what if story else None, style, language)),
         ("cause", _wrapped_lines(entry.cause.in_language(language), style)),
         ("why", _story_part(story.why if story else None, style, language)),
@@ -98,8 +95,7 @@ def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[st
         when = _condition_text(item.condition.in_language(language), language)
         advice = f"{item.action.in_language(language)}{when}{_count_text(entry.counted(item.kind), language)}"
         lines += _wrapped_lines(advice, style, f"  {number}. ", "     ")
-        how = item.how.in_language(language)
-        if how:
+        if how := item.how.in_language(language):
             arrow = style.pick("→", "->")
             lines += [style.paint(line, "blue") for line in _wrapped_lines(how, style, f"     {arrow} ", "       ")]
     return lines
@@ -125,34 +121,21 @@ def _version_lines(entry: Entry, style: Style) -> list[str]:
     """What changed in each vLLM version that the entry names."""
     lines: list[str] = []
     for item in entry.versions:
-        notes = [
-            item.behavior_change or "",
-            f"introduced in {item.introduced}" if item.introduced else "",
-            f"gone in {item.removed}" if item.removed else "",
-        ]
-        change = "; ".join(note for note in notes if note)
+        notes = [item.behavior_change] if item.behavior_change else []
+        notes += [f"introduced in {item.introduced}"] if item.introduced else []
+        change = "; ".join([*notes, *([f"gone in {item.removed}"] if item.removed else [])])
         lines += _wrapped_lines(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
 
 
 def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]:
     """How many public threads confirm the cause or state a fix that worked, and the entry's documentation."""
-    number = len(entry.threads)
-    if language == "zh":
-        counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
-    else:
-        counted = (
-            f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state "
-            "a fix that worked."
-        )
-    if not number:
-        counted = _NOT_COUNTED[language == "zh"]
+    texts = _COUNTED if entry.threads else _NOT_COUNTED
+    counted = texts[language == "zh"].format(len(entry.threads), entry.confirmed, entry.with_fix)
     if entry.record is not None:
         counted = "Imported from a record; its rates are claims that nobody counted here."
     lines = _wrapped_lines(counted, style)
-    if entry.documentation:
-        lines.append(f"  {entry.documentation}")
-    return lines
+    return [*lines, f"  {entry.documentation}"] if entry.documentation else lines
 
 
 def _count_text(count: Count, language: Language) -> str:

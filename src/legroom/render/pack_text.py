@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, command_phrases, paragraphs, plural, wrap, wrap_command
+from legroom.drawing.text import columns, paragraphs, plural, wrap
 from legroom.facts.release_support import ENDPOINTS_SWITCH
 from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 from legroom.planning.packing.pack_changes import proof
 from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import answer_lines
+from legroom.render.plan_text import command_lines
 from legroom.units import gib, human_bytes
 
 _MARGIN = "  "
@@ -61,10 +61,8 @@ def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[s
         pool = pools.get(name, by_name[name].least_pool_bytes)
         holds = _capacity_text(next((packed for packed in result.packed if packed.name == name), None))
         rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", gib(pool), style.paint(holds, "dim")))
-    for name, bytes_ in use.asleep:
-        rows.append(
-            (name, gib(bytes_), f"{bytes_ / total:.1%}", "asleep", style.paint("what stays on the card", "dim"))
-        )
+    stays = style.paint("what stays on the card", "dim")
+    rows += [(name, gib(bytes_), f"{bytes_ / total:.1%}", "asleep", stays) for name, bytes_ in use.asleep]
     for other in use.card.others:
         rows.append((other.name, gib(other.bytes), f"{other.bytes / total:.1%}", "", style.paint("as given", "dim")))
     free = use.headroom_bytes
@@ -95,17 +93,15 @@ def _failing(result: PackResult) -> list[Packed]:
 def _failure_lines(result: PackResult, style: Style) -> Iterator[str]:
     """vLLM's error message for each server that does not start."""
     for packed in _failing(result):
-        failure = packed.plan.memory.failure
-        if failure:
+        if failure := packed.plan.memory.failure:
             yield from wrap(f"{packed.name}: {failure.message}", style.width, _MARGIN, _MARGIN * 2)
 
 
 def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
     """The flags or GPUs that would make the servers fit, least change first, or that none was found."""
     if not changes:
-        yield from wrap(
-            "No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN
-        )
+        nothing = "No smaller batch, context or KV precision makes room, nor do more cards."
+        yield from wrap(nothing, style.width, _MARGIN)
         return
     yield _MARGIN + style.paint("What would fit, the least change first:", "bold")
     for change in changes:
@@ -139,11 +135,8 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
         if number:
             yield ""
         variables = sorted({"CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH} & packed.plan.args.env.keys())
-        env = [f"{name}={shlex.quote(packed.plan.args.env[name])}" for name in variables]
-        words = [shlex.quote(word) for word in ready_command(packed.plan)]
-        lines = wrap_command([*env, *command_phrases(words)], style.width - len(_MARGIN) - 4)
-        for place, line in enumerate(lines):
-            yield f"{_MARGIN}{'$ ' if place == 0 else '    '}{line}"
+        env = {name: packed.plan.args.env[name] for name in variables}
+        yield from command_lines(ready_command(packed.plan), style, env)
 
 
 def _note_lines(result: PackResult, style: Style) -> Iterator[str]:

@@ -10,6 +10,7 @@ from legroom.drawing.text import count, plural, wrap
 from legroom.facts.fit import evidence, known_starts, starts_like
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
+from legroom.planning.plan import first_start_holds
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -161,6 +162,12 @@ def headline(plan: Plan) -> str:
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"
     return f"{start} starts; {max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of {card} stays free."
+
+
+def first_start_loss(plan: Plan, requests: float) -> list[str]:
+    """That the first start holds fewer full-length requests than are wanted, where later starts hold them all."""
+    first, later = first_start_holds(plan), plan.memory.kv.max_concurrency * plan.settings.data_parallel_size
+    return [f"the first start holds {first - 0.05:.1f} of {requests:g}"] if first < requests <= later else []
 
 
 def pool_text(kv: KvPlan, block: str) -> str:

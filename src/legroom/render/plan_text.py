@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.chart import bar, labels, ruler, swatch
@@ -15,6 +15,7 @@ from legroom.render.plan_parts import (
     answer_lines,
     band_basis_text,
     certainty_text,
+    first_start_loss,
     headline,
     layout_parts,
     pool_text,
@@ -295,9 +296,11 @@ def _command_to_run(plan: Plan) -> list[str]:
     return ready_command(plan) if plan.starts or plan.verdict == "tight" else []
 
 
-def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
+def command_lines(command: Sequence[str], style: Style, env: Mapping[str, str] = {}) -> Iterator[str]:
     """The command line wrapped with backslashes, to be pasted into a shell."""
-    for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
+    phrases = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    phrases += command_phrases(map(shlex.quote, command))
+    for number, line in enumerate(wrap_command(phrases, style.width - 6)):
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
 
 
@@ -348,7 +351,9 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
         why = f"No setting holds {load_text}: {result.short_by}"
         return {"headline": why, "weighed": f"{weighed}.", "next": result.next_step}
     name, where = short_model_name(best.target.model.name), f"{best.target.gpus} x {best.target.gpu.name}"
-    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else ""
+    first = first_start_loss(best, result.goal.concurrency)
+    later = f" after the first start; {first[0]}, as its compile cache is cold" if first else ""
+    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else later
     return plan_words(best) | {
         "headline": f"{name} on {where} holds {load_text}{caveat}.",
         "gives_up": f"It gives up: {_losses_text(result.losses)}.",

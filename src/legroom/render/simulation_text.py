@@ -96,7 +96,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     if tally.preemptions:
         words.append(f"the pool ran dry: {count(tally.preemptions)} preemptions")
     if timeline.rejections:
-        words.append(f"{count(len(timeline.rejections))} turned away")
+        words.append(f"{count(len(timeline.rejections))} turned away, the first: {timeline.rejections[0].why}")
     part = " (interrupted)" if timeline.interrupted else ""
     return f"{_VERDICTS[load.verdict]}: {'; '.join(words)}{part}"
 

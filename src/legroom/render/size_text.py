@@ -12,9 +12,9 @@ from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
 from legroom.planning.sizing import Fit, hourly_usd
-from legroom.render.plan_parts import short_model_name
+from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
-from legroom.simulation.card_models import CardModel, CardModels, DecodeRate, decode_rate
+from legroom.simulation.card_models import CardModel, CardModels, CardQuestion, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
 
@@ -115,15 +115,15 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
         _marked_tight(f"{fit.count} x {fit.gpu.name}{mark}", plan, style),
         " ".join(split) or nothing,
         nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.1f}",
-        _rate_text(decode_rate(plan, settings.max_model_len), style),
+        _rate_text(decode_rate(plan, settings.max_model_len), 1, style),
         nothing if usd is None else f"{usd:,.2f}",
         f"{fit.limiting} {human_bytes(fit.limiting_bytes)}",
     )
 
 
-def _rate_text(rate: DecodeRate | None, style: Style) -> str:
-    """The range of tokens per second that one user sees, as text; a dot where it is not estimated."""
-    return f"{rate.low:,.0f} to {rate.high:,.0f}" if rate else style.pick("·", "-")
+def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
+    """The range of tokens per second that so many users see together; a dot where it is not estimated."""
+    return f"{users * rate.low:,.0f} to {users * rate.high:,.0f}" if rate else style.pick("·", "-")
 
 
 def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
@@ -198,31 +198,18 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
     return [
         style.pick("▶", ">") if is_best else "",
         _marked_tight(fleet.gpu.name + mark, fleet.plan, style),
-        _gpu_count_text(fleet, style),
+        _range_text(fleet.replicas.times(fleet.gpus_per_replica), "g", style),
         split or style.pick("·", "-"),
         f"{outcome.first_token_p99:.2f}",
         f"{outcome.time_per_token_p99 * 1000:.0f}",
-        *(_usd_text(usd, style) for usd in money),
+        *(_range_text(usd, ".2f", style) if usd else style.pick("·", "-") for usd in money),
     ]
 
 
-def _gpu_count_text(fleet: SizedFleet, style: Style) -> str:
-    """The number of GPUs with its range in brackets; `?` where the upper end is unknown."""
-    low, middle, high = fleet.replicas.times(fleet.gpus_per_replica)
-    if low == high:
-        return f"{middle:g}"
-    return f"{middle:g} ({low or middle:g}{style.pick('–', '-')}{'?' if high is None else f'{high:g}'})"
-
-
-def _usd_text(money: Money | None, style: Style) -> str:
-    """US dollars, with a range in brackets where it is uncertain; a dot where no price is known."""
-    if money is None:
-        return style.pick("·", "-")
-    low, middle, high = money
-    if low == high:
-        return f"{middle:.2f}"
-    least = low if low is not None else middle
-    return f"{middle:.2f} ({least:.2f}{style.pick('–', '-')}{'?' if high is None else f'{high:.2f}'})"
+def _range_text(values: Money, form: str, style: Style) -> str:
+    """A figure with its range in brackets where it has one; `?` where the upper end is unknown."""
+    low, middle, high = (None if value is None else format(value, form) for value in values)
+    return f"{middle}" if low == high else f"{middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
@@ -275,13 +262,14 @@ def card_models_text(answer: CardModels, style: Style) -> str:
     """The models that fit, the largest first, one checkpoint each; then those that lack the least."""
     asked = answer.question
     users = f"{asked.goal.concurrency:g} user{'' if asked.goal.concurrency == 1 else 's'}"
+    used = f", {gib(asked.used_bytes, 1)} of it in use" if asked.used_bytes else ""
     title = (
-        f"{asked.gpus} x {asked.gpu.name} ({gib(asked.gpu.total_bytes, 1)}) with vLLM {asked.release.version}: "
+        f"{asked.gpus} x {asked.gpu.name} ({gib(asked.gpu.total_bytes, 1)}{used}) with vLLM {asked.release.version}: "
         f"{users} of {asked.goal.context:,} tokens"
     )
     lines = [style.paint(line, "bold") for line in wrap(title, style.width)]
     best = answer.best_of_each
-    lines += ["", *_fitting_table(best[:_MOST_ROWS], style)] if best else ["", "No bundled model fits."]
+    lines += ["", *_fitting_table(best[:_MOST_ROWS], asked, style)] if best else ["", "No bundled model fits."]
     lines += _models_footer(answer, len(best) - _MOST_ROWS, style)
     if missing := answer.nearest_missing[:_NEAREST]:
         rows = [(each.bundled.name, f"lacks {human_bytes(each.fit.short_bytes)} a card") for each in missing]
@@ -289,26 +277,21 @@ def card_models_text(answer: CardModels, style: Style) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
+def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
-    head = ("model", "weights", "users", "longest", _ONE_USER, "gives up")
+    wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
+    head = ("model", "weights", "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []), "gives up")
     rows = [tuple(style.paint(word, "dim") for word in head)]
     for each in models:
-        plan, nothing = each.fit.plan, style.pick("·", "-")
-        if plan is None:
+        if (plan := each.fit.plan) is None:
             continue
         has_cache = not plan.memory.kv.shape.is_empty
-        rows.append(
-            (
-                _marked_tight(style.paint(each.bundled.name, "bold"), plan, style),
-                gib(plan.layout.weights.bytes, 1),
-                f"{each.fit.holds:.1f}" if has_cache else nothing,
-                f"{each.longest_len:,}" if has_cache else nothing,
-                _rate_text(each.rate, style),
-                ", ".join(loss.partition(":")[0] for loss in each.fit.losses),
-            )
-        )
-    yield from (f"  {line}" for line in columns(rows, "<>>>><"))
+        rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
+        losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
+        pool = (f"{each.fit.holds:.1f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
+        name, weights = style.paint(each.bundled.name, "bold"), gib(plan.layout.weights.bytes, 1)
+        rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
+    yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
 
 
 def _marked_tight(name: str, plan: Plan, style: Style) -> str:
@@ -319,8 +302,9 @@ def _marked_tight(name: str, plan: Plan, style: Style) -> str:
 def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]:
     """How many more models fit, and what the table's columns mean."""
     if more > 0:
-        yield style.paint(f"  and {more} smaller ones: add a word like `qwen3`, or --json", "dim")
+        yield style.paint(f"  and {more} more: add a word like `qwen3`, --sort speed, or --json", "dim")
     if answer.fitting:
         yield ""
         meaning = f"users: requests of that length at once; longest: of one request; {_ONE_USER_NOTE}."
+        meaning += " all: the tokens/s of all wanted users together." if answer.question.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")

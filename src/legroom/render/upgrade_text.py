@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, command_phrases, paragraphs, wrap, wrap_command
+from legroom.drawing.text import columns, paragraphs, wrap
 from legroom.render.plan_parts import headline, short_model_name
+from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
 
 if TYPE_CHECKING:
@@ -157,15 +157,14 @@ def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
     if not old.starts:
         return
     yield style.paint(f"The command that keeps today's capacity on {new.target.release}", "bold")
-    phrases = command_phrases(shlex.quote(word) for word in kept.command)
-    yield from (f"    {line}" for line in wrap_command(phrases, style.width - 4))
-    yield from wrap(_equivalent_capacity_text(made), style.width, "  ")
+    yield from command_lines(kept.command, style)
+    yield from wrap(kept_capacity_text(made), style.width, "  ")
     if not kept.keeps_requests:
         yield from wrap("No setting of this release that legroom knows holds as much on this card.", style.width, "  ")
     yield from (line for loss in kept.gives_up for line in wrap(f"It gives up: {loss}.", style.width, "  "))
 
 
-def _equivalent_capacity_text(made: Upgrade) -> str:
+def kept_capacity_text(made: Upgrade) -> str:
     """How many requests the equivalent command holds and leaves free at the peak, against the old release."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:

@@ -1,15 +1,17 @@
-"""Which bundled models a card serves: a full plan each, the users that it holds, and the speed that one user sees."""
+"""Which bundled models a card serves: a full plan each, the users that it holds, and how fast they are served."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from legroom.facts.bundled import Bundled, find
-from legroom.facts.gpus import Gpu, gpu, list_prices
+from legroom.facts.gpus import Gpu, list_prices
 from legroom.facts.releases import Release, latest, release
-from legroom.planning.plan import Plan, Target, ready_command
+from legroom.planning.machine import Machine, card_and_used_bytes
+from legroom.planning.plan import Plan, Target, first_start_holds, ready_command
 from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
@@ -34,17 +36,21 @@ class CardQuestion:
     release: Release
     args: ServeArgs
     goal: CapacityGoal
+    used_bytes: int = 0
+    """What other processes hold of each card."""
 
     @classmethod
-    def of(cls, gpu_name: str, gpus: int, vllm: str | None, context: int, users: float) -> CardQuestion:
-        """The question about so many cards of this name; `vllm` None is the newest release."""
+    def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> CardQuestion:
+        """The question about the cards of a machine; `vllm` None is the newest release."""
+        gpus, on, args = machine.gpus or 1, release(vllm) if vllm else latest(), ServeArgs()
         goal = CapacityGoal(context, float(users), (gpus,), "balanced")
-        return cls(gpu(gpu_name), gpus, release(vllm) if vllm else latest(), ServeArgs(), goal)
+        card, used_bytes = card_and_used_bytes(machine, on, args)
+        return cls(card, gpus, on, args, goal, used_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRate:
-    """Tokens a second that one user sees, alone on the server at the full context."""
+    """Tokens a second that each user sees at the full context."""
 
     low: float
     estimate: float
@@ -64,6 +70,10 @@ class CardModel:
     longest_len: int = 0
     """The longest request that one user can send."""
     rate: DecodeRate | None = None
+    """Of one user, alone on the server."""
+    shared_rate: DecodeRate | None = None
+    """Of each of the wanted users at once."""
+    users: int = 1
 
     @property
     def family(self) -> str:
@@ -72,14 +82,16 @@ class CardModel:
 
     def as_json(self) -> dict[str, Any]:
         """An entry of `legroom models --gpu --json`."""
-        plan, rate = self.fit.plan, self.rate
+        plan, rate, shared = self.fit.plan, self.rate, self.shared_rate
         return {
             **self.bundled.as_json(),
             "verdict": plan.verdict if plan else "does_not_fit",
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
+            "first_start_concurrency": first_start_holds(plan) if plan else None,
             "longest_len": self.longest_len or None,
             "tokens_per_s": rate.as_json() if rate else None,
+            "all_users_tokens_per_s": shared.as_json(self.users) if shared else None,
             "pooling": is_pooling(plan.args, plan.target.model) if plan else None,
             "gives_up": list(self.fit.losses),
             "limiting": self.fit.limiting,
@@ -96,6 +108,8 @@ class CardModels:
     fitting: tuple[CardModel, ...]
     too_large: tuple[CardModel, ...]
     """Models that would start with more memory, those that lack the least first."""
+    order: str = "size"
+    """A name of ORDERS."""
 
     @property
     def best_of_each(self) -> list[CardModel]:
@@ -103,7 +117,7 @@ class CardModels:
         best: dict[str, CardModel] = {}
         for each in sorted(self.fitting, key=_preference):
             best.setdefault(each.family, each)
-        return sorted(best.values(), key=_largest_first)
+        return sorted(best.values(), key=ORDERS[self.order])
 
     @property
     def nearest_missing(self) -> list[CardModel]:
@@ -124,7 +138,7 @@ class CardModels:
             "gpus": asked.gpus,
             "context": asked.goal.context,
             "users": asked.goal.concurrency,
-            "models": [each.as_json() for each in self.fitting],
+            "models": [each.as_json() for each in sorted(self.fitting, key=ORDERS[self.order])],
             "too_large": [each.as_json() for each in self.too_large],
         }
 
@@ -141,11 +155,22 @@ def _largest_first(each: CardModel) -> tuple[int, str]:
     return -(root.parameters if root else each.bundled.parameters), each.family
 
 
+ORDERS: Mapping[str, Callable[[CardModel], Any]] = {
+    "size": _largest_first,
+    "name": lambda each: each.bundled.name,
+    "context": lambda each: -each.longest_len,
+    "users": lambda each: -each.fit.holds,
+    "speed": lambda each: -each.rate.estimate if each.rate else 0,
+}
+"""How a list of models can be sorted: the largest, longest, most or fastest first."""
+
+
 def models_on_card(
     models: Sequence[Bundled],
     question: CardQuestion,
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
+    order: str = "size",
 ) -> CardModels:
     """Every model that the cards serve at the wanted context, and those that are too large for them."""
     total = question.gpus * question.gpu.total_bytes
@@ -153,7 +178,7 @@ def models_on_card(
     answers = sweep(card_model, question, near, executor or ProcessExecutor(), progress)
     fitting = sorted((each for each in answers if each.fit.plan), key=_largest_first)
     too_large = sorted((each for each in answers if each.fit.short_bytes), key=lambda each: each.fit.short_bytes)
-    return CardModels(question, tuple(fitting), tuple(too_large))
+    return CardModels(question, tuple(fitting), tuple(too_large), order)
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:
@@ -168,13 +193,16 @@ def _least_weights_bytes(bundled: Bundled) -> float:
 def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
     """The plan of one bundled model with the question's users and context on its cards, and its decode speed."""
     args = replace(question.args, model=bundled.ids[0] if bundled.ids else bundled.name)
-    target = Target(served_model(args), question.gpu, question.gpus, question.release)
+    where = (question.gpu, question.gpus, question.release)
+    target = Target(served_model(args), *where, held_by_others_bytes=question.used_bytes)
     fit = fewest_gpus(target, args, question.goal)
     if fit.plan is None:
         return CardModel(bundled, fit)
     limit = max(default_and_longest_len(args, target.model, target.release)[1], question.goal.context)
     longest = min(fit.plan.memory.kv.longest_len, limit)
-    return CardModel(bundled, fit, longest, decode_rate(fit.plan, question.goal.context))
+    users, engines = math.ceil(question.goal.concurrency), fit.plan.settings.data_parallel_size
+    one, each = (decode_rate(fit.plan, question.goal.context, number) for number in (1, math.ceil(users / engines)))
+    return CardModel(bundled, fit, longest, one, each, users)
 
 
 def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:

@@ -22,6 +22,7 @@ from legroom.simulation.step_time import StepBand, roofline, step_band, why_no_s
 from legroom.simulation.trace import Trace
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import served_model
 
 _SPLITS = (1, 2, 4, 8)
 """Tensor-parallel sizes that are tried: up to a node of eight."""
@@ -36,6 +37,12 @@ class ServingLoad:
     requests_per_s: float
     pools: Disaggregation | None = None
     """Set where a replica is a set of prefill and decode servers."""
+
+    @classmethod
+    def of_trace(cls, trace: Trace, goal: Goal, pools: Disaggregation | None = None) -> ServingLoad:
+        """The load of a trace at the mean rate of its arrivals."""
+        duration = trace.arrivals[-1] - trace.arrivals[0]
+        return cls(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
 
     @property
     def longest(self) -> int:
@@ -60,18 +67,11 @@ class ServingLoad:
 
     def with_step_factor(self, factor: float) -> ServingLoad:
         """The load as if steps took `factor` times as long: arrival times and goals are divided by it."""
-        goal = self.goal
-        first, each = goal.first_token_p99, goal.time_per_token_p99
-        return ServingLoad(
-            replace(self.trace, arrivals=array("d", (at / factor for at in self.trace.arrivals))),
-            replace(
-                goal,
-                first_token_p99=None if first is None else first / factor,
-                time_per_token_p99=None if each is None else each / factor,
-            ),
-            self.requests_per_s * factor,
-            self.pools and replace(self.pools, link_bytes_per_s=self.pools.link_bytes_per_s * factor),
-        )
+        first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
+        trace = replace(self.trace, arrivals=array("d", (at / factor for at in self.trace.arrivals)))
+        pools = self.pools and replace(self.pools, link_bytes_per_s=self.pools.link_bytes_per_s * factor)
+        goal = replace(self.goal, first_token_p99=first and first / factor, time_per_token_p99=each and each / factor)
+        return ServingLoad(trace, goal, self.requests_per_s * factor, pools)
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,11 @@ class FleetTask:
     load: ServingLoad
     most_gpus: int
 
-
-def size_fleets(
-    task: FleetTask,
-    cards: Sequence[Gpu],
-    executor: SweepExecutor | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> list[tuple[SizedFleet, ...]]:
-    """The fleets of every model on every GPU, model by model; each entry's tensor-parallel sizes are sorted."""
-    _check_task(task)
-    cells = [(number, card) for number in range(len(task.models)) for card in cards]
-    return sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
+    @classmethod
+    def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, most: int) -> FleetTask:
+        """The task of named models. They are read here, because workers may run on other machines."""
+        each_args = tuple(replace(args, model=name) for name in models)
+        return cls(tuple(map(served_model, each_args)), release, each_args, load, most)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
@@ -177,9 +171,8 @@ def _check_task(task: FleetTask) -> None:
     """Raise where the flags ask for data parallelism or the trace has no arrival times."""
     load = task.load
     if any((args.data_parallel_size or 1) > 1 for args in task.args):
-        raise LegroomError(
-            "replicas are what is counted here, so --data-parallel-size has no place", "leave it out of the flags"
-        )
+        why = "replicas are what is counted here, so --data-parallel-size has no place"
+        raise LegroomError(why, "leave it out of the flags")
     if not load.trace.in_seconds or load.trace.arrives_at_once:
         raise LegroomError(
             f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
@@ -215,6 +208,8 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
             return replace(unsized, reason=f"will probably not start: {plan.reason}")
+        if (has := load.longest) > (takes := plan.settings.max_model_len):
+            return replace(unsized, reason=f"a request has {has:,} tokens, more than --max-model-len {takes:,}")
         work = hardware(plan)
         if untrusted := why_no_step_time(work):
             return replace(unsized, reason=untrusted)
@@ -271,8 +266,6 @@ def _why_no_fleet_holds(load: ServingLoad, candidate: Candidate, most_gpus: int)
     """The reason no fleet holds the load: a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
     alone = replay_candidate(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
-    if alone.rejected:
-        return "the requests are longer than the server takes"
     if goal.first_token_p99 is not None and alone.first_token_p99 > goal.first_token_p99:
         return f"a request that is served alone waits {alone.first_token_p99:.2g} s for its first token"
     if goal.time_per_token_p99 is not None and alone.time_per_token_p99 > goal.time_per_token_p99:
@@ -378,6 +371,21 @@ class FleetReport:
             "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,
         }
+
+
+def fleet_report(
+    task: FleetTask,
+    cards: Sequence[Gpu],
+    prices: Mapping[str, GpuPrice],
+    executor: SweepExecutor | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> FleetReport:
+    """The fleets of every model on every GPU, model by model; each entry's tensor-parallel sizes are sorted."""
+    _check_task(task)
+    cells = [(number, card) for number in range(len(task.models)) for card in cards]
+    sized = sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
+    rows = (CardFleets(task.models[cell[0]].name, fleets) for cell, fleets in zip(cells, sized, strict=True))
+    return FleetReport(task.load, task.release, tuple(rows), prices, task.most_gpus)
 
 
 def _band_json(band: Money | None) -> dict[str, float | None] | None:

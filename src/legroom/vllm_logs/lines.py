@@ -162,7 +162,7 @@ _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
         r"\d{4}-\d\d-\d\dT[\d:.,]{5,24}(?:Z|[+-]\d\d:?\d\d)? (?:stdout|stderr) [FP] ",  # containerd, CRI-O
-        r"[\w./@-]{1,80}\s{0,8}\| ",  # docker compose
+        r"(?!CCL_)[\w./@-]{1,80}\s{0,8}\| ",  # docker compose; `CCL_ERROR|` is a level of oneCCL
         r"\[pod/[^\]\s]{1,200}\] ",  # kubectl logs --prefix
         r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \S{1,120} [\w./@:-]{1,80}(?:\[\d{1,9}\])?: ",  # journald, syslog
         r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,10}(?:Z|[+-]\d\d:?\d\d)?\s",  # timestamps of platforms
@@ -172,7 +172,7 @@ _PREFIXES = tuple(
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]{1,120}:\d+\] ?",
     )
 )
-_SERVICE = re.compile(r"\s{0,4}(?:([\w./@-]{1,80})\s{0,8}\| |\[(pod/[^\]\s]{1,200})\] )")
+_SERVICE = re.compile(r"\s{0,4}(?:(?!CCL_)([\w./@-]{1,80})\s{0,8}\| |\[(pod/[^\]\s]{1,200})\] )")
 _PROCESS = re.compile(
     r"\(?(?P<label>\w{1,40})(?: rank=(?P<rank>\d+))? ?(?:TP(?P<tp>\d+) )?pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)? ?"
 )

@@ -62,29 +62,21 @@ def _read_package(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LegroomError(
-            f"cannot read {path}: {error.strerror}", f"it should be {_package_spec()} as npm packs it"
-        ) from None
+        hint = f"it should be {_package_spec()} as npm packs it"
+        raise LegroomError(f"cannot read {path}: {error.strerror}", hint) from None
 
 
 def _fetch_by_npm() -> bytes:
     """The tarball of Python for browsers, downloaded with `npm pack`."""
-    hint = (
-        f"fetch the npm package {_package_spec()} where there is a network (npm pack), and name its file by --runtime"
-    )
-    npm = shutil.which("npm")
-    if npm is None:
-        raise LegroomError(
-            "a static page needs Python for browsers, and there is no npm to fetch it", hint, UNREACHABLE
-        )
+    hint = f"fetch the npm package {_package_spec()} on a network (npm pack), and name its file by --runtime"
+    if (npm := shutil.which("npm")) is None:
+        why = "a static page needs Python for browsers, and there is no npm to fetch it"
+        raise LegroomError(why, hint, UNREACHABLE)
     with tempfile.TemporaryDirectory() as folder:
         words = [npm, "pack", "--silent", _package_spec()]
-        try:
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            raise LegroomError(f"npm could not fetch {_package_spec()}", hint, UNREACHABLE) from None
-        files = list(Path(folder).glob("*.tgz"))
-        if done.returncode or not files:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(words, cwd=folder, capture_output=True, timeout=300, check=False)
+        if not (files := list(Path(folder).glob("*.tgz"))):
             raise LegroomError(f"npm could not fetch {_package_spec()}", hint, UNREACHABLE)
         return files[0].read_bytes()
 
@@ -98,9 +90,8 @@ def _with_pinned_digest(package: bytes, name: str) -> bytes:
     """The package, where its digest is the pinned one: it runs in visitors' browsers."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
     if digest != pinned_pyodide()["integrity"]:
-        raise LegroomError(
-            f"{name} is not {_package_spec()}, or was changed", f"its digest should be {pinned_pyodide()['integrity']}"
-        )
+        hint = f"its digest should be {pinned_pyodide()['integrity']}"
+        raise LegroomError(f"{name} is not {_package_spec()}, or was changed", hint)
     return package
 
 

@@ -54,6 +54,41 @@ def test_two_runs_are_laid_over_each_other(served, open_page, keep_screenshot):
     keep_screenshot(page)
 
 
+def test_what_a_plan_brings_along_is_shown_and_can_be_left_out(served, open_page):
+    page = open_page(f"{served.url}#/simulate?{SMALL}&kv_cache_dtype=fp8&gpu_used=1GiB&max_num_seqs=7")
+    carried = page.locator(".load .note")
+    carried.wait_for()
+    assert all(
+        words in carried.inner_text() for words in ("--kv-cache-dtype fp8", "--gpu-used 1GiB", "--max-num-seqs 7")
+    )
+    page.get_by_role("button", name="Leave these out").click()
+    wait_until(page, "!location.hash.includes('kv_cache_dtype') && location.hash.includes('max_model_len=8192')")
+    assert carried.count() == 0
+
+
+def test_a_replay_that_is_refused_leaves_no_older_one_beside_it(served, open_page):
+    page = open_page(f"{served.url}#/simulate?{SMALL}", errors_are_fine=True)
+    replay(page)
+    page.get_by_role("combobox", name="GPU").fill("h1000x")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".simulation .note.fair")
+    page.locator(".load .button.primary").click()
+    page.wait_for_selector(".simulation [role=alert]")
+    assert page.locator(".simulation .verdict").count() == 0
+
+
+@pytest.mark.parametrize(("size", "language"), [("desktop", "en"), ("phone", "zh")])
+def test_a_load_has_its_number_of_gpus_and_their_price(served, open_page, keep_screenshot, size, language):
+    page = open_page(f"{served.url}#/simulate?{SMALL}&s.rate_per_s=5", size=size, language=language)
+    page.locator(".simulation summary").click()
+    page.locator(".simulation details input").last.fill("h100, l40s")
+    page.locator(".simulation details > button").click()
+    page.wait_for_selector(".simulation tbody tr:nth-child(2)")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert "H100" in page.locator(".simulation tbody tr").first.inner_text()
+    keep_screenshot(page)
+
+
 def test_a_load_that_is_not_held_is_said_first(served, open_page):
     page = open_page(f"{served.url}#/simulate?{SMALL}&s.rate_per_s=400&s.max_num_seqs=2")
     replay(page)

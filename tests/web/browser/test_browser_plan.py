@@ -168,8 +168,7 @@ def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page)
         f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090&max_model_len=8192&gpu_memory_utilization=0.95"
     )
     assert "--gpu-used 0" in verdict(page)
-    page.get_by_text("More flags").click()
-    page.get_by_label("--gpu-used").fill("0")
+    page.get_by_label("Already used by a desktop or other programs").fill("0")
     page.keyboard.press("Tab")
     wait_until(page, "document.querySelector('.verdict .badge').innerText === 'Fits'")
     wait_until(page, "location.hash.includes('gpu_used=0')")
@@ -197,10 +196,57 @@ def test_models_follow_the_card_and_the_language(served, open_page):
     page.get_by_text("同时运行的请求上限更低").first.wait_for()
 
 
-def test_the_table_of_models_scrolls_inside_its_box_on_a_phone(served, open_page):
+def first_models(page: Any) -> list[str]:
+    return [str(name) for name in page.locator(".models-area tbody tr td:first-child a").all_inner_texts()]
+
+
+def test_models_are_sorted_by_any_column_with_the_keyboard(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-&users=4")
+    page.wait_for_selector("text=models fit.")
+    names = first_models(page)
+    for title, column in (("Weights", 2), ("Longest request", 4), ("Tokens a second, all 4 users", 6)):
+        page.get_by_role("button", name=title).first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("th[aria-sort=descending]")
+        cells = page.locator(f".models-area table >> nth=0 >> tbody td:nth-child({column})").all_inner_texts()
+        figures = [float(cell.replace(",", "").split()[0]) for cell in cells if cell[0].isdigit()]
+        assert len(figures) > 3
+        assert column == 6 or figures == sorted(figures, reverse=True)
+    page.get_by_role("button", name="Model").first.press("Space")
+    page.wait_for_selector("th[aria-sort=ascending]")
+    shown = page.locator(".models-area table >> nth=0 >> tbody td:first-child a").all_inner_texts()
+    assert shown == sorted(shown) and set(shown) <= set(names)
+
+
+def test_what_a_desktop_uses_is_asked_beside_the_card_of_models_and_carried_to_the_plan(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b&users=2")
+    page.get_by_role("link", name="qwen3-8b").first.wait_for()
+    page.get_by_label("Already used by a desktop or other programs").last.fill("3")
+    page.keyboard.press("Tab")
+    wait_until(page, "location.hash.includes('gpu_used=3GiB')")
+    page.wait_for_selector("text=models fit.")
+    page.get_by_role("link", name="qwen3-8b").first.click()
+    verdict(page)
+    assert page.locator(".legend-row.part-others .figure").inner_text() == "3.00 GiB"
+
+
+def test_a_field_that_cannot_be_read_greys_the_models_and_says_so(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b", errors_are_fine=True)
+    page.wait_for_selector("text=models fit.")
+    page.get_by_label("Users at once").last.fill("many")
+    page.wait_for_selector(".models-area tr.soft")
+    assert "whole numbers" in page.inner_text(".models-area .note")
+    page.get_by_label("Users at once").last.fill("1")
+    page.get_by_role("combobox", name="GPU").fill("h1000x")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".models-area [role=alert]")
+    assert first_models(page) == []
+
+
+def test_the_table_of_models_is_stacked_on_a_phone(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b", size="phone")
     page.wait_for_selector(".models-area tbody tr")
-    assert page.locator(".models-area .scroll-x").first.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert page.locator(".models-area .scroll-x").first.evaluate("box => box.scrollWidth <= box.clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.locator(".top nav").evaluate("menu => menu.scrollWidth <= menu.clientWidth")
 
@@ -213,7 +259,7 @@ def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page)
     page.wait_for_selector(".options li[role=option]")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    wait_until(page, "/Qwen3/i.test(document.querySelector('.verdict p').innerText)")
+    wait_until(page, "/Qwen3/i.test(document.querySelector('.verdict p')?.innerText)")
 
 
 def test_a_whole_command_is_read(served, open_page):
@@ -222,9 +268,38 @@ def test_a_whole_command_is_read(served, open_page):
     line = "docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192"
     page.locator(".inputs textarea").fill(line)
     page.get_by_role("button", name="Read it").click()
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('Qwen3-8B')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('0.19.0')")
     assert "--max-model-len 8192" in page.inner_text(".command pre")
+
+
+def test_a_command_that_was_pasted_or_typed_is_what_the_wish_is_about(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.locator(".inputs textarea").fill("vllm serve Qwen/Qwen3-8B")
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.good")
+    assert "Qwen3-8B" in page.inner_text(".wishes .note")
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.evaluate("navigator.clipboard.writeText('vllm serve Qwen/Qwen3-14B --max-model-len 4096')")
+    page.locator(".inputs textarea").press("Control+v")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('Qwen3-14B')")
+    assert page.locator(".wishes .note").count() == 0
+
+
+def test_a_wish_that_the_first_start_misses_is_in_the_verdict(served, open_page):
+    model = "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8"
+    first = legroom.plan(model, "rtx4090", max_model_len=8192).json()["first_start"]["max_concurrency"]
+    later = legroom.plan(model, "rtx4090", max_model_len=8192).json()["kv"]["max_concurrency"]
+    assert int(first) < int(later)
+    page = open_page(f"{served.url}#/plan?model={model}&gpu=rtx4090&max_model_len=8192&want_context=8192&want_users=1")
+    verdict(page)
+    assert page.inner_text(".verdict .badge") == "Fits"
+    page.locator(".wishes").get_by_label("Users at once").fill(str(int(later)))
+    wait_until(page, "document.querySelector('.verdict .badge').innerText.startsWith('Fits after the first start')")
+    page.locator(".wishes").get_by_label("Users at once").fill("500")
+    wait_until(page, "document.querySelector('.verdict .badge').innerText.includes('of the 500 users')")
 
 
 def test_a_refused_flag_or_a_wrong_card_has_its_error_and_no_verdict(served, open_page):
@@ -296,7 +371,7 @@ def test_which_gpus_hold_it_is_a_table_whose_rows_can_be_used(served, open_page)
     page.get_by_text("Which GPUs hold it?").click()
     page.wait_for_selector(".holders tbody tr")
     page.get_by_role("button", name="Use: NVIDIA L4", exact=True).click()
-    wait_until(page, "document.querySelector('.verdict p').innerText.includes('NVIDIA L4')")
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('NVIDIA L4')")
 
 
 def test_the_server_is_a_file_too_and_another_release_and_other_servers_are_a_click_away(served, open_page):
@@ -309,6 +384,8 @@ def test_the_server_is_a_file_too_and_another_release_and_other_servers_are_a_cl
     page.get_by_label("From 0.32.0 to").select_option("0.19.0")
     page.locator("details:has-text('another vLLM release') > .row button").click()
     page.wait_for_selector("details:has-text('another vLLM release') table tr")
+    page.get_by_label("From 0.32.0 to").select_option("0.20.0")
+    assert page.locator("details:has-text('another vLLM release') table").count() == 0
     page.get_by_text("Do several servers fit on this machine?").click()
     page.get_by_role("button", name="Pack them").click()
     page.wait_for_selector("text=they start in any order")

@@ -288,8 +288,9 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
 
 def is_pool_oversized(case: Case) -> bool:
     """Whether the KV cache did not fit on a card that nobody shares: the pool itself is larger than the room."""
-    outside = case.ledger.outside_torch_bytes
-    return case.oom is not None and case.site == "kv" and outside is not None and outside < _UNEQUAL_BYTES
+    ledger = case.ledger
+    is_alone = ledger.outside_torch_bytes is not None and not ledger.unowned_bytes and not ledger.other_processes_bytes
+    return case.oom is not None and case.site == "kv" and is_alone
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -314,7 +315,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         again = known_fix("start_again")
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case) or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
+        stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
+        if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")

@@ -117,6 +117,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
     short = _pool_shortage_bytes(planner)
+    length, made = planner.in_force("max_model_len"), planner.failed_plan
+    is_told = planner.case.has("kv_check_told") and planner.case.startup.available_kv_bytes is None
+    if is_told and not fits and length and (made is None or made.verdict == "fits"):
+        why, flags = f"How much of {length:,} tokens fits is not told: half of them.", {"max_model_len": length // 2}
+        yield Fix("max_model_len", why, flags, command=planner.command(flags), is_unplanned=True)
     yield advised_share_fix(planner, short or 0)
     if is_limit:
         yield larger

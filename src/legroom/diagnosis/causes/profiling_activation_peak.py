@@ -192,10 +192,12 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     dummies = planner.case.number("sampler_warmup_oom", "dummy_requests_count")
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
+    flags, trades = {"max_num_seqs": _reduced_limit(planner, seqs)}, "fewer requests run at once"
+    if dummies is not None:  # vLLM's own number, after every check of the pool was passed
+        return Fix("max_num_seqs", why, flags, trades=trades, command=planner.command(flags), is_unplanned=True)
     if planner.failed_plan is not None:
         return planner.pull_lever("fewer sequences", why)
-    flags = {"max_num_seqs": _reduced_limit(planner, seqs)}
-    return planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
+    return planner.plan_change("max_num_seqs", flags, why, trades=trades)
 
 
 def _fewer_tokens(planner: FixPlanner) -> Fix | None:

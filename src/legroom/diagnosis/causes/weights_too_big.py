@@ -9,6 +9,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
 
 
@@ -55,6 +56,14 @@ def _explanation(case: Case) -> str:
         "more while the model is still being built. Nothing but weights is allocated at that point, and "
         "gpu_memory_utilization does not bound them."
     )
+
+
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether torch held more than all planned weights, and no traceback frame shows that they were loading."""
+    oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
+    if oom is None or oom.torch_bytes is None or plan is None or case.has_site_frame or case.has("load_oom_hint"):
+        return False
+    return planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

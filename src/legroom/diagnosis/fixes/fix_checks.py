@@ -26,6 +26,8 @@ _FULL_CARD = 0.97
 """Above it less than what every process needs outside the budget is left of a card of 24 GiB."""
 _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
+_COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
+"""Messages whose own numbers say which setting starts, on any release."""
 _KIND_OF_FLAG: dict[str, FixKind] = {
     "max_model_len": "max_model_len",
     "max_num_seqs": "max_num_seqs",
@@ -75,7 +77,12 @@ def _reported_fix(planner: FixPlanner) -> Fix | None:
             flags = {name: value for name, value in flags.items() if value is None}
             why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
             return Fix("other_engine_feature_off", why, flags, proven=True)
-    return None
+    release = planner.case.first("release_told")
+    if release is None or planner.case.has(*_COUNTED) or release.facts["what"] == planner.case.startup.vllm:
+        return None
+    why, what = "The text itself says that it worked with this release.", release.facts["what"]
+    steps = (f"pip install 'vllm=={what}' (image: vllm/vllm-openai:v{what})",)
+    return Fix("engine_version_or_V0", why, steps=steps, proven=True)
 
 
 def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:

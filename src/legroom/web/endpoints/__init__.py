@@ -59,9 +59,7 @@ ENDPOINTS: Mapping[str, ApiEndpoint] = {
         ApiEndpoint("models", "lookups", "The models that are known without a network", without_input=True),
         ApiEndpoint("gpus", "lookups", "The GPUs that are known", without_input=True),
         ApiEndpoint("releases", "lookups", "The vLLM releases that are known, the newest first", without_input=True),
-        ApiEndpoint(
-            "flags", "lookups", "The flags of a release, those that memory depends on first", without_input=True
-        ),
+        ApiEndpoint("flags", "lookups", "The flags of a release, those of memory first", without_input=True),
         ApiEndpoint("catalog", "lookups", "The causes in the catalog, all or those that fit words", without_input=True),
         ApiEndpoint("entry", "lookups", "The long story of one cause"),
         ApiEndpoint("hub", "lookups", "A model's config.json from the Hugging Face Hub", fetches_from_hub=True),

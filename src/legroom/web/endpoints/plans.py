@@ -51,11 +51,9 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.sweeps import ProcessExecutor
 
-    gpus, context, users = (
-        request.get(name) or usual for name, usual in (("gpus", 1), ("context", 8192), ("users", 1))
-    )
+    context, users = request.get("context") or 8192, request.get("users") or 1
     named = [model for name in request["names"] if (model := find(name))]
-    question = CardQuestion.of(request["gpu"], gpus, request.get("vllm"), context, users)
+    question = CardQuestion.of(machine_of_request(request), request.get("vllm"), context, users)
     answer = models_on_card(named, question, ProcessExecutor(1))
     rows = {"models": answer.best_of_each, "too_large": answer.nearest_missing}
     return {name: [each.as_json() for each in models] for name, models in rows.items()}
@@ -84,13 +82,30 @@ def _math_line(label: str, amount: str, how: str) -> str:
 
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom size --json`."""
+    """The document of `legroom size --json`; with a `mix` or a `trace`, that of `legroom size --rate --json`."""
     from legroom.api.size_report import size_deployment
 
     with deployment_of_request(request) as deployment:
+        if request.get("mix") or request.get("trace"):
+            return _fleet_json(deployment, request)
         context = request.get("context") or deployment.args.max_model_len or 4096
         most = request.get("max_gpus") or 8
         return size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards")).json()
+
+
+def _fleet_json(deployment: Deployment, request: dict[str, Any]) -> dict[str, Any]:
+    """How many GPUs serve the load of a request within its latency, and their list price."""
+    from legroom.facts.gpus import list_prices
+    from legroom.planning.sizing import named_gpus
+    from legroom.simulation.fleet_size import FleetTask, ServingLoad, fleet_report
+    from legroom.simulation.replay_outcome import Goal
+
+    each_ms, cards = request.get("time_per_token_ms"), named_gpus(request.get("cards"))
+    goal = Goal(request.get("first_token_s"), None, None, each_ms / 1000 if each_ms else None)
+    load, args = ServingLoad.of_trace(_trace_of_request(request), goal), deployment.args
+    task = FleetTask.of([args.model], deployment.release, args, load, request.get("max_gpus") or 32)
+    document = fleet_report(task, cards, list_prices()).as_json()
+    return document | {"words": [row["reason"] or "" for row in document["rows"]]}
 
 
 def machine_of_request(request: dict[str, Any]) -> Machine:
@@ -105,11 +120,13 @@ def upgrade(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
     from legroom.render.plan_parts import headline
+    from legroom.render.upgrade_text import kept_capacity_text
 
     with deployment_of_request(request) as deployment:
         machine, to = machine_of_request(request), release(request["to"])
         made = compare_releases(deployment.args, deployment.release, to, machine)
-        words = {"headline": headline(made.new), "changes": [change.why for change in made.changes]}
+        changes = [{"what": change.what, "why": change.why} for change in made.changes]
+        words = {"headline": headline(made.new), "kept": kept_capacity_text(made), "changes": changes}
         return made.to_json() | {"words": words}
 
 
@@ -210,10 +227,8 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     step_ms = request.get("step_ms")
     cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
-        raise LegroomError(
-            "arrivals are in seconds, and how long a step takes is not known",
-            "give `plan` to have it estimated, or `step_ms`",
-        )
+        why = "arrivals are in seconds, and how long a step takes is not known"
+        raise LegroomError(why, "give `plan` to have it estimated, or `step_ms`")
     timeline = replay(trace, settings, cost=cost)
     load = load_verdict(timeline)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}

@@ -109,14 +109,8 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.web.endpoints import in_requested_language
 
-    hints = Hints(
-        request.get("command") or None,
-        request.get("model") or None,
-        request.get("gpu") or None,
-        request.get("gpus"),
-        request.get("vllm") or None,
-        local_models=False,
-    )
+    command, model, gpu, vllm = (request.get(name) or None for name in ("command", "model", "gpu", "vllm"))
+    hints = Hints(command, model, gpu, request.get("gpus"), vllm, local_models=False)
     return in_requested_language(readings_json([read_log(pieces, "the log", hints)]), request)
 
 
@@ -125,11 +119,9 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.fragments.fragment_report import fragment_report
     from legroom.render.fragments_text import advice_of, fragments_svg, headline
 
-    earlier = request.get("earlier")
-    report = fragment_report(
-        _decode_snapshot(request["file"], "the file"),
-        earlier=_decode_snapshot(earlier, "the earlier file") if earlier else None,
-    )
+    file, before = request["file"], request.get("earlier")
+    earlier = _decode_snapshot(before, "the earlier file") if before else None
+    report = fragment_report(_decode_snapshot(file, "the file"), earlier=earlier)
     words = {"headline": headline(report), "advice": advice_of(report)}
     return {**report.to_json(), **words, "svg": fragments_svg(report)}
 

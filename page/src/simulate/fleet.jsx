@@ -1,0 +1,118 @@
+import { useRef, useState } from "preact/hooks";
+import { engine } from "../engine.js";
+import { ErrorNote, TextField } from "../parts/controls.jsx";
+import { SortableTable } from "../parts/table.jsx";
+import { modelRequestOf } from "../setup.js";
+import { useText } from "../text/language.jsx";
+
+const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "50" };
+// How the model is split and how long its requests may be is what the count chooses.
+const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
+
+// How many GPUs of each kind serve the load, and their price: a replay for each card, so it runs when its button is pressed.
+export function Fleet({ load, setup, onUse }) {
+  const t = useText();
+  const [asked, setAsked] = useState(ASKED);
+  const { mix, trace } = load;
+  const flags = Object.fromEntries(Object.entries(setup.flags).filter(([name]) => !CHOSEN.includes(name)));
+  const request = {
+    ...modelRequestOf({ ...setup, flags }),
+    mix,
+    trace,
+    first_token_s: Number(asked.first_token_s) || null,
+    time_per_token_ms: Number(asked.time_per_token_ms) || null,
+    language: t.language,
+  };
+  const cards = asked.cards.split(",").map((name) => name.trim()).filter(Boolean);
+  const key = JSON.stringify([request, cards]);
+  const [state, setState] = useState({ key: "", rows: [], busy: false, error: null });
+  const newest = useRef("");
+  const run = async () => {
+    newest.current = key;
+    const put = (change) => newest.current === key && setState((now) => ({ ...now, ...change(now) }));
+    setState({ key, rows: [], busy: true, error: null });
+    try {
+      for (const card of cards) {
+        if (newest.current !== key) return;
+        const { rows, words } = await engine.call("size", { ...request, cards: [card] });
+        const at = Math.max(rows.findIndex(({ holds }) => holds), 0);
+        put((now) => ({ rows: [...now.rows, { ...rows[at], reason: words[at] }] }));
+      }
+      put(() => ({ busy: false }));
+    } catch (error) {
+      put(() => ({ busy: false, error, rows: [] }));
+    }
+  };
+  const { rows, busy, error } = state.key === key ? state : { rows: [] };
+  const field = (name) => (
+    <TextField label={t(`fleet.${name}`)} value={asked[name]} onInput={(text) => setAsked({ ...asked, [name]: text })} />
+  );
+  return (
+    <details class="fold">
+      <summary>{t("fleet.title")}</summary>
+      <div class="grid-fields">
+        {field("first_token_s")}
+        {field("time_per_token_ms")}
+      </div>
+      {field("cards")}
+      <button type="button" class="button" disabled={busy || !cards.length || !(mix || trace)} onClick={run}>
+        {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}
+      </button>
+      <ErrorNote error={error} />
+      {rows.length > 0 && <FleetTable rows={rows} onUse={onUse} />}
+    </details>
+  );
+}
+
+function FleetTable({ rows, onUse }) {
+  const t = useText();
+  const band = (values, write) => {
+    if (values?.middle == null) return "–";
+    const { low, middle, high } = values;
+    return low === high ? write(middle) : `${write(middle)} (${write(low ?? middle)} – ${high == null ? "?" : write(high)})`;
+  };
+  const figure = (name, digits, scale = 1) => ({
+    name,
+    title: t(`fleet.${name}`),
+    by: (row) => (row.holds ? row[name]?.high ?? row[name]?.middle ?? row[name] : null),
+    cell: (row) =>
+      !row.holds ? "–" : typeof row[name] === "number" ? (scale * row[name]).toFixed(digits) : band(row[name], (value) => value.toFixed(digits)),
+  });
+  const columns = [
+    {
+      name: "gpu",
+      title: t("gpu"),
+      isText: true,
+      by: (row) => row.gpu,
+      cell: (row) => (
+        <>
+          {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
+          {row.reason && <span class="soft gives-up">{row.reason}</span>}
+        </>
+      ),
+    },
+    figure("gpus", 0),
+    figure("usd_per_hour", 2),
+    figure("usd_per_million_tokens", 2),
+    figure("first_token_p99_s", 2),
+    figure("time_per_token_p99_s", 0, 1000),
+    {
+      name: "use",
+      title: t("holders.use"),
+      hidden: true,
+      isText: true,
+      cell: (row) =>
+        row.holds && (
+          <button type="button" class="button small" aria-label={`${t("holders.use")}: ${row.gpu}`} onClick={() => onUse(row)}>
+            {t("holders.use")}
+          </button>
+        ),
+    },
+  ];
+  return (
+    <>
+      <SortableTable label={t("fleet.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu} />
+      <p class="soft">{t("fleet.notes")}</p>
+    </>
+  );
+}
