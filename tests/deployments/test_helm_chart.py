@@ -106,3 +106,20 @@ def test_lines_that_are_not_known_leave_the_server_unjudged_and_are_said(tmp_pat
     report = lint_files([str(tmp_path)], LintOptions())
     assert not [finding for finding in report.findings if finding.severity != "note"]
     assert len(report.unread) == 1
+
+
+def test_a_flag_that_only_other_values_give_is_noted(tmp_path):
+    more = "            {{- if .Values.gone }}\n            - --swap-space\n            {{- end }}\n"
+    chart(tmp_path, TEMPLATE.replace("            {{- toYaml .Values.args | nindent 12 }}\n", more))
+    found = lint_files([str(tmp_path / "templates")], LintOptions()).findings
+    assert [(each.severity, each.place.line) for each in found if each.rule == "flag-removed"] == [("note", 15)]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["a: {{ end }}", "{{ if }}", "{{ include }}", "{{ gt `a` 1 }}", "{{ ( }}", "{{ define x }}{{ end }}", "{{" * 999],
+)
+def test_a_template_that_is_not_understood_is_no_failure(template, tmp_path):
+    path = chart(tmp_path, template)
+    (tmp_path / "templates" / "_more.tpl").write_text(template)
+    assert not lint_files([str(path)], LintOptions()).findings

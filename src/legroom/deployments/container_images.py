@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from legroom.deployments.container_parts import Mount, PublishedPort
 from legroom.deployments.server_words import ASSIGNMENT, basename
@@ -102,7 +102,9 @@ def mount_of(text: str) -> Mount:
         target = fields.get("target") or fields.get("dst") or fields.get("destination") or ""
         return Mount(target, "host" if fields.get("type") == "bind" else "volume")
     source, _, rest = re.sub(r"\$\{[^}]*\}", "$", text).partition(":")
-    return Mount(rest.partition(":")[0] or source, "host" if source.startswith(("/", ".", "~", "$")) else "volume")
+    path, _, mode = rest.partition(":")
+    holds: Literal["host", "volume"] = "host" if source.startswith(("/", ".", "~", "$")) else "volume"
+    return Mount(path or source, holds, "ro" in mode.split(","))
 
 
 def published_port(text: str, place: Place) -> PublishedPort:

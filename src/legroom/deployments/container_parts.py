@@ -29,6 +29,8 @@ class Probe:
     """What it asks for by HTTP, where an answer of 404 fails it."""
     sends_key: bool = False
     """Whether it sends a header, which may be the server's key."""
+    delay_s: float = 0.0
+    """The time before it asks for the first time."""
     is_tcp: bool = False
     """Whether it only opens a connection."""
 
@@ -40,6 +42,7 @@ class Mount:
     path: str
     holds: Literal["volume", "host", "empty"] = "volume"
     """`empty`: an emptyDir, which goes with its pod."""
+    is_read_only: bool = False
 
 
 @dataclass(frozen=True)

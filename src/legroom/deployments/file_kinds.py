@@ -28,7 +28,7 @@ _UNIT_START = re.compile(
 
 def kind_of(path: str, text: str) -> Kind:
     """The kind of a file (shell, compose, python ...) by suffix or name, else first line; `document` if unclear."""
-    name = PurePath(path)
+    name = PurePath(plain_path(path))
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]
     if name.name.startswith(".env"):
@@ -39,6 +39,16 @@ def kind_of(path: str, text: str) -> Kind:
         return "shell"
     kind = kind_by_first_line(text)
     return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
+
+
+def plain_path(path: str) -> str:
+    """A path without the ending that marks a template or an example of the file."""
+    return re.sub(r"(?i)\.(template|tmpl|tpl|j2|example|sample|dist)$", "", path)
+
+
+def powershell_as_shell(text: str) -> str:
+    """A PowerShell script with the shell's mark for continued lines."""
+    return re.sub(r"`(?=\r?\n)", r"\\", text)
 
 
 def is_makefile(path: str) -> bool:

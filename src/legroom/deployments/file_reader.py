@@ -12,7 +12,14 @@ from typing import Literal
 from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
 from legroom.deployments.container_images import has_unnamed_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
-from legroom.deployments.file_kinds import Kind, is_makefile, kind_by_first_line, kind_of, makefile_as_shell
+from legroom.deployments.file_kinds import (
+    Kind,
+    is_makefile,
+    kind_by_first_line,
+    kind_of,
+    makefile_as_shell,
+    powershell_as_shell,
+)
 from legroom.deployments.helm_chart import RenderedText, render_chart_template
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
@@ -21,10 +28,10 @@ from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python_reader import python_subjects
 from legroom.deployments.release_pins import IMAGE, installed_releases, releases_beside, with_release
 from legroom.deployments.server_words import basename
-from legroom.deployments.shell.lexer import HereDocument, here_documents
+from legroom.deployments.shell.lexer import HereDocument, Word, here_documents
 from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import Text, Unread
-from legroom.deployments.subjects import FilePart, Subject, change_servers
+from legroom.deployments.subjects import FilePart, StartedServer, Subject, change_servers
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
@@ -53,7 +60,8 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     hidden = min(images) if is_hidden else ""
     if not is_named and not images and kind != "document" and "vllm" in text:
         of_images = releases_beside(Path(path))
-    source = Text(path, makefile_as_shell(text) if is_makefile(path) else text)
+    as_shell = makefile_as_shell if is_makefile(path) else powershell_as_shell if path.endswith(".ps1") else str
+    source = Text(path, as_shell(text))
     for part in _parts_of_text(kind, source, release):
         subjects = change_servers(part.subjects, lambda server: with_release(server, installs, of_images, kind))
         if part.is_template:
@@ -123,7 +131,7 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
     documents, template = _yaml_documents(source)
-    values = documents[0].source.values if documents and isinstance(documents[0].source, RenderedText) else ()
+    values = [one.source.values for one in documents[:1] if isinstance(one.source, RenderedText)]
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
     config_maps = {map_.text("metadata", "name"): map_ for map_ in documents if map_.text("kind") == "ConfigMap"}
@@ -131,9 +139,18 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
         what = document_kind(document)
         subjects += _document_subjects(what, document, release, config_maps)
         inner += embedded_files(document, scripts=what != "other")
+    if values:
+        subjects = list(change_servers(subjects, lambda server: _with_left_out(server, source, documents[0].source)))
     unread = Unread(source.place(0), template.message, template.hint) if template else None
     documents = (*documents, *values)
     return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
+
+
+def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> StartedServer:
+    """The server with the flags of its template that the values leave out."""
+    flags = re.finditer(r"(?<![\w-])--[a-z][\w-]+", template.text)
+    words = (Word(flag[0], flag.start(), flag[0], template.place(flag.start())) for flag in flags)
+    return replace(server, left_out=tuple(word for word in words if word.text not in rendered.text))
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:

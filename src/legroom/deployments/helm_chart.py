@@ -16,7 +16,8 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass, field
 
 _ACTION = re.compile(
-    r"\{\{(-\s)?\s*((?:/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|`[^`]*`|[^\"`])*?)\s*?(?:\s-\}\}\s*|\}\})", re.DOTALL
+    r"\{\{(-\s)?((?:/\*.{0,4000}?\*/|\"(?:\\.|[^\"\\]){0,999}\"|`[^`]{0,999}`|[^\"`]){0,999}?)(?:\s-\}\}\s*|\}\})",
+    re.DOTALL,
 )
 _TOKEN = re.compile(
     r"\s*(\"(?:\\.|[^\"\\])*\"|`[^`]*`|:=|[(|=,]|\)(?:\.\w+)*|-?\d+(?:\.\d+)?(?![\w.])"
@@ -24,50 +25,41 @@ _TOKEN = re.compile(
 )
 _UNKNOWN = object()
 """What only the cluster, the release or a missing file tells."""
-_FILLER = "$_template_"
-"""Stands for an unknown value: words with a variable are not judged."""
-_DROPPED = " # {{ }}"
-"""Stands for unknown lines: the result stays a template, which is not judged as a whole."""
+_FILLER, _DROPPED = "$_template_", " # {{ }}"
+"""Stand for an unknown value, which is not judged, and for unknown lines, with which the result stays a template."""
 _OF_METADATA = re.compile(r"labels|annotations|name", re.IGNORECASE)
 """Templates that neither a container nor its volumes depend on."""
+_Pieces = tuple[tuple[str, Text | None, int], ...]
+"""Parts of a text, each with the text and the offset that it comes from."""
 
 
 @dataclass(frozen=True)
 class _Printed:
     """A text with the places that its pieces come from."""
 
-    pieces: tuple[tuple[str, Text | None, int], ...]
+    pieces: _Pieces
 
     @property
     def text(self) -> str:
         return "".join(piece[0] for piece in self.pieces)
 
-    def made_into(self, text: str) -> _Printed:
-        """Another text at the same place."""
-        return _Printed(((text, *self.pieces[0][1:]),) if self.pieces else ((text, None, 0),))
-
     def indented(self, spaces: int) -> _Printed:
         """The text with every line moved to the right."""
         pieces: list[tuple[str, Text | None, int]] = [(" " * spaces, None, 0)]
         for text, source, start in self.pieces:
-            at = 0
-            for line in text.splitlines(keepends=True):
-                pieces.append((line, source, start + at))
-                pieces += [(" " * spaces, None, 0)] if line.endswith("\n") else []
-                at += len(line)
+            for line in re.finditer(r"[^\n]+\n?|\n", text):
+                pieces.append((line[0], source, start + line.start()))
+                pieces += [(" " * spaces, None, 0)] if line[0].endswith("\n") else []
         return _Printed(tuple(pieces))
 
 
 class RenderedText(Text):
     """A template's result, whose places are those of the template and of the values."""
 
-    def __init__(
-        self, path: str, pieces: list[tuple[str, Text, int, bool]], is_complete: bool, values: tuple[Node, ...]
-    ) -> None:
+    def __init__(self, path: str, pieces: list[tuple[str, Text, int, bool]], is_complete: bool, values: Node) -> None:
+        """`is_complete`: every part of it that can matter to a container was known."""
         super().__init__(path, "".join(piece[0] for piece in pieces))
-        self._pieces, self._begins, self.values = pieces, [0], values
-        self.is_complete = is_complete
-        """Whether every part of it that can matter to a container was known."""
+        self._pieces, self._begins, self.is_complete, self.values = pieces, [0], is_complete, values
         for text, *_ in pieces[:-1]:
             self._begins.append(self._begins[-1] + len(text))
 
@@ -79,37 +71,31 @@ class RenderedText(Text):
 
 @dataclass(frozen=True)
 class _Block:
-    """An action of a template with the parts that it encloses."""
+    """An action of a template with the texts, each with its offset, and the blocks that it encloses."""
 
     words: tuple[str, ...]
     offset: int
     body: list[Any] = field(default_factory=list)
-    """Texts with their offsets, and blocks."""
     otherwise: list[Any] = field(default_factory=list)
 
 
 def render_chart_template(source: Text) -> RenderedText | None:
     """A file of a chart's `templates` folder with the chart's default values; None without such values."""
-    path = Path(source.path)
-    at = next((i for i, part in reversed(list(enumerate(path.parts))) if part == "templates"), None)
-    if at is None or not path.is_file():
+    root = next((folder.parent for folder in Path(source.path).parents if folder.name == "templates"), None)
+    values = _first_document(root / "values.yaml") if root is not None and Path(source.path).is_file() else None
+    if root is None or values is None:
         return None
-    root = Path(*path.parts[:at])
-    values, chart = (_first_document(root / name) for name in ("values.yaml", "Chart.yaml"))
-    if values is None:
-        return None
-    named: dict[str, tuple[Text, _Block]] = {}
-    for helper in sorted((root / "templates").glob("_*.tpl")):
-        text = Text(str(helper), read_text(helper))
-        _parse(text, named)
+    chart, named = _first_document(root / "Chart.yaml"), dict[str, tuple[Text, _Block]]()
     described = {key[:1].upper() + key[1:]: value for key, value in chart.items()} if chart is not None else {}
     scope = {"Values": values, "Chart": described}
-    renderer = _Renderer(source, named, {"$": scope})
+    renderer = _Renderer(source, named, scope)
     try:
+        for helper in sorted((root / "templates").glob("_*.tpl")):
+            _parse(Text(str(helper), read_text(helper)), named)
         renderer.render(_parse(source, named), scope)
-    except (IndexError, ValueError, RecursionError):
+    except (IndexError, ValueError, TypeError, RecursionError, LegroomError):
         return None  # more of Go's templates than is read here
-    return RenderedText(source.path, renderer.pieces, renderer.is_complete, (values,))
+    return RenderedText(source.path, renderer.pieces, renderer.is_complete, values)
 
 
 def _first_document(path: Path) -> Node | None:
@@ -121,54 +107,49 @@ def _first_document(path: Path) -> Node | None:
 
 def _parse(source: Text, named: dict[str, tuple[Text, _Block]]) -> list[Any]:
     """The texts and blocks of a template; what it defines is added to `named`."""
-    top: list[Any] = []
-    stack: list[tuple[_Block | None, list[Any]]] = [(None, top)]
-    end = 0
+    top = _Block((), 0)
+    opened, inside, end = [top], [top.body], 0
     for action in _ACTION.finditer(source.text):
         before = source.text[end : action.start()]
-        stack[-1][1].append((before.rstrip() if action[1] else before, end))
+        inside[-1].append((before.rstrip() if action[1] else before, end))
         end = action.end()
-        words = tuple(_TOKEN.findall(action[2])) if not action[2].startswith("/*") else ()
-        block = _Block(words, action.start())
-        first = words[0] if words else ""
-        if first in ("if", "with", "range", "define", "block"):
-            stack[-1][1].append(block)
-            stack.append((block, block.body))
-            if first in ("define", "block"):
-                named[json.loads(words[1])] = source, block
-        elif first == "else":
-            opened = stack.pop()[0]
-            assert opened is not None
-            stack.append((opened, opened.otherwise))
-            if len(words) > 1:  # `else if`: ends with the one around it
-                inner = _Block(words[1:], block.offset)
-                opened.otherwise.append(inner)
-                stack[-1] = (inner, inner.body)
+        block = _Block(tuple(_TOKEN.findall("" if action[2].lstrip().startswith("/*") else action[2])), action.start())
+        first = block.words[0] if block.words else ""
+        if first == "else":
+            inside[-1] = opened[-1].otherwise
+            if block.words[1:]:  # `else if` ends with the block around it
+                opened[-1] = _Block(block.words[1:], block.offset)
+                inside[-1].append(opened[-1])
+                inside[-1] = opened[-1].body
         elif first == "end":
-            stack.pop()
-        elif words:
-            stack[-1][1].append(block)
-    stack[-1][1].append((source.text[end:], end))
-    return top
+            opened.pop()
+            inside.pop()
+        elif first:
+            inside[-1].append(block)
+        if first in ("if", "with", "range", "define", "block"):
+            opened.append(block)
+            inside.append(block.body)
+            if first in ("define", "block"):
+                named[json.loads(block.words[1])] = source, block
+    inside[-1].append((source.text[end:], end))
+    return top.body
 
 
 class _Renderer:
     """Renders the blocks of one template into pieces of text."""
 
-    def __init__(self, source: Text, named: Mapping[str, tuple[Text, _Block]], variables: dict[str, Any]) -> None:
-        self.source, self.named, self.variables = source, named, variables
+    def __init__(self, source: Text, named: Mapping[str, tuple[Text, _Block]], root: Any) -> None:
+        self.source, self.named, self.variables = source, named, {"$": root}
         self.pieces: list[tuple[str, Text, int, bool]] = []
         self.is_complete = True
 
     def render(self, parts: list[Any], dot: Any) -> None:
-        """Append what the parts print."""
+        """Append what the parts print; of an unknown condition both sides stay."""
         for part in parts:
             if not isinstance(part, _Block):
                 self.pieces.append((part[0], self.source, part[1], True))
-            elif part.words[0] in ("if", "with"):
-                self._render_choice(part, dot)
-            elif part.words[0] == "range":
-                self._render_range(part, dot)
+            elif part.words[0] in ("if", "with", "range"):
+                self._render_block(part, dot)
             elif part.words[0] != "define":
                 self._print(self._evaluate(part.words, dot), part)
 
@@ -176,39 +157,27 @@ class _Renderer:
         printed = _printed(value)
         if printed is None:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})
-            is_known = _OF_METADATA.search(" ".join(block.words))
-            self.is_complete = self.is_complete and not (is_block and not is_known)
+            self.is_complete &= not is_block or bool(_OF_METADATA.search(" ".join(block.words)))
             printed = _Printed(((_DROPPED if is_block else _FILLER, None, 0),))
         for text, source, start in printed.pieces:
-            at = (source, start, True) if source is not None else (self.source, block.offset, False)
-            self.pieces.append((text, *at))
+            is_own = source is None
+            self.pieces.append((text, source or self.source, block.offset if is_own else start, not is_own))
 
-    def _render_choice(self, block: _Block, dot: Any) -> None:
-        value = self._evaluate(block.words[1:], dot)
-        inner = value if block.words[0] == "with" else dot
-        if value is _UNKNOWN:  # both sides stay
-            self.is_complete = False
-        if value is _UNKNOWN or _is_true(value):
-            self.render(block.body, inner)
-        if value is _UNKNOWN or not _is_true(value):
-            self.render(block.otherwise, dot)
-
-    def _render_range(self, block: _Block, dot: Any) -> None:
-        names = (
-            [word for word in block.words[1 : block.words.index(":=")] if word != ","] if ":=" in block.words else []
-        )
-        value = self._evaluate(block.words[block.words.index(":=") + 1 if names else 1 :], dot)
-        if value is _UNKNOWN:
-            self.is_complete = False
-        for key, item in _items(value):
+    def _render_block(self, block: _Block, dot: Any) -> None:
+        """Print an `if`, a `with` or a `range`."""
+        at = block.words.index(":=") if ":=" in block.words else 0
+        names = [word for word in block.words[1:at] if word != ","]
+        value = self._evaluate(block.words[at + 1 :], dot)
+        self.is_complete &= value is not _UNKNOWN
+        for key, item in _items(value) if block.words[0] == "range" else [("", value)] * _may_be(value):
             self.variables |= dict(zip(reversed(names), (item, key), strict=False))
-            self.render(block.body, item)
-        if not _items(value):
+            self.render(block.body, dot if block.words[0] == "if" else item)
+        if value is _UNKNOWN or not _may_be(value):
             self.render(block.otherwise, dot)
 
     def _evaluate(self, words: tuple[str, ...], dot: Any) -> Any:
         """The value of a pipeline; of an assignment an empty text."""
-        if len(words) > 1 and words[1] in (":=", "="):
+        if words[1:2] in ((":=",), ("=",)):
             self.variables[words[0]] = self._evaluate(words[2:], dot)
             return ""
         pending = list(words)
@@ -219,7 +188,7 @@ class _Renderer:
 
     def _pipeline(self, words: list[str], dot: Any) -> Any:
         value = self._command(words, dot, ())
-        while words and words[0] == "|":
+        while words[:1] == ["|"]:
             words.pop(0)
             value = self._command(words, dot, (value,))
         return value
@@ -228,11 +197,9 @@ class _Renderer:
         """A call with its arguments, or a single value."""
         name = words.pop(0) if words and words[0][0].isalpha() and words[0] not in _LITERALS else ""
         values: list[Any] = []
-        while words and words[0] != "|" and not words[0].startswith(")"):
+        while words and words[0][0] not in "|)":
             values.append(self._operand(words, dot))
-        if not name:
-            return values[0]
-        return self._call(name, (*values, *piped))
+        return self._call(name, (*values, *piped)) if name else values[0]
 
     def _operand(self, words: list[str], dot: Any) -> Any:
         word = words.pop(0)
@@ -240,11 +207,9 @@ class _Renderer:
             value = self._pipeline(words, dot)
             fields = words.pop(0)[1:]
             return None if value is None else _field(value, fields)  # `(.image).tag` allows for no image
-        if word.startswith("$"):
+        if word[0] in "$.":
             name, _, path = word.partition(".")
-            return _field(self.variables.get(name, _UNKNOWN), f".{path}")
-        if word.startswith("."):
-            return _field(dot, word)
+            return _field(self.variables.get(name, _UNKNOWN) if name else dot, path)
         if word[0] in '"`':
             return json.loads(word) if word[0] == '"' else word[1:-1]
         if word[0].isalpha():
@@ -254,14 +219,10 @@ class _Renderer:
     def _call(self, name: str, values: tuple[Any, ...]) -> Any:
         if name in ("include", "template", "block"):
             return self._include(*values[:2]) if len(values) > 1 else _UNKNOWN
-        if name == "tpl":
-            printed = _printed(values[0])
-            return _UNKNOWN if printed is None or "{{" in printed.text else values[0]
-        if name in ("and", "or"):
-            return _first_deciding(values, stops_at=name == "or")
-        if name in ("default", "coalesce"):
-            chosen = reversed(values) if name == "default" else values
-            return next((value for value in chosen if value is _UNKNOWN or _is_true(value)), values[0])
+        if name in ("and", "or", "default", "coalesce"):  # the first value that decides, else the last
+            stops = name != "and"
+            values = tuple(reversed(values)) if name == "default" else values
+            return next((value for value in values if value is _UNKNOWN or _may_be(value) is stops), values[-1])
         function = _FUNCTIONS.get(name)
         return _UNKNOWN if function is None or _UNKNOWN in values else function(*values)
 
@@ -269,23 +230,21 @@ class _Renderer:
         if name not in self.named:
             return _UNKNOWN
         source, block = self.named[name]
-        inner = _Renderer(source, self.named, {"$": dot})
+        inner = _Renderer(source, self.named, dot)
         inner.render(block.body, dot)
-        self.is_complete = self.is_complete and inner.is_complete
-        pieces = tuple((text, at, start) for text, at, start, _moves in inner.pieces)
-        return _UNKNOWN if any(_FILLER in text for text, *_ in pieces) else _Printed(pieces)
+        self.is_complete &= inner.is_complete
+        is_told = not any(_FILLER in text for text, *_ in inner.pieces)
+        return _Printed(tuple((text, at, start) for text, at, start, _moves in inner.pieces)) if is_told else _UNKNOWN
 
 
 _LITERALS: dict[str, Any] = {"true": True, "false": False, "nil": None}
 
 
 def _field(value: Any, path: str) -> Any:
-    """The value at `.a.b` of a value; None where the last name is missing, unknown below a missing one."""
+    """The value at `a.b` of a value; None where the last name is missing, unknown below a missing one."""
     for name in filter(None, path.split(".")):
-        if isinstance(value, dict):
-            value = value.get(name, _UNKNOWN)
-        else:
-            value = value.get(name) if isinstance(value, Node) and isinstance(value.values, dict) else _UNKNOWN
+        is_node = isinstance(value, Node) and isinstance(value.values, dict)
+        value = value.get(name) if is_node else value.get(name, _UNKNOWN) if isinstance(value, dict) else _UNKNOWN
     return value
 
 
@@ -293,25 +252,16 @@ def _plain(value: Any) -> Any:
     return value.plain() if isinstance(value, Node) else value.text if isinstance(value, _Printed) else value
 
 
-def _is_true(value: Any) -> bool:
+def _may_be(value: Any) -> bool:
+    """Whether Go takes the value for true; an unknown one may be."""
     return bool(_plain(value))
-
-
-def _first_deciding(values: tuple[Any, ...], stops_at: bool) -> Any:
-    """Go's `and` and `or`: the first value that decides, else the last."""
-    for value in values:
-        if value is _UNKNOWN or _is_true(value) is stops_at:
-            return value
-    return values[-1]
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
     """The keys and items that `range` runs over; one unknown item of an unknown value."""
-    if value is _UNKNOWN:
-        return [(_UNKNOWN, _UNKNOWN)]
     if isinstance(value, Node):
         return list(value.items()) or list(enumerate(value.list()))
-    return list(enumerate(value)) if isinstance(value, list) else []
+    return [(value, value)] if value is _UNKNOWN else list(enumerate(value or ()))
 
 
 def _printed(value: Any) -> _Printed | None:
@@ -323,39 +273,36 @@ def _printed(value: Any) -> _Printed | None:
     plain = _plain(value)
     if value is _UNKNOWN or isinstance(plain, dict | list):
         return None
-    text = "" if plain is None else str(plain).lower() if isinstance(plain, bool) else str(plain)
-    return _Printed(((text, None, 0),))
+    return _Printed((("" if plain is None else str(plain).lower() if plain is True else str(plain), None, 0),))
 
 
-def _as_yaml(value: Any) -> _Printed:
+def _as_yaml(value: Any) -> Any:
     """A value of a file as it is written there, moved to the left edge."""
-    if not isinstance(value, Node) or value.scalar is not None or value.values is None:
-        return _printed(value if _plain(value) is not None else "null") or _Printed(((json.dumps(value), None, 0),))
-    text, indent = value.source.text, value.offset - value.source.start_of(value.source.row_of(value.offset))
+    if not isinstance(value, Node) or not isinstance(value.values, dict | list):
+        return "null" if _plain(value) is None else value
+    indent = value.offset - value.source.start_of(value.source.row_of(value.offset))
     pieces: list[tuple[str, Text | None, int]] = []
-    at = value.offset
-    for line in text[value.offset : value.end].rstrip().splitlines(keepends=True):
-        cut = min(len(line) - len(line.lstrip(" ")), indent) if at > value.offset else 0
-        pieces.append((line[cut:], value.source, at + cut))
-        at += len(line)
+    for line in re.finditer(r"[^\n]*\n?", value.source.text[value.offset : value.end].rstrip()):
+        cut = min(len(line[0]) - len(line[0].lstrip(" ")), indent) if line.start() else 0
+        pieces.append((line[0][cut:], value.source, value.offset + line.start() + cut))
     return _Printed(tuple(pieces))
 
 
 def _string(change: Callable[..., str]) -> Callable[..., Any]:
-    """A function of texts whose last argument is the text that is changed."""
+    """A function of texts, whose result stands where its last argument does."""
 
     def changed(*values: Any) -> Any:
-        printed = [_printed(value) for value in values]
-        texts = [each.text for each in printed if each is not None]
-        last = printed[-1]
-        return _UNKNOWN if last is None or len(texts) < len(values) else last.made_into(change(*texts))
+        printed = [each for value in values if (each := _printed(value)) is not None]
+        if len(printed) < len(values):
+            return _UNKNOWN
+        return _Printed(((change(*(each.text for each in printed)), *printed[-1].pieces[0][1:]),))
 
     return changed
 
 
 def _indent(spaces: Any, value: Any) -> Any:
     printed = _printed(value)
-    return _UNKNOWN if printed is None else printed.indented(int(spaces))
+    return _UNKNOWN if printed is None else printed.indented(int(_plain(spaces)))
 
 
 def _on_own_lines(spaces: Any, value: Any) -> Any:
@@ -363,47 +310,32 @@ def _on_own_lines(spaces: Any, value: Any) -> Any:
     return printed if printed is _UNKNOWN else _Printed((("\n", None, 0), *printed.pieces))
 
 
-def _compare(compare: Callable[[Any, Any], bool]) -> Callable[..., bool]:
-    return lambda first, *others: any(compare(_plain(first), _plain(other)) for other in others)
-
-
-def _format(template: str, *values: Any) -> Any:
-    texts = [printed.text if (printed := _printed(value)) else "" for value in values]
-    return re.sub(r"%[sdvfq]", "%s", template) % tuple(texts)
+def _compare(compare: Callable[[Any, Any], bool], kind: Callable[[Any], Any]) -> Callable[..., bool]:
+    return lambda first, *others: any(compare(kind(_plain(first)), kind(_plain(other))) for other in others)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "toYaml": _as_yaml,
     "nindent": _on_own_lines,
     "indent": _indent,
-    "quote": _string(lambda *texts: " ".join(json.dumps(text, ensure_ascii=False) for text in texts)),
-    "squote": _string(lambda *texts: " ".join(f"'{text}'" for text in texts)),
+    "quote": _string(lambda text: json.dumps(text, ensure_ascii=False)),
+    "squote": _string(lambda text: f"'{text}'"),
     "lower": _string(str.lower),
-    "upper": _string(str.upper),
     "trim": _string(str.strip),
     "toString": _string(str),
     "int": _string(lambda text: text.partition(".")[0]),
-    "int64": _string(lambda text: text.partition(".")[0]),
     "replace": _string(lambda old, new, text: text.replace(old, new)),
     "trunc": _string(lambda length, text: text[: int(length)]),
     "trimSuffix": _string(lambda end, text: text.removesuffix(end)),
-    "trimPrefix": _string(lambda start, text: text.removeprefix(start)),
-    "printf": _format,
-    "join": lambda by, items: by.join(str(_plain(item)) for _, item in _items(items)),
+    "printf": _string(lambda form, *texts: re.sub(r"%[sdvfq]", "%s", form) % texts),
+    "tpl": lambda text, _dot: _UNKNOWN if "{{" in str(_plain(text)) else text,
     "required": lambda _message, value: value,
-    "list": lambda *values: list(values),
-    "not": lambda value: not _is_true(value),
-    "empty": lambda value: not _is_true(value),
-    "ternary": lambda yes, no, test: yes if _is_true(test) else no,
-    "hasKey": lambda mapping, key: _field(mapping, f".{_plain(key)}") is not None,
-    "contains": lambda part, text: str(_plain(part)) in str(_plain(text)),
-    "hasPrefix": lambda start, text: str(_plain(text)).startswith(str(_plain(start))),
+    "not": lambda value: not _may_be(value),
+    "empty": lambda value: not _may_be(value),
     "kindIs": lambda kind, value: (_plain(value) is None) == (kind == "invalid"),
-    "len": lambda value: len(_plain(value) or ()),
-    "eq": _compare(operator.eq),
-    "ne": _compare(operator.ne),
-    "gt": _compare(lambda first, second: float(first) > float(second)),
-    "ge": _compare(lambda first, second: float(first) >= float(second)),
-    "lt": _compare(lambda first, second: float(first) < float(second)),
-    "le": _compare(lambda first, second: float(first) <= float(second)),
+    "hasKey": lambda mapping, key: _field(mapping, str(_plain(key))) is not None,
+    "eq": _compare(operator.eq, str),
+    "ne": _compare(operator.ne, str),
+    "gt": _compare(operator.gt, float),
+    "lt": _compare(operator.lt, float),
 }

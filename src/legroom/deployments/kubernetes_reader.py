@@ -175,8 +175,9 @@ def _subjects_of_container(
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
             mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
+            has_read_only_root=container.text("securityContext", "readOnlyRootFilesystem") == "true",
             other_env=_other_variables(container),
-            declared_port=_declared_port(container, pod),
+            declared_ports=tuple(_declared_ports(container, pod)),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
@@ -278,15 +279,14 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
         source = sources.get(mount.text("name"))
         is_empty = source is not None and source.get("emptyDir") is not None
         is_host = source is not None and source.get("hostPath") is not None
-        yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume")
+        is_read_only = mount.text("readOnly") == "true"
+        yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume", is_read_only)
 
 
-def _declared_port(container: Node, pod: Node) -> PublishedPort | None:
-    """The port of a pod that has one container with one port; else None."""
-    ports = container.list("ports")
-    if len(ports) != 1 or len(pod.list("containers")) != 1:
-        return None
-    return PublishedPort(ports[0].text("containerPort"), ports[0].source.place(ports[0].offset))
+def _declared_ports(container: Node, pod: Node) -> Iterator[PublishedPort]:
+    """The ports of a pod that has one container."""
+    for port in container.list("ports") if len(pod.list("containers")) == 1 else ():
+        yield PublishedPort(port.text("containerPort"), port.source.place(port.offset))
 
 
 def _other_variables(container: Node) -> frozenset[str]:
@@ -328,6 +328,7 @@ def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
             port=(found.port or ports.get(port, port)) if is_alone else "",
             path=path,
             sends_key=found.sends_key or bool(probe.list("httpGet", "httpHeaders")),
+            delay_s=float_at(probe, "initialDelaySeconds", 0.0),
             is_tcp=probe.get("tcpSocket") is not None,
         )
 

@@ -53,9 +53,11 @@ class StartedServer:
     """The GPUs of the machine that it may use, in its own order, where the file tells."""
     mounts: tuple[Mount, ...] | None = None
     """The volumes of its container; None where the file does not tell."""
+    has_read_only_root: bool = False
+    """Whether its container can write to volumes alone."""
     published: tuple[PublishedPort, ...] = ()
-    declared_port: PublishedPort | None = None
-    """The one containerPort of a pod's only container."""
+    declared_ports: tuple[PublishedPort, ...] = ()
+    """The containerPorts of a pod's only container."""
     other_env: frozenset[str] = frozenset()
     """Variables whose values stand elsewhere; `*` where a file or a Secret may set any."""
     has_no_gpu: bool = False
@@ -88,6 +90,8 @@ class StartedServer:
     """The Python call that starts it."""
     launcher: str = ""
     """Another program that starts the engine inside itself, such as Dynamo."""
+    left_out: tuple[Word, ...] = ()
+    """Flags that its template gives for other values."""
     remarks: tuple[str, ...] = ()
     """Sentences about settings that the resource's controller does not pass on to vLLM."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.file_kinds import kind_of, plain_path
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
@@ -83,10 +83,12 @@ def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
 
 SEARCHED = frozenset(
     {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
-    | {".dockerfile", ".sbatch", ".slurm"}
+    | {".dockerfile", ".sbatch", ".slurm", ".ps1"}
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
-_BY_NAME = re.compile(r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)")
+_BY_NAME = re.compile(
+    r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)|\.env(\.[\w.-]+)?"
+)
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ def _files_in(path: str) -> Iterable[str]:
         yield path
         return
     for inner in sorted(folder.rglob("*")):
-        is_searched = inner.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(inner.name)
-        is_hidden = any(part.startswith(".") for part in inner.relative_to(folder).parts)
+        name = Path(plain_path(inner.name))
+        is_searched = name.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(name.name)
+        is_hidden = any(re.match(r"\.(?!env(\.|$))", part) for part in inner.relative_to(folder).parts)
         if is_searched and not is_hidden and inner.is_file():
             yield str(inner)
 

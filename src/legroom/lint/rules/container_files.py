@@ -11,6 +11,7 @@ from legroom.deployments.container_images import is_published_by_vllm, is_server
 from legroom.deployments.container_parts import Mount
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
+from legroom.deployments.yaml_nodes import Node
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
@@ -20,6 +21,7 @@ from legroom.vllm.args import ServeArgs, other_value
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
 _OLD_MODEL = re.compile(r"(distil|xlm-?)?(gpt2|(al|ro)?berta?|t5|bart)", re.IGNORECASE)
 """The only models of the Hub that have no organization."""
+_KEEPS_WEIGHTS = re.compile(r"cache|hugging|model|weight|data|mnt|home", re.IGNORECASE)
 _DEFAULT_CACHE = "/root/.cache/huggingface"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE", "HF_HUB_OFFLINE")
 _PATH_FLAGS = ("--chat-template", "--tokenizer", "--ssl-keyfile", "--ssl-certfile", "--tool-parser-plugin", "--config")
@@ -49,10 +51,32 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
         lost = "container" if mount is None else "pod"
         message = f"{what}: every new {lost} downloads {args.model or 'the model'}"
         yield finding("cache-lost", server.place, message, f"mount a volume at {folder}")
+    if is_told and not is_offline and mount is not None and mount.is_read_only:
+        message = f"{mount.path} is read-only: {args.model} is not downloaded where a file of it is missing"
+        yield finding("cache-lost", server.place, message, "mount it for writing, or set HF_HUB_OFFLINE")
+    if (
+        server.has_read_only_root
+        and "TMPDIR" not in server.env
+        and _mount_that_holds(server.mounts, "/tmp/vllm") is None
+    ):
+        message = "the container's root is read-only, and vLLM writes its sockets to /tmp: it does not start"
+        yield finding("path-missing", server.place, message, "mount an emptyDir at /tmp, and one for the caches")
     offline = server.env.get("HF_HUB_OFFLINE")
     if is_told and mount is None and offline is not None and offline.text.lower() in ("1", "true", "yes"):
         message = f"HF_HUB_OFFLINE forbids the download of {args.model}, and no volume holds {folder}"
         yield finding("path-missing", server.place_of(offline), message, f"mount the weights at {folder}")
+
+
+@checks(Node, "cache-lost")
+def workers_of_ray(document: Node, context: Context) -> Findings:
+    """Workers of Ray that serve with vLLM, and whose pods keep no weights."""
+    for group in document.walk() if "vllm" in document.source.text.lower() else ():
+        for container in group.list("template", "spec", "containers") if group.get("groupName") is not None else ():
+            mounts = [mount.text("mountPath") for mount in container.list("volumeMounts")]
+            if not any(_KEEPS_WEIGHTS.search(path) for path in mounts):
+                message = "no volume holds the Hub's cache: every new worker downloads the model"
+                place = document.source.place(container.offset)
+                yield finding("cache-lost", place, message, "mount a volume, and set HF_HOME to it")
 
 
 @checks(StartedServer, "model-missing")

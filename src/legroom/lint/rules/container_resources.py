@@ -101,7 +101,9 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     """A container without a GPU, with hidden GPUs, or with more than its ranks use."""
     if not server.runs_on_gpus or not server.in_container:
         return
-    is_whole = server.runs == "kubernetes" or server.mounts is not None
+    # A controller such as KServe may add to the resources of its own kinds.
+    is_plain = server.read_as.startswith(("Kubernetes Deployment", "Kubernetes StatefulSet", "Kubernetes Pod"))
+    is_whole = is_plain if server.runs == "kubernetes" else server.mounts is not None
     if (
         server.has_no_gpu
         and is_whole

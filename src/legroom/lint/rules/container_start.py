@@ -13,6 +13,8 @@ from legroom.vllm.args import other_values, served_port
 
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _SERVED_KINDS = ("Kubernetes Deployment", "Kubernetes StatefulSet")
+_LONG_DELAY_S = 300.0
+"""Most servers with their weights at hand are up before."""
 _KEY_VARIABLE = "VLLM_API_KEY"
 _OF_IMAGE = (*_SERVED_KINDS, "Kubernetes Pod", "Kubernetes Job", "compose service", "a docker", "a podman")
 
@@ -94,9 +96,12 @@ def probes_of_server(server: StartedServer, context: Context) -> Findings:
         if probe.port.isdecimal() and port.isdecimal() and probe.port != port:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"
             yield finding("probe-port", probe.place, message, f"ask port {port}, or add --port {probe.port}")
-        if probe.kind == "none" and args.model and server.read_as.startswith(_SERVED_KINDS):
+        if probe.kind == "none" and server.words and server.read_as.startswith(_SERVED_KINDS):
             message = "no readiness probe: requests are sent to it while the model loads"
             yield finding("probe-missing", probe.place, message)
+        if probe.kind == "readiness" and probe.delay_s >= _LONG_DELAY_S:
+            message = f"the pod gets no request for {probe.delay_s:.0f} s after every start, also when the server is up"
+            yield finding("probe-missing", probe.place, message, "leave the time to a startup probe")
         if probe.kind == "liveness" and probe.is_tcp:
             message = "a connection is accepted although the engine has died or hangs"
             yield finding("probe-missing", probe.place, message, "ask /health")
@@ -127,10 +132,11 @@ def _is_whole(server: StartedServer) -> bool:
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile"
+    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile" and server.gpus is None
     if (
         not is_excerpt
         and not server.is_release_assumed
+        and server.image != "vllm"  # KServe's own
         and images.is_server_image(server.image)
         and images.has_floating_tag(server.image)
         and not context.is_release_given

@@ -29,14 +29,13 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
     if host in _LOOPBACK and is_published:
         message = f"--host {host} listens inside the container alone: nothing outside reaches the server"
         yield finding("port-unreachable", flag_place(server, "--host"), message, "write --host 0.0.0.0")
-    declared = () if server.declared_port is None else (server.declared_port,)
-    for ports in (declared, server.published):
-        is_other = len(ports) == 1 and ports[0].port.isdecimal() and port.isdecimal() and ports[0].port != port
+    published = server.published if len(server.published) == 1 else ()
+    for named in (*server.declared_ports, *published):
+        is_other = named.port.isdecimal() and port.isdecimal() and named.port != port
         if is_other and not has_open_words(server, ("port",)):
-            message = f"the file names port {ports[0].port} of the container, and the server listens on {port}"
-            suggestion = f"write {port}, or add --port {ports[0].port}"
-            found = finding("port-unreachable", ports[0].place, message, suggestion)
-            yield found if ports is server.published else replace(found, severity="note")
+            message = f"the file names port {named.port} of the container, and the server listens on {port}"
+            found = finding("port-unreachable", named.place, message, f"write {port}, or add --port {named.port}")
+            yield found if named in published else replace(found, severity="note")
 
 
 @checks(Node, "port-unreachable")
@@ -73,12 +72,15 @@ def published_by_manifest(document: Node, context: Context) -> Findings:
     service = document.get("spec", "type") if document.text("kind") == "Service" else document.get("service", "type")
     shown = service if service is not None and service.scalar in ("LoadBalancer", "NodePort") else None
     shown = document.get("kind") if document.text("kind") in _PUBLISHING_KINDS else shown
+    if document.get("kind") is None:
+        ports = (value for node in document.walk() for key, value in node.items() if key == "nodePort" and value.scalar)
+        shown = shown or next(ports, None)
     exposed = document.get("metadata", "labels", "networking.kserve.io/visibility")
     is_guarded = document.text("metadata", "annotations", "security.opendatahub.io/enable-auth") == "true"
     if exposed is not None and exposed.scalar == "exposed" and not is_guarded:
         shown = exposed
     if shown is not None:
-        what = "route" if shown is exposed else shown.scalar
+        what = "route" if shown is exposed else "NodePort" if (shown.scalar or "").isdecimal() else shown.scalar
         message = f"a {what} publishes the API, and the server asks for no key"
         yield finding("api-open", shown.source.place(shown.offset), message, "set VLLM_API_KEY from a Secret")
 

@@ -12,7 +12,7 @@ from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import pattern
 from legroom.facts.bundled import find, misspelling_of
-from legroom.facts.flags import advice, companion_of, flags_ever
+from legroom.facts.flags import advice, companion_of, flag_name, flags_ever, flags_of
 from legroom.lint.rule import (
     Context,
     Findings,
@@ -27,7 +27,7 @@ from legroom.lint.rule import (
 )
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.config_rules import field_refusals
-from legroom.vllm.flag_problems import FlagProblem
+from legroom.vllm.flag_problems import FlagProblem, explain_unknown
 
 _BY_KIND = {kind: rule.id for rule in rules_by_id().values() for kind in rule.problems}
 """The rule for each kind of problem that the parser of flags tells."""
@@ -72,6 +72,12 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         if not _is_no_mistake(server, problem, strays, extension):
             reported.add((problem.flag, problem.kind))
             yield _finding_of_problem(server, context, problem)
+    for word in server.left_out:
+        problem = explain_unknown(flag_name(word.text), context.release_of(server))
+        if word.text not in flags_of(context.release_of(server)) and problem.kind in _OTHER_RELEASE and not extension:
+            message = f"{problem.message} (the chart gives it for other values)"
+            found = finding(_BY_KIND[problem.kind], server.place_of(word), message, _suggested_flag(problem))
+            yield replace(found, severity="note")
     if extension:
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding("flag-of-another", server.place, message)

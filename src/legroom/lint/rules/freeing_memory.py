@@ -77,6 +77,11 @@ def settings_of_unit(unit: Unit, context: Context) -> Findings:
         if used := re.search(r"\$\{?[A-Z_]\w*", word.text):
             message = f"systemd does not expand {used[0]} in Environment=: {name} has it as it is written"
             yield finding("env-meaning", unit.locate(word.offset), message, "write the value out", len(name))
+    for key, word in unit.settings.items():
+        place = unit.locate(word.offset)
+        if re.search(r"(?<!%)%[iI]", word.text) and "@" not in place.path.rpartition("/")[2]:
+            message = f"%i is empty in {key}=: the unit is no template"
+            yield finding("unit-sandbox", place, message, "call the file NAME@.service", is_certain=False)
     syntax = _SHELL_SYNTAX.search(re.sub(r"\"[^\"]*\"|'[^']*'", "", start.text))
     if syntax is not None:
         message = f"systemd starts no shell: {syntax[0].strip()} in ExecStart is an argument or an unknown program"

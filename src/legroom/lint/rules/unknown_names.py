@@ -6,6 +6,7 @@ import difflib
 import re
 from dataclasses import replace
 
+from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.server_words import API_SERVERS, expand_variables
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
@@ -60,7 +61,9 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         value = expand_variables(word.text, {}) if word is not None else ""
         if word is None or not re.fullmatch(row.get("value", ".*"), value) or (flag and other_values(args, flag)):
             continue
-        is_built = server.read_as == "a Dockerfile" or server.runs not in ("docker", "compose", "kubernetes")
+        is_built = server.runs not in ("docker", "compose", "kubernetes") or (
+            kind_of(server.place_of(word).path, "") == "dockerfile"
+        )
         if server.runs in row.get("runs", (server.runs,)) and not (row.get("at_run") and is_built):
             found = finding("env-meaning", server.place_of(word), row["message"], row.get("suggestion", "leave it out"))
             yield replace(found, severity=row.get("severity", "note"), length=len(row["name"]))
@@ -82,13 +85,18 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             flag = "--" + name.removeprefix("VLLM_").lower().replace("_", "-")
             is_flag = flag in flags_of(release) and len({word.offset for word in server.words[:2]}) == 2
             is_given_to_vllm = bool(server.words) and server.runs != "config"
+            is_given_to_vllm = is_given_to_vllm and not any(
+                f"${name}" in word.raw.replace("{", "") for word in server.words
+            )
             is_given_to_vllm = is_given_to_vllm and (context.runs_vllms_own(server) or is_flag)
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
                 instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
                 suggestion = f"write {instead}" if instead else "leave it out"
-                yield finding(
-                    "env-unknown", server.place_of(word), f"no vLLM release reads {name}", suggestion, len(name)
-                )
+                message = f"no vLLM release reads {name}"
+                found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
+                # An image may hold other programs.
+                is_shared = server.read_as == "a Dockerfile" and not is_typo and not is_flag
+                yield replace(found, severity="note") if is_shared else found
             continue
         is_read = any(not release.before(first) and not release.after(last) for first, last in history)
         if is_read or (server.is_release_assumed and not server.named_release):
