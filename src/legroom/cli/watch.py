@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, print_json_line, print_text
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
+from legroom.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,13 +273,7 @@ def _bearer_token(args: argparse.Namespace) -> str | None:
     """The token of --token-file or LEGROOM_TOKEN; None if empty."""
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
-        where = args.token_file
-        try:
-            token = Path(where).read_text("utf-8")
-        except OSError as error:
-            raise LegroomError(f"cannot read {where}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise LegroomError(f"{where} is no text", "it must hold the token alone") from None
+        where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")
     token = token.strip()
     if not token.isprintable():
         raise LegroomError(f"the token of {where} has characters that no header may have", "one line, nothing else")

@@ -211,7 +211,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
 
 
 def hub_id_of(bundled: Bundled, name: str) -> str:
-    """The Hub id of the entry that is closest to a short name."""
+    """Of a bundled model's Hub ids, the one whose name is closest to the given short name."""
     wanted = _alphanumeric(name)
     ids = bundled.ids or (bundled.name,)
     if wanted == _alphanumeric(bundled.name):

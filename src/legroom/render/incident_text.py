@@ -102,7 +102,10 @@ def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style
         yield ""
         for curve in incident_curves(points):
             yield from curve_lines(curve, style)
-        yield axis_line(_axis_with_start_mark(points, incident, curve_width(style)), "", style).rstrip()
+        width, first, last = curve_width(style), points[0].time_s, points[-1].time_s
+        at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
+        mark = "^".rjust(max(1, min(width, at + 1)))
+        yield axis_line(f"{mark:<{width}} began", "", style).rstrip()
     numbers = _finding_detail(incident).get("numbers") or {}
     if numbers:
         yield ""
@@ -121,15 +124,6 @@ def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
     for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MAX_LINES:]:
         text = line.get("text", "") if isinstance(line, Mapping) else line
         yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
-
-
-def _axis_with_start_mark(points: Sequence[JournalPoint], incident: Incident, width: int) -> str:
-    """A line of `width` columns with `^` where the incident began."""
-    first, last = points[0].time_s, points[-1].time_s
-    at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
-    line = [" "] * width
-    line[max(0, min(width - 1, at))] = "^"
-    return "".join(line) + " began"
 
 
 def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:

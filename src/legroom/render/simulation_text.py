@@ -168,7 +168,11 @@ def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
         lines += curve_lines(curve, style)
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
     lines.append(axis_line("0", end, style))
-    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), "", *_scaling_events(scaled)]
+    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), ""]
+    first = scaled.changes[:_MAX_CHANGES]
+    lines += [f"  {time_s / 60:7.1f} min  {before} -> {after}" for time_s, before, after in first]
+    if len(scaled.changes) > _MAX_CHANGES:
+        lines.append(f"  and {len(scaled.changes) - _MAX_CHANGES} more")
     return "\n".join(lines) + "\n"
 
 
@@ -208,14 +212,6 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "", f"up: twice as many in {policy.up_period_s} s, after {policy.up_window_s} s of need"
     yield "", f"down: one in {policy.down_period_s} s, after {policy.down_window_s} s without need"
     yield "", f"a server starts in {policy.start_s:.0f} s"
-
-
-def _scaling_events(scaled: ScaledReplay) -> Iterator[str]:
-    """Time in minutes and the number of servers before and after, for the first scaling events."""
-    for time_s, before, after in scaled.changes[:_MAX_CHANGES]:
-        yield f"  {time_s / 60:7.1f} min  {before} -> {after}"
-    if len(scaled.changes) > _MAX_CHANGES:
-        yield f"  and {len(scaled.changes) - _MAX_CHANGES} more"
 
 
 _BAR = 30
@@ -313,7 +309,12 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
         consequence = "vLLM turns such requests away, and these figures leave them out."
         lines += [*wrap(f"Requests too long for this server: {rejected}. {consequence}", style.width), ""]
     if choice.sustained is False:
-        lines += [*wrap(_short_load_note(choice, trace), style.width), ""]
+        short = (
+            f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {_time_unit_text(choice)} and its answers "
+            f"up to {choice.best.latency_p99:,.0f}, so it ends before the server is full. If it went on at this rate, "
+            "the server would fall behind."
+        )
+        lines += [*wrap(short, style.width), ""]
     if choice.holds:
         return "\n".join([*lines, style.paint(join(command), "bold")])
     lines += wrap(_missed_goals_text(choice, trace), style.width)
@@ -383,16 +384,6 @@ def _missed_goals_text(choice: Choice, trace: Trace) -> str:
     if allowed is not None and best.preemptions > allowed:
         reasons.append(f"it preempts {count(best.preemptions)} times, and {count(allowed)} are allowed")
     return f"No setting holds this load: {'; '.join(reasons)}."
-
-
-def _short_load_note(choice: Choice, trace: Trace) -> str:
-    """That the load ends before the server is full, and would overload it if it went on."""
-    units = _time_unit_text(choice)
-    return (
-        f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {units} and its answers up to "
-        f"{choice.best.latency_p99:,.0f}, so it ends before the server is full. If it went on at this rate, the server "
-        "would fall behind."
-    )
 
 
 def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[str]:

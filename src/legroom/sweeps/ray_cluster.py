@@ -47,7 +47,10 @@ class RayExecutor:
         ray = _import_ray()
         with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
-                self.announce(_cluster_text(ray))
+                counts = {"node": sum(node["Alive"] for node in ray.nodes())}
+                counts["core"] = int(ray.cluster_resources().get("CPU", 0))
+                words = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
+                self.announce(f"on Ray: {' with '.join(words)}")
             yield from _results(ray, work, shared, items, self.workers or len(items))
 
 
@@ -107,13 +110,6 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _cluster_text(ray: Any) -> str:
-    """The cluster in words: `on Ray: 2 nodes with 64 cores`."""
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    cores = int(ray.cluster_resources().get("CPU", 0))
-    return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"
 
 
 def _results(

@@ -16,10 +16,10 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.guard.request.endpoints import DRAIN, STATUS
+from legroom.process_table import process_start_ticks
 
 if TYPE_CHECKING:
     from legroom.guard.pool.admission import Admission
@@ -77,7 +77,7 @@ class Peers:
     """Connects this API server with the other `count` - 1 of the same vLLM."""
 
     def __init__(self, count: int, token: str, drain: Drain, parent: str | None = None) -> None:
-        self._names = [f"\0legroom-guard-{parent or _parent_process_id()}-{number}" for number in range(count)]
+        self._names = [f"\0legroom-guard-{parent or _parent_identity()}-{number}" for number in range(count)]
         self._token, self._drain = token, drain
         self._own = ""
         self._server: asyncio.Server | None = None
@@ -157,10 +157,6 @@ def _connect(name: str) -> socket.socket:
     return connection
 
 
-def _parent_process_id() -> str:
+def _parent_identity() -> str:
     """The parent's process id and start time as one string, because process ids are reused."""
-    parent = os.getppid()
-    started = "0"
-    with contextlib.suppress(OSError, IndexError):
-        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{parent}-{started}"
+    return f"{os.getppid()}-{process_start_ticks(os.getppid()) or 0}"

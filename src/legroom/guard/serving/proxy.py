@@ -314,7 +314,12 @@ class Proxy(AdmissionApp):
 
 def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
     """Run the proxy until SIGTERM or SIGINT; returns the exit code. `ready` is called once it listens."""
-    _raise_file_limit()
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # each stream has two connections
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve_until_stopped(options, ready))
 
@@ -338,13 +343,3 @@ async def _serve_until_stopped(options: ProxyOptions, ready: Ready | None) -> in
     loop.add_signal_handler(signal.SIGHUP, lambda: proxy.admission.reload(force=True))
     await proxy.run(stop, ready)
     return 0
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit on open files: each stream has two connections."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

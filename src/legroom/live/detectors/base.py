@@ -174,7 +174,7 @@ class Detector(ABC):
 
 
 def _has_held(hold: Hold, scrapes: int, seconds: float) -> bool:
-    """Whether a condition seen for that many scrapes and seconds meets the hold."""
+    """Whether a condition has lasted for as many scrapes and seconds as the hold asks for."""
     # Scrapes may come a tenth of the duration early.
     return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 

@@ -254,7 +254,14 @@ class Journal:
                 self._samples.roll_up(server_id, now_s)
                 self._samples.delete_old(server_id, now_s, retention)
         with self._write_transaction() as db:
-            _delete_incidents(db, now_s - retention.incidents_s)
+            ended_before = (now_s - retention.incidents_s,)
+            for table, old in (
+                ("notes", "incident_id IN (SELECT id FROM incidents WHERE closed_s < ?)"),
+                ("stages", "action_id IN (SELECT id FROM actions WHERE finished_s < ?)"),
+                ("actions", "finished_s < ?"),
+                ("incidents", "closed_s < ?"),
+            ):
+                db.execute(f"DELETE FROM {table} WHERE {old}", ended_before)
         with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
 
@@ -328,15 +335,6 @@ def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return f"the journal {path} cannot be written: {error}", "check its permissions and its folder's"
     return f"the journal {path} failed: {error}", ""
-
-
-def _delete_incidents(db: sqlite3.Connection, before_s: float) -> None:
-    """Deletes incidents closed and actions finished before that time, with their notes and stages."""
-    old = "(SELECT id FROM incidents WHERE closed_s < ?)"
-    db.execute(f"DELETE FROM notes WHERE incident_id IN {old}", (before_s,))
-    db.execute("DELETE FROM stages WHERE action_id IN (SELECT id FROM actions WHERE finished_s < ?)", (before_s,))
-    db.execute("DELETE FROM actions WHERE finished_s < ?", (before_s,))
-    db.execute("DELETE FROM incidents WHERE closed_s < ?", (before_s,))
 
 
 def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:

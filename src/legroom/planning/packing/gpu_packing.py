@@ -124,17 +124,13 @@ def pack(request: PackRequest) -> PackResult:
     shifts = request.shifts or (Shift(ALWAYS, frozenset(server.name for server in request.servers)),)
     sleepers = {server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)}
     needs = tuple(server_needs(server, sleeps=server.name in sleepers) for server in request.servers)
-    for band_kept in _band_shares(request.policy):
+    # The share of the error bands that the policy holds back, then smaller ones.
+    for band_kept in sorted({kept for kept in BAND_KEPT.values() if kept <= BAND_KEPT[request.policy]}, reverse=True):
         problem = PackingProblem(request.cards, shifts, band_kept)
         placement = place(problem, needs)
         if placement is not None:
             return _pack_placed(request, problem, needs, placement, sleepers)
     return _pack_misfit(request, PackingProblem(request.cards, shifts, 0.0), needs)
-
-
-def _band_shares(policy: Policy) -> tuple[float, ...]:
-    """Fractions of the error bands to hold back on each try: the policy's, then smaller ones."""
-    return tuple(kept for kept in sorted(BAND_KEPT.values(), reverse=True) if kept <= BAND_KEPT[policy])
 
 
 def _pack_placed(

@@ -286,19 +286,11 @@ class TierReplay(StepByStepReplay):
             super()._advance_clock(output)
         elif not self.clocks:
             self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
-        else:
-            self._wait()
+        else:  # an idle engine waits until a copy ends or a request arrives
+            events = (self.worker.next_event_s, self.scheduler.offload.tier.next_event_s, self.next_arrival)
+            self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
         self.ended.append(self.worker.end_step(plan, self.now_s))
         self.scheduler.offload.tier.now_s = self.now_s
-
-    def _wait(self) -> None:
-        """Advance the clock of an idle engine until a copy ends or a request arrives."""
-        events = [
-            self.worker.next_event_s,
-            self.scheduler.offload.tier.next_event_s,
-            self.next_arrival if self.clocks else None,
-        ]
-        self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
         """Complete the oldest step with the copies that had ended by then; steps in which nothing ran count too."""
