@@ -15,7 +15,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.capacity_search import gpus_for_weights, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
-from legroom.planning.plan import Plan, Target, ready_command
+from legroom.planning.plan import Plan, Target, first_start_holds, ready_command
 from legroom.planning.plan_json import layout_json
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
@@ -42,6 +42,8 @@ class Fit:
     """What each card lacks with the most GPUs and the checkpoint nearest to fitting; 0 where it fits or is refused."""
     limiting_bytes: int = 0
     """What the largest part takes of one card."""
+    wanted: float = 1.0
+    """Requests of the full length at once that it has to hold."""
 
     @property
     def count(self) -> int:
@@ -132,6 +134,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "tried": list(fit.tried),
         "short_bytes": fit.short_bytes,
         "max_concurrency": fit.holds if plan else None,
+        "first_start_concurrency": first_start_holds(plan) if plan else None,
         "layout": layout_json(plan.layout) if plan else None,
         "command": ready_command(plan) if plan else None,
     }
@@ -161,7 +164,7 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
             }
             limiting, limiting_bytes = max(parts.items(), key=lambda part: part[1])
             fitting, tried = (target.model.name, target.gpu, result.best, result.losses), counts[:number]
-            return Fit(*fitting, limiting, tried, limiting_bytes=limiting_bytes)
+            return Fit(*fitting, limiting, tried, 0, limiting_bytes, goal.concurrency)
         short, lacking_bytes = result.short_by, result.short_bytes
     return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
 
