@@ -49,6 +49,9 @@ export function toParams(setup, prefix = "", params = new URLSearchParams()) {
   return params;
 }
 
+// What Plan shows before anybody asked is nobody's.
+export const isExample = (setup) => toParams(setup).toString() === toParams(EMPTY).toString();
+
 const wholeNumber = (text, most) =>
   /^\d+$/.test(text) && Number(text) >= 1 && Number(text) <= most ? Number(text) : null;
 

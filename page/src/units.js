@@ -51,4 +51,7 @@ export function memoryOf(gpus, name) {
 // What a start holds is never rounded up: 3.97 of 4 users is less than 4.
 export const held = (requests) => (Math.floor(requests * 10) / 10).toFixed(1);
 
+export const heldOf = (t, later, first, wanted) =>
+  first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first) }) : held(later);
+
 export const rateRange = (rate) => (rate ? `${count(rate.low)} – ${count(rate.high)}` : "–");

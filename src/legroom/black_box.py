@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import types
-from dataclasses import asdict, fields
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
+from legroom.json_records import record_from_json
 from legroom.records import dataclass, field
 
 KIND = "black box"
@@ -229,67 +229,29 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
         raise LegroomError(f"{name} is not a black box of legroom's")
     if not isinstance(document.get("version"), int) or document["version"] > VERSION:
         raise LegroomError(f"{name} was written by a newer legroom", "update legroom to read it")
+    settings = document.get("settings")
+    if isinstance(settings, dict):
+        document["settings"] = {name: value for name, value in settings.items() if _is_plain_setting(value)}
     try:
-        record: BlackBox = _value_of_type(BlackBox, document)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return record_from_json(BlackBox, _cleaned(document))
+    except (ValueError, RecursionError) as error:
         raise LegroomError(f"{name} is a damaged black box: {error}") from error
-    return record
 
 
 def read_record(path: Path) -> BlackBox:
     """The black box in a file; LegroomError where it cannot be read."""
-    try:
-        if path.stat().st_size > _MAX_READ_BYTES:
-            raise LegroomError(f"{path} is larger than any black box")
-        text = path.read_bytes()
-    except OSError as error:
-        raise LegroomError(f"could not read {path}: {error.strerror}", "is the path right?") from error
-    return parse_record(text, str(path))
+    return parse_record(read_text(path, "is the path right?", _MAX_READ_BYTES), str(path))
 
 
-def _value_of_type(kind: Any, value: Any) -> Any:
-    """A JSON value as the type of its field; unknown keys are ignored."""
-    origin = get_origin(kind)
-    if origin in (types.UnionType, Union):
-        if value is None:
-            return None
-        return _value_of_type(next(inner for inner in get_args(kind) if inner is not type(None)), value)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r:.40} is no list")
-        return tuple(_value_of_type(get_args(kind)[0], inner) for inner in value)
-    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
-        if not isinstance(value, dict):
-            raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-        known = _field_types(kind)
-        return kind(**{name: _value_of_type(known[name], inner) for name, inner in value.items() if name in known})
-    return _checked_value(kind, origin, value)
-
-
-@cache
-def _field_types(kind: type) -> dict[str, Any]:
-    """Field types by name, cached because resolving hints is slow."""
-    hints = get_type_hints(kind)
-    return {entry.name: hints[entry.name] for entry in fields(kind)}
-
-
-def _checked_value(kind: Any, origin: Any, value: Any) -> Any:
-    """The JSON value if it has the declared type of the record's field; raises otherwise."""
-    if origin is Literal:
-        if value not in get_args(kind):
-            raise ValueError(f"{value!r:.40} is none of {get_args(kind)}")
-        return value
-    plain = origin or kind
-    allowed = (int, float) if plain is float else plain
-    if plain in (int, float) and isinstance(value, bool):
-        raise TypeError(f"{value!r} is no number")
-    if not isinstance(value, allowed):
-        raise TypeError(f"{value!r:.40} is no {plain.__name__}")
-    if isinstance(value, dict):
-        return {_CONTROLS.sub("", name): inner for name, inner in value.items() if _is_plain_setting(inner)}
+def _cleaned(value: Any) -> Any:
+    """A JSON value without control characters; ValueError for a number that is no size, count or time."""
     if isinstance(value, str):
         return _CONTROLS.sub("", value)
-    if plain in (int, float) and not 0 <= value < _BEYOND:
+    if isinstance(value, dict):
+        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(inner) for inner in value]
+    if isinstance(value, (int, float)) and not 0 <= value < _BEYOND:
         raise ValueError(f"{value!r:.40} is no size, count or time")
     return value
 

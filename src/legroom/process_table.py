@@ -80,6 +80,7 @@ def process_title(pid: int) -> bytes:
 
 
 def _all_pids() -> list[str]:
+    """The ids of all processes, as the folders of /proc are named; empty without /proc."""
     try:
         return [name for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208 - as above
     except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
 
 _Value = TypeVar("_Value")
 _HEADER = re.compile(r"^\s*(\[\[|\[)\s*([^\]]+?)\s*\]")
@@ -57,11 +58,7 @@ def parse_toml(text: str, name: str, hint: str = "see https://toml.io for the fo
 
 def read_toml(path: Path) -> TomlTable:
     """The top-level table of a TOML file; LegroomError where it cannot be read."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise LegroomError(f"{path} cannot be read: {reason}") from error
+    text = read_text(path)
     return TomlTable(parse_toml(text, path.name), (), path, KeyLines(text))
 
 
@@ -190,10 +187,10 @@ class TomlTable:
             TomlTable(values, (*self._at, key, number), self._file, self._lines) for number, values in enumerate(tables)
         )
 
-    def unchecked(self) -> dict[str, Any]:
-        """All values, for a caller that validates them itself."""
-        self._read.update(self._values)
-        return dict(self._values)
+    def raw(self, key: str) -> Any:
+        """The value as TOML has it; None without the key."""
+        self._read.add(key)
+        return self._values.get(key)
 
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:

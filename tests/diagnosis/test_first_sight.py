@@ -441,10 +441,6 @@ def test_the_own_process_holds_what_torch_holds() -> None:
             "gpu_memory_utilization",
         ),
         (
-            "vLLM runs out of memory while loading the weights, it works with --cpu-offload-gb 4",
-            "works with --cpu-offload",
-        ),
-        (
             "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 33)\nleftovers in /dev/shm",
             "earlier",
         ),

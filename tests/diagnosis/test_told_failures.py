@@ -97,6 +97,8 @@ def test_a_failure_told_in_words_has_its_cause_first(cause: str, text: str) -> N
         "VRAM usage too high with vllm: Qwen3-0.6B takes 72 GB on an A100 80GB. Is this a memory leak?",
         "为什么 vllm 部署 7B 模型占用了 70G 显存？A100 80G，模型本身只有 15G",
         "I deployed Llama-3.1-8B with vllm and memory usage is 73GB even when idle. How can I reduce it?",
+        "[Bug]: 30GB VRAM usage for 1.7B model with vllm 0.11, L40S",
+        "vllm 部署 0.5B 的模型，显存占用过高，24G 的卡几乎占满",
     ],
 )
 def test_a_card_that_is_full_from_the_start_is_the_share_that_was_asked_for(text: str) -> None:
@@ -203,3 +205,16 @@ def test_torch_that_holds_more_than_all_weights_was_not_loading_them() -> None:
         "unallocated."
     )
     assert "weights_too_big" not in {finding.cause for finding in diagnosed(text).findings}
+
+
+def test_a_setting_that_is_told_to_work_is_the_first_fix() -> None:
+    text = "vLLM runs out of memory while loading the weights, it works with --cpu-offload-gb 4"
+    assert diagnosed(text).findings[0].fixes[0].flags == {"cpu_offload_gb": 4.0}
+
+
+def test_a_script_s_variables_are_part_of_its_command() -> None:
+    script = "export MODEL_PATH=Qwen/Qwen2.5-72B-Instruct\nTP=2\n"
+    script += "vllm serve $MODEL_PATH -tp ${TP} --max-model-len ${LEN:-8192}\n"
+    args = diagnosed(f"{script}2x A100 40GB. torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 462.00 MiB.")
+    assert args.findings[0].cause == "weights_too_big"
+    assert "Qwen/Qwen2.5-72B-Instruct" in " ".join(args.findings[0].fixes[0].command + args.findings[0].fixes[0].steps)

@@ -147,7 +147,7 @@ def test_the_release_is_the_plans(run, plan_file):
         (("two",), "which server"),
         (("one", "--vllm", "banana"), "not a version number"),
         (("one", "--vllm", "any"), "written for one release"),
-        (("one", "--plan", "/nowhere/plan.json"), "could not read the plan"),
+        (("one", "--plan", "/nowhere/plan.json"), "plan.json cannot be read"),
         (("one", "-o", "/nowhere/at/all"), "could not write"),
         (("two", "llama-3.1-70b", "--gpu", "l4"), "does not start"),
         (("one", "llama-3.1-8b"), "which GPU"),

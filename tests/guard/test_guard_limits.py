@@ -66,7 +66,7 @@ def test_a_file_that_is_no_plan_is_complained_about(tmp_path):
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(LegroomError):
             read_limits(tmp_path / "plan.json")
-    with pytest.raises(LegroomError, match="could not read"):
+    with pytest.raises(LegroomError, match="cannot be read"):
         read_limits(tmp_path / "none.json")
 
 

@@ -19,7 +19,7 @@ BUSY = {"prompt": [1], "max_tokens": 4}
 def family(monkeypatch):
     """Tests that run beside each other have one parent, too."""
     name = uuid.uuid4().hex
-    monkeypatch.setattr("legroom.guard.serving.control._parent_process_id", lambda: name)
+    monkeypatch.setattr("legroom.guard.serving.control._parent_identity", lambda: name)
     return name
 
 

@@ -88,7 +88,7 @@ def test_any_value_is_taken_or_complained_about(value):
 
 
 def test_a_missing_file_is_complained_about(tmp_path):
-    with pytest.raises(LegroomError, match="could not read"):
+    with pytest.raises(LegroomError, match="cannot be read"):
         read_policy(tmp_path / "none.toml")
 
 
@@ -133,7 +133,7 @@ def test_a_broken_file_leaves_the_old_policy_and_is_told_once(file):
 
 def test_a_file_that_is_gone_leaves_the_old_policy(file):
     file.path.unlink()
-    assert "could not read" in file.reload(2.0)
+    assert "cannot be read" in file.reload(2.0)
     assert file.policy.pool.tokens == 100
 
 

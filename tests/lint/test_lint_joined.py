@@ -129,9 +129,9 @@ def test_what_keeps_the_weights_or_asks_for_a_key_is_not_told():
 
 def test_a_service_is_judged_by_the_dockerfile_that_it_builds(tmp_path):
     (tmp_path / "Dockerfile").write_text(f'FROM {IMAGE}\nCOPY start.sh /start.sh\nENTRYPOINT ["/start.sh"]\n')
-    (tmp_path / "start.sh").write_text("exec vllm serve org/m --port 9000\n")
+    (tmp_path / "start.sh").write_text("PORT=${LISTEN:-8000}\nexec vllm serve org/m --port $PORT\n")
     (tmp_path / "compose.yaml").write_text(
-        compose("{build: ., ports: ['9000:9000'], environment: {VLLM_MAX_NUM_SEQS: 4}}")
+        compose("{build: ., ports: ['9000:9000'], environment: {LISTEN: 9000, VLLM_MAX_NUM_SEQS: 4}}")
     )
     report = lint_files([str(tmp_path / "compose.yaml")], LintOptions())
     rules = {finding.rule for finding in report.findings}

@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_document_is_said(document, wrong):
 
 
 def test_a_file_that_is_missing_or_no_json_is_said(tmp_path):
-    with pytest.raises(LegroomError, match="could not read"):
+    with pytest.raises(LegroomError, match="cannot be read"):
         read_plan(str(tmp_path / "none.json"))
     (tmp_path / "plan.json").write_text("[" * 100_000)
     with pytest.raises(LegroomError, match="not JSON"):

@@ -78,7 +78,7 @@ def test_the_page_says_what_the_command_line_says(capsys):
     sentences += [row["text"] for row in words["pool"]]
     assert [sentence for sentence in sentences if sentence not in told] == []
     assert "too few, so the first start fails" in told
-    assert words["to_run"] == ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "25600"]
+    assert words["to_run"] == ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "26624"]
 
 
 def test_the_words_of_a_plan_are_chinese_with_the_same_numbers():
@@ -341,9 +341,13 @@ def test_every_endpoint_has_schemas_for_both_ways():
 
 def test_a_memory_snapshot_is_answered_with_its_picture():
     sample = Path(__file__).parents[2] / "docs" / "samples" / "pinned-segments.pickle"
-    document = answer("fragments", {"file": base64.b64encode(sample.read_bytes()).decode()})
+    request = {"file": base64.b64encode(sample.read_bytes()).decode()}
+    document = answer("fragments", request)
     assert document["would_expandable_segments_help"] is True
     assert document["svg"].startswith("<svg")
+    chinese = answer("fragments", {**request, "language": "zh"})
+    texts = (chinese["headline"], chinese["advice"], *(row["text"] for row in chinese["parts"]))
+    assert all(re.search("[\u4e00-\u9fff]", text) for text in texts)
 
 
 @pytest.mark.parametrize("file", ["no base64!", base64.b64encode(pickle.dumps(print)).decode()])

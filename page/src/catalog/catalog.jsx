@@ -15,7 +15,7 @@ export function CatalogArea({ item }) {
     newest.current.run(
       (signal) => engine.call("catalog", { language: t.language, query: query.trim() }, signal),
       ({ entries }) => setState({ entries, error: null }),
-      (error) => setState((now) => ({ ...now, error })),
+      (error) => setState({ entries: null, error }),
     );
   }, [query, t.language]);
   return (

@@ -1,4 +1,4 @@
-import { useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
 import { DropArea, ErrorNote } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
@@ -22,12 +22,19 @@ export function FragmentsArea() {
   const first = useRef(null);
   const round = useRef(0);
 
+  const last = useRef(null);
   const ask = async (content, isLater, mine) => {
-    const request = { file: content, earlier: isLater ? first.current : null };
+    last.current = { file: content, earlier: isLater ? first.current : null };
     if (!isLater) first.current = content;
-    const report = await engine.call("fragments", request);
+    const report = await engine.call("fragments", { ...last.current, language: t.language });
     if (mine === round.current) setState({ report, error: null, busy: false });
   };
+  // The sentences come from the engine: another language asks again.
+  useEffect(() => {
+    if (!state.report) return;
+    const put = (report) => setState({ report, error: null, busy: false });
+    engine.call("fragments", { ...last.current, language: t.language }).then(put, () => {});
+  }, [t.language]);
   const read = async (file, isLater) => {
     const mine = ++round.current;
     if (file.size > MOST_BYTES) return setState({ report: null, error: { message: t("fragments.big") }, busy: false });

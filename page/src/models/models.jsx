@@ -5,9 +5,9 @@ import { ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/
 import { SortableTable } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
-import { EMPTY, cardQuestionOf, readLength, toParams } from "../setup.js";
+import { cardQuestionOf, isExample, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { count, gib, held, rateRange } from "../units.js";
+import { count, gib, heldOf, rateRange } from "../units.js";
 import { generates, isSpecial } from "./special.js";
 
 const ASKED = { gpu: "", gpus: "1", gpu_used: "", context: "8k", users: "1", words: "" };
@@ -38,9 +38,6 @@ function batches(groups) {
   }
   return all;
 }
-
-// The card of the plan that Plan shows before anybody asked is nobody's.
-const isExample = (setup) => toParams(setup).toString() === toParams(EMPTY).toString();
 
 const askedBy = (params) => ({
   ...ASKED,
@@ -208,10 +205,7 @@ function Fitting({ rows, asked, label }) {
     by: (row) => (generates(row) ? row[name]?.estimate : null),
     cell: (row) => (generates(row) ? rateRange(row[name]) : "–"),
   });
-  const holds = (requests, row) =>
-    row.first_start_concurrency < row.asked.users && requests >= row.asked.users
-      ? t("models.first_start", { held: held(requests), first: held(row.first_start_concurrency) })
-      : held(requests);
+  const holds = (requests, row) => heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
   const columns = [
     {
       name: "name",

@@ -219,7 +219,7 @@ export function Choice({ label, value, choices, onPick, onReset }) {
     <div class={`field choice${onReset ? " is-set" : ""}`}>
       <FieldHead id={id} label={label} onReset={onReset} />
       <select id={id} value={value} onChange={(event) => onPick(event.target.value)}>
-        {choices.map((choice) => (
+        {[...(choices.some((choice) => String(choice.value) === String(value)) ? [] : [{ value }]), ...choices].map((choice) => (
           <option key={choice.value} value={choice.value}>
             {choice.label ?? choice.value}
           </option>

@@ -1,11 +1,12 @@
 import { useEffect, useState } from "preact/hooks";
+import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
 import { ErrorNote, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable } from "../parts/table.jsx";
-import { sizeRequestOf, withFound } from "../setup.js";
+import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
-import { count, gib, rateRange } from "../units.js";
+import { count, gib, heldOf, rateRange } from "../units.js";
 
 // Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
 export function Holders({ setup, plan, onChange }) {
@@ -44,18 +45,21 @@ export function Holders({ setup, plan, onChange }) {
     <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
       {context && <p class="soft">{t(concurrency > 1 ? "holders.for_users" : "holders.for", { tokens: count(context), users: count(concurrency ?? 1) })}</p>}
+      <p class="hint">
+        <a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a>
+      </p>
       <ErrorNote error={state.error} />
       {!state.rows && !state.error && (
         <p class="soft" role="status">
           {t("holders.busy")}
         </p>
       )}
-      {state.rows && <HolderTable rows={state.rows} onUse={use} />}
+      {state.rows && <HolderTable rows={state.rows} users={concurrency ?? 1} onUse={use} />}
     </details>
   );
 }
 
-function HolderTable({ rows, onUse }) {
+function HolderTable({ rows, users, onUse }) {
   const t = useText();
   const columns = [
     {
@@ -87,7 +91,7 @@ function HolderTable({ rows, onUse }) {
       name: "holds",
       title: t("holders.concurrency"),
       by: (row) => row.max_concurrency,
-      cell: (row) => (row.count ? row.max_concurrency?.toFixed(1) : "–"),
+      cell: (row) => (row.count ? heldOf(t, row.max_concurrency, row.first_start_concurrency, users) : "–"),
     },
     {
       name: "price",

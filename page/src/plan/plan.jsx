@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, flushAddress, isLoopback, keepAddress } from "../address.js";
 import { Tabs, CopyButton, ErrorNote } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
-import { EMPTY, fromParams, toParams } from "../setup.js";
+import { EMPTY, fromParams, isExample, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { Differences } from "./differences.jsx";
 import { Flags } from "./flags.jsx";
@@ -73,7 +73,7 @@ export function PlanArea({ params, active }) {
         )}
         <ErrorNote error={lists.error} />
         <Unread parts={setups[editing].unread} />
-        {!setups.b && toParams(setups.a).toString() === toParams(EMPTY).toString() && (
+        {!setups.b && isExample(setups.a) && (
           <p class="soft">{t("plan.example")}</p>
         )}
         <Source

@@ -53,7 +53,7 @@ export function Verdict({ plan, speed, busy, wish = {} }) {
   return (
     <header class={`verdict ${missed ? "fair" : VERDICT_CLASS[plan.verdict]}`} aria-live="polite" aria-busy={busy}>
       <div class="glance">
-        <h1 class="badge large">{missed ?? t(`badge.${plan.verdict}`)}</h1>
+        <h1 class={`badge large${missed ? " long" : ""}`}>{missed ?? t(`badge.${plan.verdict}`)}</h1>
         <p>{plan.words.headline}</p>
       </div>
       <dl class="big">

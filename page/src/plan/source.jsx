@@ -94,7 +94,7 @@ function ByName({ setup, onChange, lists }) {
         onPick={(model) => onChange({ ...setup, model, config: null })}
       />
       {setup.config && <p class="hint">{t("config.used", { name: setup.model })}</p>}
-      {!known && setup.model.includes("/") && !setup.config && <HubLookUp setup={setup} onChange={onChange} />}
+      {!known && setup.model.includes("/") && !setup.config && <HubLookUp key={setup.model} setup={setup} onChange={onChange} />}
     </>
   );
 }

@@ -7,8 +7,32 @@ const VERDICT_CLASS = { holds: "good", holds_with_waiting: "fair", serves_late: 
 // A load of which a part is turned away is not held without a "but".
 const toneOf = ({ verdict, rejected }) => (verdict === "holds" && rejected > 0 ? "fair" : VERDICT_CLASS[verdict]);
 
-// One run, or two on the same axes: the verdict, the curves, and what holds at the moment under the pointer.
-export function Runs({ runs }) {
+// One run, or two on the same axes: the verdict, what belongs to it, the curves, and the figures.
+export function Runs({ runs, children }) {
+  const t = useText();
+  return (
+    <>
+      {runs.map((run, index) => (
+        <header key={index} class={`verdict ${toneOf(run.answer)}`}>
+          <div class="glance">
+            <h2 class="badge large">{t(`load.${run.answer.verdict}`)}</h2>
+            <p>
+              {runs.length > 1 && <strong>{"AB"[index]} </strong>}
+              {run.label}
+            </p>
+          </div>
+          <p class="headline">{run.answer.words.headline}</p>
+        </header>
+      ))}
+      {children}
+      {runs.length > 0 && <Curves runs={runs} />}
+      {runs.length > 0 && <Totals runs={runs} />}
+    </>
+  );
+}
+
+// What holds at the moment under the pointer, and the curves of the pool and the queue.
+function Curves({ runs }) {
   const t = useText();
   const [at, setAt] = useState(null);
   const inSeconds = runs.every(({ answer }) => answer.timeline.time_s);
@@ -45,18 +69,6 @@ export function Runs({ runs }) {
   const shared = { xLabel, cursor: at, onMoment: setAt };
   return (
     <>
-      {runs.map((run, index) => (
-        <header key={index} class={`verdict ${toneOf(run.answer)}`}>
-          <div class="glance">
-            <h2 class="badge large">{t(`load.${run.answer.verdict}`)}</h2>
-            <p>
-              {runs.length > 1 && <strong>{"AB"[index]} </strong>}
-              {run.label}
-            </p>
-          </div>
-          <p class="headline">{run.answer.words.headline}</p>
-        </header>
-      ))}
       {runs.length > 1 && <p class="soft">{t("simulate.dashed")}</p>}
       {/* The arrow keys move the moment, as the pointer does. */}
       <div class="charts" tabIndex={0} role="group" aria-label={t("simulate.moment")} onKeyDown={keys}>
@@ -100,7 +112,6 @@ export function Runs({ runs }) {
           />
         )}
       </div>
-      <Totals runs={runs} />
     </>
   );
 }

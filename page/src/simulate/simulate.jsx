@@ -3,7 +3,7 @@ import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
 import { DropArea, ErrorNote, Picker, ShellText, Tabs } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
-import { EMPTY, fromParams, requestOf, toParams, withFlag } from "../setup.js";
+import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, flagsWords } from "../units.js";
@@ -74,6 +74,16 @@ export function SimulateArea({ params, active }) {
   const [setup, setSetup] = useState(
     () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 32768),
   );
+  // A link says what is meant; whoever changed the plan and comes back means the changed one.
+  const carried = useRef(lastSetup.current);
+  useEffect(() => {
+    const newest = lastSetup.current;
+    if (active && params?.size) {
+      setSetup((now) => fromParams(params) ?? now);
+      if ([...params.keys()].some((name) => name.startsWith("s."))) setLoad(readLoad(params));
+    } else if (active && newest && newest !== carried.current && !isExample(newest)) setSetup(newest);
+    carried.current = newest;
+  }, [params, active]);
   const [trace, setTrace] = useState({ text: "", name: "" });
   const [runs, setRuns] = useState([]);
   const [state, setState] = useState({ busy: false, error: null });
@@ -198,12 +208,13 @@ export function SimulateArea({ params, active }) {
             {t("simulate.changed")}
           </p>
         )}
-        {runs.length > 0 && <Runs runs={runs} />}
-        <Fleet
-          load={requestFor(load, setup, trace.text)}
-          setup={setup}
-          onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
-        />
+        <Runs runs={runs}>
+          <Fleet
+            load={requestFor(load, setup, trace.text)}
+            setup={setup}
+            onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+          />
+        </Runs>
       </div>
     </div>
   );

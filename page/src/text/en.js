@@ -161,6 +161,7 @@ export const en = {
   "holders.title": "Which GPUs hold it?",
   "holders.for": "So that one request of {tokens} tokens runs.",
   "holders.for_users": "So that {users} requests of {tokens} tokens run at once.",
+  "holders.rate": "For so many requests a second, and their price: Simulate",
   "holders.gives_up": "gives up: {losses}",
   "holders.busy": "Trying each GPU",
   "holders.count": "GPUs",

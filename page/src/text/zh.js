@@ -160,6 +160,7 @@ export const zh = {
   "holders.title": "哪些 GPU 放得下？",
   "holders.for": "以能运行一个 {tokens} token 的请求为准。",
   "holders.for_users": "能同时运行 {users} 个 {tokens} token 的请求。",
+  "holders.rate": "按每秒请求数计算 GPU 与费用：模拟",
   "holders.gives_up": "代价：{losses}",
   "holders.busy": "正在逐一尝试",
   "holders.count": "数量",

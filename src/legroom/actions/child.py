@@ -111,11 +111,19 @@ class Child:
         except OSError:
             received = b""
         if not received and not self.gone:
-            self._on_keeper_death()
+            # The kernel has killed the server with its keeper; its descendants are ours now.
+            self._keeper.wait()
+            kill_all_below(os.getpid())
+            self.status = _KILLED if self.status is None else self.status
+            self.gone = True
             return
         *lines, self._pending = (self._pending + received).split(b"\n")
         for line in lines:
-            self._parse_keeper_line(line.decode())
+            what, _, value = line.decode().partition(" ")
+            if what == "gone":
+                self.gone = True
+            elif field := {"pid": "pid", "exit": "status", "failed": "_refusal"}.get(what):
+                setattr(self, field, int(value))
 
     def send(self, number: int) -> None:
         """Sends a signal to the server's first process, if it still runs."""
@@ -162,25 +170,10 @@ class Child:
             stream.join(1.0)
         self._control.close()
 
-    def _parse_keeper_line(self, line: str) -> None:
-        """Stores what the keeper reports: PID, exit status, all processes gone, or the errno of a failed start."""
-        what, _, value = line.partition(" ")
-        if what == "gone":
-            self.gone = True
-        elif field := {"pid": "pid", "exit": "status", "failed": "_refusal"}.get(what):
-            setattr(self, field, int(value))
-
     def _send_to_keeper(self, text: str) -> None:
         """Sends one line to the keeper; a keeper that has died is ignored."""
         with contextlib.suppress(OSError):
             self._control.sendall(text.encode() + b"\n")
-
-    def _on_keeper_death(self) -> None:
-        """Kills the server's descendants, which are ours now; the kernel has killed the server with its keeper."""
-        self._keeper.wait()
-        kill_all_below(os.getpid())
-        self.status = _KILLED if self.status is None else self.status
-        self.gone = True
 
 
 def kill_engines(server: int) -> int:

@@ -38,6 +38,7 @@ class DockerContainer:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
+        """Raises FlagsFixed: Docker cannot change a container's command."""
         hint = "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags"
         raise platform.FlagsFixed(f"Docker cannot change the flags of {self.container} in place", hint)
 

@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -57,7 +58,11 @@ class Workload:
         workload = await self._read_manifest()
         if _template_annotations(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
             await self._patch_manifest({"spec": {"template": {"metadata": {"annotations": marks}}}})
-        await self._wait_for_rollout(request.deadline_s)
+        end_s = time.monotonic() + request.deadline_s
+        while (await self.state()).underway:
+            if time.monotonic() > end_s:
+                raise platform.ActionFailed(f"the rollout of {self.name} did not end within {request.deadline_s:g} s")
+            await asyncio.sleep(self.poll_s)
 
     async def override_place(self) -> platform.Override:
         """The container's arguments and environment in the workload."""
@@ -117,15 +122,6 @@ class Workload:
             if self.container in (None, container["name"]):
                 return container
         raise platform.ActionFailed(f"{self.name} has no container {self.container}")
-
-    async def _wait_for_rollout(self, deadline_s: float) -> None:
-        """Polls until no rollout is under way; ActionFailed after `deadline_s`."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + deadline_s
-        while (await self.state()).underway:
-            if loop.time() > end_s:
-                raise platform.ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
-            await asyncio.sleep(self.poll_s)
 
     async def _read_manifest(self) -> dict[str, Any]:
         def call(api: Any) -> dict[str, Any]:

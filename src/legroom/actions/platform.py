@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from legroom.deployments.server_words import SHELLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.files import replace_file
 from legroom.home import store_path
 from legroom.records import dataclass, field
 
@@ -123,28 +121,9 @@ def restore_file(path: Path, before: str | None) -> None:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replaces a file atomically, and survives a power failure. An existing file keeps its mode and owner."""
-    path = path.resolve()  # a symbolic link stays
-    beside = path.with_name(f".{path.name}.legroom")
+    """Replaces a file in one step; ActionFailed where it cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        present = path.stat() if path.exists() else None
-        beside.unlink(missing_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if present else mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            if present is not None:
-                with contextlib.suppress(PermissionError):  # the file of another user in a writable folder
-                    os.fchown(handle, present.st_uid, present.st_gid)
-                os.fchmod(handle, stat.S_IMODE(present.st_mode))
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(path, text, mode)
     except OSError as error:
         raise ActionFailed(f"{path} cannot be written: {error.strerror}") from error
 

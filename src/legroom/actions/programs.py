@@ -65,7 +65,11 @@ async def run_program(
         try:
             if request is not None and request.launched is not None:
                 await request.launched(process.pid, process_identity(process.pid) or "")
-                await _let_program_run(process)
+                assert process.stdin is not None  # the shell waits for a line before it runs the program
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    process.stdin.write(b"go\n")
+                    await process.stdin.drain()
+                process.stdin.close()
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
             await _stop_program(process)
@@ -76,16 +80,6 @@ async def run_program(
             raise
         output.seek(0)
         return ProgramResult(process.returncode or 0, output.read().decode("utf-8", "replace"))
-
-
-async def _let_program_run(process: asyncio.subprocess.Process) -> None:
-    """Writes to the stdin of the started shell, which waits for it before it runs the program."""
-    if process.stdin is None:
-        return
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(b"go\n")
-        await process.stdin.drain()
-    process.stdin.close()
 
 
 async def _stop_program(process: asyncio.subprocess.Process) -> None:

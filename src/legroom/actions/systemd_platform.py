@@ -30,7 +30,12 @@ class SystemdUnit:
 
     async def state(self) -> platform.State:
         """Whether the unit runs; its identity is systemd's invocation id."""
-        shown = await self._show_properties("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
+        names = ("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
+        words = self._systemctl_command("show", self.unit, *(f"--property={name}" for name in names))
+        done = await run_program(words)
+        if done.code:
+            raise platform.ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
+        shown = dict(line.partition("=")[::2] for line in done.output.splitlines())
         if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
             raise platform.ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
         active = shown.get("ActiveState", "")
@@ -72,14 +77,6 @@ class SystemdUnit:
 
     async def _daemon_reload(self) -> None:
         await run_checked(self._systemctl_command("daemon-reload"), "reading systemd's units again")
-
-    async def _show_properties(self, *names: str) -> dict[str, str]:
-        """The unit's properties by `systemctl show`; ActionFailed where systemd does not answer."""
-        words = self._systemctl_command("show", self.unit, *(f"--property={name}" for name in names))
-        done = await run_program(words)
-        if done.code:
-            raise platform.ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
-        return dict(line.partition("=")[::2] for line in done.output.splitlines())
 
     def _systemctl_command(self, *words: str) -> list[str]:
         """`systemctl`, with `--user` for a user unit, before the words."""

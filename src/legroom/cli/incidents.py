@@ -46,21 +46,18 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
-    incidents = _newest_incidents(journal, args, since_s) if journal else []
+    incidents: list[Incident] = []
+    limit = min(args.limit, _MOST)
+    if journal:
+        for name in _journal_names(args.server):
+            incidents += journal.incidents(since_s, name, limit, args.open_only)
+    incidents = sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
     print_answer(
         args.json,
         lambda: {"incidents": [incident.to_json() for incident in incidents]},
         lambda style: incidents_text(incidents, now_s, style),
     )
     return OK
-
-
-def _newest_incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
-    """Incidents of the named servers open at or after `since_s` (None: any time), newest first, at most --limit."""
-    limit = min(args.limit, _MOST)
-    names = _journal_names(args.server)
-    incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]
-    return sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
 
 
 def _journal_names(server: str | None) -> list[str | None]:

@@ -86,7 +86,12 @@ def run(args: argparse.Namespace) -> int:
     if args.want_context or args.want_concurrency:
         return _run_search(args, deployment.args, deployment.release, where)
     if args.sleep:
-        deployment = replace(deployment, args=_enable_sleep_mode(deployment.args))
+        from legroom.facts.release_support import FLAG
+        from legroom.vllm.args import is_given
+
+        if not is_given(deployment.args, FLAG):
+            serve = replace(deployment.args, others=(*deployment.args.others, FLAG))
+            deployment = replace(deployment, args=serve)
     made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
     made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))
     if args.cold:
@@ -113,13 +118,6 @@ def run(args: argparse.Namespace) -> int:
             args.json, lambda: report.json(args.explain_math), lambda style: report.text(style, args.explain_math)
         )
     return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
-
-
-def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.release_support import FLAG
-    from legroom.vllm.args import is_given
-
-    return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
 
 
 def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:

@@ -103,7 +103,7 @@ class PoolChoice:
             yield Candidate(combination, settings, cost)
 
     def command(self, flags: dict[str, Any]) -> list[str]:
-        """The server's command line with the given flags and these, in the words of its release."""
+        """The server's command line with the options of this call and `flags`, in the words of its release."""
         given = {name: getattr(self.args, name) for name in (*_PLANNED, *_UNPLANNED)}
         given = {name: value for name, value in given.items() if value is not None}
         if self.deployment is None:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.planning.plan import Plan
     from legroom.simulation.flag_search import Candidate
-    from legroom.simulation.tiers.tier_report import CurvePoint
-    from legroom.simulation.tiers.tiered_replay import TieredTimeline
     from legroom.simulation.trace import Trace
 
 _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_per_chunk=4"
@@ -36,7 +34,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Replay the trace with and without the tier of --tier and print both; returns the exit status."""
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
-    from legroom.simulation.tiers.tier_report import TierReport
+    from legroom.simulation.tiers.tier_report import CurvePoint, TierReport, hit_curve
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier
     from legroom.simulation.trace_replay import simulate
 
@@ -48,7 +46,11 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
         replayed = simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
     without = simulate(trace, pool.settings, cost=pool.cost)
-    curve = _hit_curve(args, trace, pool, replayed) if args.tier_curve else ()
+    curve: tuple[CurvePoint, ...] = ()
+    if args.tier_curve:
+        executor = sweep_executor(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
+        with progress_bar("replaying other sizes") as bar:
+            curve = hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
     room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
     host_bytes = (_bytes_held(plan, room / GIB) - _bytes_held(plan, 0)) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
@@ -61,17 +63,6 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         lambda style: timeline_text(replayed.timeline, load, style) + tier_text(report),
     )
     return OK
-
-
-def _hit_curve(
-    args: argparse.Namespace, trace: Trace, pool: PoolChoice, replayed: TieredTimeline
-) -> tuple[CurvePoint, ...]:
-    """The tier's hit ratio at several tier sizes, each replayed on its own."""
-    from legroom.simulation.tiers.tier_report import hit_curve
-
-    executor = sweep_executor(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
-    with progress_bar("replaying other sizes") as bar:
-        return hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
 
 
 def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -97,7 +88,15 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
-    _check_kind(text, match["kind"])
+    kind = match["kind"]
+    # Raise unless the tier is `cpu`, the only one that is simulated.
+    if kind == "disk":
+        raise LegroomError(
+            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
+            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
+        )
+    if kind != "cpu":
+        raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
     options = _tier_options(text, match["options"])
     disk = options.pop("disk", None)
     blocks_per_chunk = options.get("blocks_per_chunk", 1)
@@ -123,17 +122,6 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
         disk_s_per_chunk=disk_seconds,
         **options,
     )
-
-
-def _check_kind(text: str, kind: str) -> None:
-    """Raise unless the tier is `cpu`, the only one that is simulated."""
-    if kind == "disk":
-        raise LegroomError(
-            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
-            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
-        )
-    if kind != "cpu":
-        raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
 
 
 def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:

@@ -27,10 +27,7 @@ _MIN_REQUESTS, _MAX_REQUESTS = 200, 5000
 """200 requests are enough for a p99; 5,000 replay within a second."""
 _EXAMPLE = "as in legroom size MODEL --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50"
 
-USAGE = (
-    "legroom size MODEL... (--context LEN --concurrency N | --rate R --prompt LEN --answer LEN) [options] "
-    "[any vLLM flag]"
-)
+USAGE = "legroom size MODEL... (--context LEN --concurrency N | --rate R --prompt LEN --answer LEN) [any vLLM flag]"
 DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes, how
 fast it answers one user, what it costs, which part needs the most memory and what is given up, quantized checkpoints

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, print_json_line, print_text
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
+from legroom.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,16 @@ def run(args: argparse.Namespace) -> int:
         if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
             raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
     if args.rehearse:
-        return _print_dry_run(args)
+        from legroom.drawing.text import plural
+        from legroom.render.incident_text import local_time_text
+        from legroom.sidecar.policy_dry_run import dry_run
+
+        result = dry_run(Path(args.rehearse), _watch_config(args))
+        lines = [f"{local_time_text(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
+        servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
+        lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
+        print_answer(args.json, result.to_json, lambda _: "".join(lines))
+        return OK
     if args.daemon:
         from legroom.sidecar.sidecar import run_sidecar
 
@@ -194,19 +204,6 @@ def _print_replay(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if opened else OK
 
 
-def _print_dry_run(args: argparse.Namespace) -> int:
-    from legroom.drawing.text import plural
-    from legroom.render.incident_text import local_time_text
-    from legroom.sidecar.policy_dry_run import dry_run
-
-    result = dry_run(Path(args.rehearse), _watch_config(args))
-    lines = [f"{local_time_text(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
-    servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
-    lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
-    print_answer(args.json, result.to_json, lambda _: "".join(lines))
-    return OK
-
-
 def _watch_session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
     """A session with the thresholds, the plans to compare with, and the recorder of --record."""
     from legroom.planning.plan_document import read_plan
@@ -272,13 +269,7 @@ def _bearer_token(args: argparse.Namespace) -> str | None:
     """The token of --token-file or LEGROOM_TOKEN; None if empty."""
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
-        where = args.token_file
-        try:
-            token = Path(where).read_text("utf-8")
-        except OSError as error:
-            raise LegroomError(f"cannot read {where}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise LegroomError(f"{where} is no text", "it must hold the token alone") from None
+        where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")
     token = token.strip()
     if not token.isprintable():
         raise LegroomError(f"the token of {where} has characters that no header may have", "one line, nothing else")

@@ -99,17 +99,17 @@ class WatchPage(App[None]):
         views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
         if views and self.chosen not in self.session.views:
             self.chosen = views[0].server
-        self.query_one("#head", Static).update(self._head_line(views))
-        self._fill_table(views)
-        width = max(60, self.size.width - 4)
-        self.query_one("#detail", Static).update(Text.from_ansi(self._detail_text(width)))
-        self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
-
-    def _head_line(self, views: Sequence[ServerView]) -> Text:
-        """The time and how many servers are in each state."""
         counts = {state: sum(view.state == state for view in views) for state in COLOURS}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
-        return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
+        head = f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}"
+        self.query_one("#head", Static).update(Text.from_ansi(head))
+        self._fill_table(views)
+        width = max(60, self.size.width - 4)
+        detail, chosen = "Waiting for the first scrape.", self.session.views.get(self.chosen)
+        if chosen is not None:
+            detail = detail_panel(chosen, list(self.session.history.get(self.chosen, ())), width)
+        self.query_one("#detail", Static).update(Text.from_ansi(detail))
+        self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
 
     def _fill_table(self, views: Sequence[ServerView]) -> None:
         """Update the table's changed cells only, as a fleet has a thousand rows."""
@@ -132,23 +132,10 @@ class WatchPage(App[None]):
             for name, word, old in zip(_COLUMNS, words, before, strict=True):
                 if word != old:
                     table.update_cell(view.server, name, Text.from_ansi(word), update_width=True)
-        if moved:
-            self._sort_by_severity(table)
-
-    def _sort_by_severity(self, table: DataTable[Text]) -> None:
-        def rank(cells: tuple[Text, Text]) -> tuple[int, str]:
-            return _ORDER.index(cells[0].plain.split()[-1]), cells[1].plain
-
-        table.sort("state", "server", key=rank)
-        if self.chosen in self._drawn:
-            table.move_cursor(row=table.get_row_index(self.chosen))
-
-    def _detail_text(self, width: int) -> str:
-        """The selected server's panel, `width` columns wide; before its first scrape, that it waits."""
-        view = self.session.views.get(self.chosen)
-        if view is None:
-            return "Waiting for the first scrape."
-        return detail_panel(view, list(self.session.history.get(self.chosen, ())), width)
+        if moved:  # the gravest state first, then by name
+            table.sort("state", "server", key=lambda cells: (_ORDER.index(cells[0].plain.split()[-1]), cells[1].plain))
+            if self.chosen in self._drawn:
+                table.move_cursor(row=table.get_row_index(self.chosen))
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         if event.row_key.value:

@@ -183,12 +183,12 @@ def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: _C
     text = folder.text(path)
     source = Text(folder.path_of(path), text)
     is_run = service.get("command") is None and service.get("entrypoint") is None and build.get("target") is None
-    subjects = dockerfile_subjects(source) if is_run else ()
+    known = {key: word.with_text(expand_variables(word.text, folder.variables)) for key, word in env.items()}
+    subjects = dockerfile_subjects(source, env_with_places(known, place)) if is_run else ()
     found = [each for each in subjects if isinstance(each, StartedServer) and each.words]
     for server in found[-1:]:
-        known = {**server.env, **env_with_places(env, place)}
         pinned = with_release(server, installed_releases(text), frozenset(), "dockerfile")
-        yield replace(pinned, runs="compose", env=known, place=place(service.offset))
+        yield replace(pinned, runs="compose", place=place(service.offset))
     args = (node.scalar or "" for node in build.list("args") or dict(build.items("args")).values())
     if not found and not (is_run and text) and any(map(is_server_image, (name, *args))):
         yield StartedServer("compose", (), env, place, place(service.offset))

@@ -44,8 +44,8 @@ def _without_here_documents(text: str) -> str:
     return text
 
 
-def dockerfile_subjects(source: Text) -> Iterator[Subject]:
-    """The server that the last stage's image starts, and the commands of all RUN lines."""
+def dockerfile_subjects(source: Text, given: Mapping[str, Word] | None = None) -> Iterator[Subject]:
+    """The server that the last stage's image starts with the `given` variables, and the commands of all RUN lines."""
     build_args: dict[str, str] = {}
     stages: dict[str, _Stage] = {}
     stage = _Stage("")
@@ -73,6 +73,7 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
                 stage.given = ()  # ENTRYPOINT resets the CMD of the base image
         elif name == "CMD":
             stage.given, stage.has_cmd = _exec_or_shell_words(body, start), True
+    stage.env = {**stage.env, **(given or {})}
     if stage.entry or stage.given:
         repeated = None if stage.has_entry else repeated_entry(stage.image, (), stage.given)
         servers = _image_server(source, stage)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
-from legroom.facts.log_messages import engine_files
+from legroom.facts.log_messages import engine_files, message_group
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -19,16 +19,7 @@ from legroom.vllm_logs.startup_log import Startup
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
-FAILED_ALLOCATIONS = (
-    "torch_oom",
-    "torch_oom_unsized",
-    "cuda_oom",
-    "cublas_alloc",
-    "sampler_warmup_oom",
-    "cumem_oom",
-    "hbm_oom",
-    "tegra_assert",
-)
+FAILED_ALLOCATIONS = message_group("failed_allocation")
 _SHORTAGE_WORDS = re.compile(
     r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
 )

@@ -72,7 +72,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             before = "" if failed or _words("worked").search(clause) else part
             named = [one or other for one, other in _FLAG_NAME.findall(clause) if one or other in SETTINGS]
             last_flag = f"--{named[-1]}" if named else last_flag
-            last_feature = next((name[0] for name in _features_in(clause)), last_feature)
+            last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
 
 
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
@@ -113,11 +113,6 @@ def _only_with(clause: str) -> Iterator[tuple[str, Any]]:
     """The feature without which a failure does not happen: "only with LoRA"."""
     for match in _words("only_with").finditer(clause):
         yield from _features_off(clause[match.end() :])
-
-
-def _features_in(clause: str) -> Iterator[tuple[str, Any]]:
-    """The settings without the features that a clause names."""
-    return ((name, value) for pattern, name, value in _features() if pattern.search(clause))
 
 
 def _features_off(words: str) -> Iterator[tuple[str, Any]]:

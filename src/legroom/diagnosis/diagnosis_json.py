@@ -120,17 +120,9 @@ def deployment_json(case: Case) -> dict[str, Any]:
 def memory_json(case: Case) -> dict[str, Any]:
     """The memory figures that the server itself logged, in bytes, by name."""
     startup = case.startup
-    names = (
-        "weights",
-        "activation",
-        "non_torch",
-        "graph_estimate",
-        "graph",
-        "available_kv",
-        "gpu_total",
-        "free_at_start",
-    )
-    reported: dict[str, Any] = {f"{name}_bytes": getattr(startup, f"{name}_bytes") for name in names}
+    names = ("weights", "activation", "non_torch", "graph_estimate", "graph", "available_kv", "gpu_total")
+    sizes = (f"{name}_bytes" for name in (*names, "free_at_start"))
+    reported: dict[str, Any] = {name: getattr(startup, name) for name in sizes}
     reported |= {"blocks": startup.blocks, "tokens": startup.tokens, "max_concurrency": startup.max_concurrency}
     return {name: value for name, value in reported.items() if value is not None}
 

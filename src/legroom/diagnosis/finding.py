@@ -14,38 +14,15 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
     from legroom.vllm_logs.evidence import Evidence
 
-FixKind = Literal[
-    "max_model_len",
-    "lower_util",
-    "raise_util",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_memory_bytes",
-    "kv_cache_dtype",
-    "eager_or_fewer_graphs",
-    "checkpoint_format",
-    "more_or_fewer_gpus_tp_pp",
-    "cpu_offload",
-    "limit_multimodal",
-    "free_gpu_or_kill_orphans",
-    "sequence_starts_or_wait",
-    "engine_version_or_V0",
-    "allocator_conf",
-    "disable_custom_allreduce_or_nccl_env",
-    "other_engine_feature_off",
-    "more_host_ram_or_shm",
-    "drop_page_cache",
-    "swap_space",
-    "request",
-    "flag",
-    "driver",
-    "report",
-    "access",
-    "files",
-    "package",
-    "disk",
-    "port",
-]
+FixKind = (
+    Literal["max_model_len", "lower_util", "raise_util", "max_num_seqs", "max_num_batched_tokens"]
+    | Literal["kv_cache_memory_bytes", "kv_cache_dtype", "eager_or_fewer_graphs", "checkpoint_format"]
+    | Literal["more_or_fewer_gpus_tp_pp", "cpu_offload", "limit_multimodal", "free_gpu_or_kill_orphans"]
+    | Literal["sequence_starts_or_wait", "engine_version_or_V0", "allocator_conf"]
+    | Literal["disable_custom_allreduce_or_nccl_env", "other_engine_feature_off", "more_host_ram_or_shm"]
+    | Literal["drop_page_cache", "swap_space", "request", "flag", "driver", "report", "access", "files"]
+    | Literal["package", "disk", "port"]
+)
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,10 @@ from legroom.diagnosis.finding import Assessment, Fix, FixKind, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes
+from legroom.facts.log_messages import message_group
 from legroom.vllm_logs.evidence import Evidence
 
-SHORTAGE = (
-    "torch_oom",
-    "cuda_oom",
-    "torch_oom_unsized",
-    "no_cache_blocks",
-    "kv_bytes_short",
-    "kv_tokens_short",
-    "sampler_warmup_oom",
-    "cumem_oom",
-    "hbm_oom",
-    "free_below_desired",
-    "oom_killer",
-    "killed_process",
-)
+SHORTAGE = message_group("shortage")
 """Messages of a real shortage of memory."""
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _LEVEL_CHARS = 160

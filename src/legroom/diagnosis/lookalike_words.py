@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import package_of
 from legroom.facts.log_messages import Value
 from legroom.facts.release_support import (
@@ -59,26 +60,10 @@ def _missing_package(line: MatchedLine) -> str | None:
     return package_of(module) if module else None
 
 
-def _missing_module_why(line: MatchedLine) -> str:
-    """Why the module cannot be imported, as a sentence: vLLM itself is incomplete, or it is not installed."""
-    module = line.get("module", "")
-    if module.partition(".")[0] == "vllm":
-        return "vLLM itself is not whole in this Python: another environment, or a file of yours named vllm."
-    return "It is not installed in the environment that runs vLLM."
-
-
-def _install_step(line: MatchedLine) -> str:
-    """The command that installs the missing module."""
-    module = line.get("module", "")
-    if module.partition(".")[0] == "vllm":
-        return (
-            "python -c 'import vllm; print(vllm.__file__)' from another folder: it must be the installed one; "
-            "then pip install --force-reinstall vllm"
-        )
-    package = package_of(module) if module else "PACKAGE"
-    if package.startswith("("):
-        return package.strip("()")
-    return f"pip install {package}"
+def _install_command(line: MatchedLine) -> str:
+    """The command that installs the missing module, or what its package says instead."""
+    package = _missing_package(line) or "PACKAGE"
+    return package.strip("()") if package.startswith("(") else f"pip install {package}"
 
 
 def _architecture_since_text(line: MatchedLine) -> str:
@@ -136,14 +121,6 @@ def _attention_backend_step(line: MatchedLine) -> str:
     return f"add {flag}{older}, or TRITON_ATTN if it is not Triton's kernel that fails"
 
 
-def _triton_why(line: MatchedLine) -> str:
-    """Why Triton's kernels fail on cards before compute capability 8.0."""
-    return (
-        "Cards before compute capability 8.0 (V100, T4, RTX 20) have no bfloat16 in hardware, and kernels that "
-        "torch.compile makes are the ones Triton fails on: float16 and eager mode avoid both."
-    )
-
-
 def _timeout_step(line: MatchedLine) -> str:
     """How to raise the timeout that expired: the environment variable of this vLLM release or of Ray."""
     known = line.planner.known
@@ -157,23 +134,16 @@ def _timeout_step(line: MatchedLine) -> str:
     )
 
 
-def _symbol_why_and_step(line: MatchedLine) -> tuple[str, str]:
-    """Why a symbol is not found, and the command that repairs it."""
-    symbol, name = line.get("symbol", ""), line.get("object", "")
-    if "nvJitLink" in symbol or "cusparse" in name.lower() or "cublas" in name.lower() or "cudnn" in name.lower():
-        return (
-            "A CUDA library of another version is loaded before torch's own, usually from LD_LIBRARY_PATH.",
-            "unset LD_LIBRARY_PATH and start again; if that does not do: pip install --force-reinstall torch",
-        )
-    if "flash_attn" in name or "xformers" in name or "flashinfer" in name:
-        return (
-            "This add-on was built for another torch.",
-            "pip uninstall -y flash-attn xformers, whichever is named: vLLM brings its own attention kernels",
-        )
-    return (
-        "Its maker was compiled with another torch than the one that is installed: torch was changed after vLLM.",
-        f"in a fresh environment: pip install 'vllm{_version_pin(line.planner)}' alone, and no other torch after it",
-    )
+def _origin(kind: str, part: int) -> Callable[[MatchedLine], str]:
+    """A function that says where a symbol or library comes from (part 0) or how to repair it (part 1)."""
+
+    def words(line: MatchedLine) -> str:
+        named = (line.get(key, "") for key in ("object", "library", "module"))
+        name = f"{line.get('symbol', '')} {''.join(named)}".lower()
+        rows = read_data("lookalikes.json")["origins"][kind]
+        return line.fill(next(str(row[1 + part]) for row in rows if re.search(row[0], name)))
+
+    return words
 
 
 def _version_pin(planner: FixPlanner) -> str:
@@ -187,37 +157,17 @@ def _library_stem(line: MatchedLine) -> str | None:
     return library.partition(".so")[0] or None
 
 
-def _library_why_and_step(line: MatchedLine) -> tuple[str, str]:
-    """Which package the missing library belongs to, and the command that installs it."""
-    library = line.get("library", "")
-    if library.startswith("libcuda."):
-        return (
-            "libcuda comes with the driver: in a container the NVIDIA runtime puts it in.",
-            "run the container with --gpus all (nvidia-container-toolkit); without a GPU install vLLM's CPU build",
-        )
-    if "hip" in library or "roc" in library or "amd" in library:
-        return (
-            "This is a ROCm build of vLLM with a torch that is not ROCm's, or without ROCm.",
-            "use the rocm/vllm image, or install torch from the ROCm index first and build vLLM against it",
-        )
-    major = re.search(r"\.so\.(\d+)", library)
-    if major and re.match(r"lib(?:cudart|cublas|cusparse|nvrtc|cufft|curand)", library):
-        return f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed.", (
-            f"nvidia-smi shows the driver's CUDA: below {major[1]} take the wheel that is built for it (uv pip install "
-            "vllm --torch-backend=auto, or the +cu file of vLLM's release page), or a newer driver; otherwise a fresh "
-            f"environment with pip install 'vllm{_version_pin(line.planner)}'"
-        )
-    return "It belongs to a package that is not installed, or not of the version the wheel was built with.", (
-        f"in a fresh environment: pip install 'vllm{_version_pin(line.planner)}' (its torch brings the CUDA "
-        "libraries); on an older CUDA take the wheel of that CUDA from vLLM's release page"
-    )
+def _cuda_major(line: MatchedLine) -> str | None:
+    """The CUDA version in a library's name; None without one."""
+    match = re.search(r"\.so\.(\d+)", line.get("library", ""))
+    return match[1] if match else None
 
 
 def _missing_op_step(line: MatchedLine) -> str:
     """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
-        return _library_why_and_step(MatchedLine(missing.facts, missing, line.planner))[1]
+        return _origin("library", 1)(MatchedLine(missing.facts, missing, line.planner))
     return (
         f"in a new environment: pip install 'vllm{_version_pin(line.planner)}' alone, with the torch it brings; with a "
         "source checkout do not start from inside its folder"
@@ -361,21 +311,23 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "model": _hub_model_id,
     "port": _port,
     "package": _missing_package,
-    "package_why": _missing_module_why,
-    "install_step": _install_step,
+    "package_why": _origin("module", 0),
+    "install_step": _origin("module", 1),
+    "install": _install_command,
     "architecture": lambda line: line.get("uninspected") or line.get("unwritten"),
     "first_release": _architecture_since_text,
     "upgrade_step": _upgrade_step,
     "minimum_dotted": _dotted_capability("minimum"),
     "current_dotted": _dotted_capability("current"),
     "backend_step": _attention_backend_step,
-    "triton_why": _triton_why,
     "timeout_step": _timeout_step,
-    "symbol_why": lambda line: _symbol_why_and_step(line)[0],
-    "symbol_step": lambda line: _symbol_why_and_step(line)[1],
+    "symbol_why": _origin("symbol", 0),
+    "symbol_step": _origin("symbol", 1),
     "library_stem": _library_stem,
-    "library_why": lambda line: _library_why_and_step(line)[0],
-    "library_step": lambda line: _library_why_and_step(line)[1],
+    "library_why": _origin("library", 0),
+    "library_step": _origin("library", 1),
+    "cuda_major": _cuda_major,
+    "pin": lambda line: _version_pin(line.planner),
     "op_step": _missing_op_step,
     "config_step": _invalid_config_step,
     "driver_story": _driver_why,

@@ -36,6 +36,8 @@ _SETTING = re.compile(
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
+_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
+_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _OFF = "--no-"
 """The value of a switch that is named with `--no-`."""
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
@@ -54,7 +56,7 @@ def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
     """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
-    lines = text.split("\n")
+    lines = _with_variables(text).split("\n")
     commands = list(command_lines(lines))
     above = [command for command in commands if failure_line is None or command[0] <= failure_line]
     ordered = [*reversed(above), *(command for command in commands if command not in above)]
@@ -74,6 +76,12 @@ def pasted_command(
     for start, end, _, _ in read_commands[1:]:  # of two servers one failed: the other's flags are not its own
         lines[start - 1 : end] = [""] * (end - start + 1)
     return None, _settings_outside_commands(lines, release or latest())
+
+
+def _with_variables(text: str) -> str:
+    """The text with shell variables as it assigns them, else with the default that they name."""
+    values = dict(_ASSIGNED.findall(text))
+    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or match[0], text)
 
 
 def _deployment(line: str, release: Release | None) -> Deployment | None:

@@ -15,7 +15,6 @@ from legroom.vllm_logs.evidence import Evidence
 
 _NEAR_CHARS = 250
 """A moment stands in the sentence of the shortage, or in the one before or after it."""
-_BEFORE_CHARS = 24
 _WRAPPED = re.compile(r"\n(?=[a-z(`'\"\d])")
 
 Told = tuple[str, Role, str | None, re.Pattern[str]]
@@ -56,7 +55,7 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
     taken: list[tuple[int, int]] = []
     for told in _told("shortages"):
         for match in told[3].finditer(sentences):
-            is_denied = denial.search(sentences[max(match.start() - _BEFORE_CHARS, 0) : match.start()])
+            is_denied = denial.search(sentences[max(match.start() - 24, 0) : match.start()])
             if not is_denied and not any(start < match.end() and match.start() < end for start, end in taken):
                 taken.append(match.span())
                 yield told, match
@@ -73,10 +72,9 @@ def _shares(text: str) -> list[str]:
 
 def _place_of(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
     """Where a printed failure stands among the sentences: its own words, else its whole line."""
-    start = 0
-    for _ in range(printed.line - 1):
-        start = plain.find("\n", start) + 1
-    end = plain.find("\n", start) if "\n" in plain[start:] else len(plain)
+    before = plain.split("\n")[: printed.line]
+    end = len("\n".join(before))
+    start = end - len(before[-1])
     words = _told("shortages")[-1][3].search(sentences, start, end)
     return words.span() if words else (start, end)
 

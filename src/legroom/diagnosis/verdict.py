@@ -117,10 +117,6 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if findings and case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
         why = f"{findings[0].why} {_planned_parts(planner.failed_plan.layout)}"
         findings = (replace(findings[0], why=why), *findings[1:])
-    if findings and (contrast := case.first("contrast_told")):
-        how = " ".join(str(contrast.facts.get(name, "")) for name in ("how", "what"))
-        why = f"{findings[0].why} The text says that it works {how}: look at what differs there."
-        findings = (replace(findings[0], why=why), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)

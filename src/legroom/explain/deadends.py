@@ -5,9 +5,7 @@ An imported record is a file under `catalog/` in legroom's home.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -25,6 +23,7 @@ from legroom.explain.entry import (
     Workaround,
     document_problems,
 )
+from legroom.files import read_text, replace_file
 from legroom.home import home
 
 
@@ -212,14 +211,9 @@ def import_record(path: str) -> Path:
         hint = "legroom catalog export --format deadends shows the shape"
         raise LegroomError(f"{path} is no record of the dead-ends shape: {wrong[0]}{more}", hint)
     target = user_catalog_folder() / f"{_UNSAFE.sub('__', record['id']).strip('.')}.json"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(target)
+        replace_file(target, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         hint = "set LEGROOM_HOME to a folder you can write to"
         raise LegroomError(f"could not write {target}: {error.strerror or error}", hint) from None
     return target
@@ -237,13 +231,8 @@ def record_problems(record: Any) -> list[str]:
 
 def _read_record(path: Path) -> Any:
     """The parsed JSON of a record's file; raises where it is missing, too large or not JSON."""
+    hint = "give one record as `legroom catalog export` writes it"
     try:
-        if path.stat().st_size > _LARGEST_RECORD_BYTES:
-            raise LegroomError(f"{path} is too large for one record", "give a file that holds a single record")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise LegroomError(f"there is no file {path}", "legroom catalog import FILE reads one JSON record") from None
-    except OSError as error:
-        raise LegroomError(f"cannot read {path}: {error.strerror or error}", "check its path and permissions") from None
+        return json.loads(read_text(path, hint, _LARGEST_RECORD_BYTES))
     except (ValueError, RecursionError) as error:
-        raise LegroomError(f"{path} is not JSON: {error}", "give one record as `catalog export` writes it") from None
+        raise LegroomError(f"{path} is not JSON: {error}", hint) from None

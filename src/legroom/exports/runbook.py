@@ -236,7 +236,9 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
         page.text(x, 66, words, "sans soft", size=12.5)
     y = 80.0
     for number, branch in enumerate(branches):
-        height = max(_ROW * len(branch.entries), _question_height(branch, language))
+        question, where = branch.question.in_language(language), branch.look.in_language(language)
+        asked = len(wrap(question, 24)) * 18 + len(wrap(where, 33)) * 15 + 26.0
+        height = max(_ROW * len(branch.entries), asked)
         if number:
             middle = _LEFT + _QUESTION / 2
             page.line(middle, y - _GAP, middle, y)
@@ -244,15 +246,6 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
         _draw_branch(page, branch, y, height, language)
         y += height + _GAP
     return page.render(y)
-
-
-def _question_height(branch: Branch, language: Language) -> float:
-    """The height in pixels of a branch's question box."""
-    lines = (
-        len(wrap(branch.question.in_language(language), 24)) * 18
-        + len(wrap(branch.look.in_language(language), 33)) * 15
-    )
-    return lines + 26.0
 
 
 def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:

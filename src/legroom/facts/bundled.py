@@ -112,6 +112,13 @@ def _scheme_in_name(name: str) -> Any:
     return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
 
 
+def named_scheme(name: str) -> dict[str, Any] | None:
+    """The `quantization_config` that a name stands for; None where it states none, or one that is not known."""
+    scheme = _scheme_in_name(name.lower())
+    section = _shared_values()["schemes"].get(scheme) if isinstance(scheme, str) else scheme
+    return _expand(section) if section else None
+
+
 def _key_in_name(repo: str) -> str | None:
     """The key of the bundled model whose words and sizes are in a name, with no sign of another model; else None."""
     repo, found = _spelled(repo), 0
@@ -204,7 +211,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
 
 
 def hub_id_of(bundled: Bundled, name: str) -> str:
-    """The Hub id of the entry that is closest to a short name."""
+    """Of a bundled model's Hub ids, the one whose name is closest to the given short name."""
     wanted = _alphanumeric(name)
     ids = bundled.ids or (bundled.name,)
     if wanted == _alphanumeric(bundled.name):

@@ -132,6 +132,11 @@ def _entry_dest(name: str, entry: dict[str, Any]) -> str:
     return str(entry.get("dest", dest_name(name)))
 
 
+def flags_changing(part: str) -> frozenset[str]:
+    """Flags, by Python name, that change the measured `weights`, `peak` or `pool` of a server."""
+    return frozenset(read_data("flag_companions.json")["changes"][part])
+
+
 def flag_name(dest: str) -> str:
     """The command-line name of a Python name: `--max-model-len` for `max_model_len`."""
     return "--" + dest.lstrip("-").replace("_", "-")

@@ -114,6 +114,11 @@ def message_patterns() -> tuple[MessagePattern, ...]:
     )
 
 
+def message_group(name: str) -> tuple[str, ...]:
+    """Ids of the messages that stand for the same thing in a diagnosis: `refusal`, `shortage` ..."""
+    return tuple(read_data("evidence.json")["groups"][name])
+
+
 @cache
 def message_openings() -> tuple[str, ...]:
     """The first words of the errors that decide a diagnosis, with `#` for every number."""

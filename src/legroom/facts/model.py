@@ -332,6 +332,8 @@ class Quantization:
     """Mean bits of a weight in mixed precision, scales included, where a name states them; else 0."""
     list_assumed: bool = False
     """The config lacks its list of unquantized modules, and the usual list of such checkpoints is assumed."""
+    named: bool = False
+    """The model's name alone says so: its config has no quantization."""
 
     @property
     def is_nvfp4(self) -> bool:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
 from legroom.records import dataclass
-from legroom.toml_tables import KeyLines, parse_toml
+from legroom.toml_tables import KeyLines, TomlTable, parse_toml
 from legroom.units import MIB, parse_bytes
 
 
@@ -147,100 +148,49 @@ def _toml_value(value: Any) -> str:
     return str(value)
 
 
-_TOO_LARGE_BYTES = 1 << 20
-
-
 def read_policy(path: Path) -> Policy:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_TOO_LARGE_BYTES + 1)
-    except OSError as error:
-        raise LegroomError(f"could not read the policy {path}: {error.strerror}") from error
-    if len(raw) > _TOO_LARGE_BYTES:
-        raise LegroomError(f"{path} is larger than 1 MiB, so it is not a policy", "see legroom guard --print-policy")
-    if not raw.strip():  # what a full disk leaves of a file that is being written
+    """The policy in a file; LegroomError where it is empty or none."""
+    text = read_text(path, "see legroom guard --print-policy", MIB)
+    if not text.strip():  # what a full disk leaves of a file that is being written
         raise LegroomError(f"{path} is empty, so it is not a policy", "for the default limits write a comment into it")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise LegroomError(f"{path}, line {line}: not UTF-8 text") from error
     return parse_policy(text, str(path))
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
     """The policy in a TOML text; `name` stands for the file in errors, which name the line of a wrong value."""
-    sections: dict[str, Any] = {}
-    for section, values in parse_toml(text, name, "see legroom guard --print-policy").items():
-        kind = SECTIONS.get(section)
-        if kind is None and section != WEIGHTS:
-            _raise_at(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
-        if not isinstance(values, dict):
-            _raise_at(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
-        if section == WEIGHTS:
-            sections[section] = _client_weights(values, text, name)
-            continue
-        known = {field.name: field for field in fields(SECTIONS[section])}
-        read: dict[str, Any] = {}
-        for key, value in values.items():
-            if key not in known:
-                _raise_at(text, name, section, key, f"there is no key {key!r} in [{section}]", known)
-            try:
-                read[key] = _validated_value(known[key].type, known[key].metadata, value)
-            except ValueError as error:
-                _raise_at(text, name, section, key, f"{section}.{key}: {error}", ())
-        sections[section] = SECTIONS[section](**read)
-    return Policy(**sections)
+    values = parse_toml(text, name, "see legroom guard --print-policy")
+    read: dict[str, Any] = {}
+    with TomlTable(values, (), Path(name), KeyLines(text)) as table:
+        for section, kind in SECTIONS.items():
+            if (keys := table.table(section)) is not None:
+                with keys:
+                    given = {key.name: _key_value(keys, key) for key in fields(kind)}
+                read[section] = kind(**{key: value for key, value in given.items() if value is not None})
+        if (shares := table.table(WEIGHTS)) is not None:
+            read[WEIGHTS] = {client: shares.number(client, 1.0, 0.01, 100.0) for client in shares.keys}
+    return Policy(**read)
 
 
-def _client_weights(values: Mapping[str, Any], text: str, name: str) -> dict[str, float]:
-    """The weight of each client; raises for one that is not between 0.01 and 100."""
-    for client, weight in values.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.01 <= weight <= 100:
-            _raise_at(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
-    return {client: float(weight) for client, weight in values.items()}
-
-
-def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
-    """The value in the field's type, sizes such as "1 MiB" in bytes; ValueError where it is not allowed."""
-    kinds = str(declared)
-    choices: tuple[str, ...] = meta.get("choices", ())
+def _key_value(table: TomlTable, key: Field[Any]) -> Any:
+    """A key's value in the type of its field, a size such as "1 MiB" in bytes; None where it is not given."""
+    kinds, meta, value = str(key.type), key.metadata, table.raw(key.name)
+    if value is None:
+        return None
+    low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
     if isinstance(value, str) and meta.get("unit") == "bytes":
         try:
-            value = parse_bytes(value)
+            size = parse_bytes(value)
         except LegroomError as error:
-            raise ValueError(error.message) from error
-    if isinstance(value, str):
-        if "str" not in kinds:
-            raise ValueError(f"must be a number, not {value!r}")
-        if value not in choices and not meta.get("free"):
-            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        wanted = "a number" if "int" in kinds or "float" in kinds else f"one of {', '.join(choices)}"
-        raise ValueError(f"must be {wanted}, not {value!r}")
-    if "int" not in kinds and "float" not in kinds:
-        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
-    return _checked_range(kinds, meta, value)
-
-
-def _checked_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
-    """The number as int or float (`kinds`: the annotation), within `low` and `high` of `meta`; else ValueError."""
-    if "float" not in kinds and not isinstance(value, int):
-        raise ValueError(f"must be a whole number, not {value!r}")
-    low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
-    if not low <= value <= high:
-        raise ValueError(f"{value!r} is not between {low:,} and {high:,}")
-    return float(value) if "float" in kinds else value
-
-
-def _raise_at(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
-    """Raise an error that names the line, with the closest of the `known` names as a hint."""
-    import difflib
-
-    near = difflib.get_close_matches(key or section, list(known), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}" if known else ""
-    raise LegroomError(f"{name}, line {KeyLines(text).line_of((section, key) if key else (section,))}: {message}", hint)
+            raise table.error(key.name, error.message) from error
+        if not low <= size <= high:
+            raise table.error(key.name, f"must be from {low:,} to {high:,} bytes")
+        return size
+    if "str" in kinds and (isinstance(value, str) or kinds == "str"):
+        text = table.get(key.name, str, "")
+        return text if meta.get("free") else table.choice(key.name, meta["choices"], text)
+    if "float" in kinds:
+        return table.number(key.name, 0.0, low, high)
+    return table.integer(key.name, 0, low, high)
 
 
 class PolicyFile:

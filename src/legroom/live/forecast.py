@@ -46,19 +46,13 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if len(kept) < 3 or not slopes:
         return None
     slope = statistics.median(slopes)
-    low, high = _confidence_interval(slopes, len(kept))
+    # Sen's confidence interval of the median slope, two-sided 95 %, by the variance of Kendall's statistic.
+    spread = 1.96 * math.sqrt(len(kept) * (len(kept) - 1) * (2 * len(kept) + 5) / 18)
+    low = slopes[max(int((len(slopes) - spread) / 2), 0)]
+    high = slopes[min(int((len(slopes) + spread) / 2) + 1, len(slopes) - 1)]
     end = kept[-1][0]
     level = statistics.median(value + slope * (end - time) for time, value in kept)
     return Trend(slope, low, high, level, sum(slope_of_pair > 0 for slope_of_pair in slopes) / len(slopes))
-
-
-def _confidence_interval(slopes: list[float], points: int) -> tuple[float, float]:
-    """Sen's confidence interval of the median slope, by the variance of Kendall's statistic."""
-    # 1.96: two-sided 95 %.
-    spread = 1.96 * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
-    low = max(int((len(slopes) - spread) / 2), 0)
-    high = min(int((len(slopes) + spread) / 2) + 1, len(slopes) - 1)
-    return slopes[low], slopes[high]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,9 @@ class Forecast:
     @property
     def text(self) -> str:
         """The forecast in words: `pool full in ~4 min at this trend`."""
-        return f"pool full in ~{_duration_text(self.full_in_s)} at this trend"
+        seconds = f"{max(round(self.full_in_s / 5) * 5, 5)} s"
+        when = seconds if self.full_in_s < 90 else f"{self.full_in_s / 60:.0f} min"
+        return f"pool full in ~{when} at this trend"
 
 
 def pool_forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
@@ -107,10 +103,3 @@ def _engine_forecast(points: list[tuple[float, float]], levels: Thresholds, engi
         return None
     latest_s = left / line.low if left / line.low <= levels.forecast_farthest_s else None
     return Forecast(full_in_s, left / line.high, latest_s, line.slope * 60, engine)
-
-
-def _duration_text(seconds: float) -> str:
-    """Seconds rounded to 5 s, or minutes from 90 s on."""
-    if seconds < 90:
-        return f"{max(round(seconds / 5) * 5, 5)} s"
-    return f"{seconds / 60:.0f} min"

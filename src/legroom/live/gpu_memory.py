@@ -9,15 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.live.metrics.endpoint import is_loopback, port_of
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.process_table import is_stopped, resident_bytes, shares_engines
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +137,14 @@ def server_processes(port: int) -> tuple[int, ...]:
         pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
         if pid is None:
             return ()
-        top = _main_process(psutil.Process(pid))
+        top = psutil.Process(pid)
+        # The parent of several API servers; an init process that adopted an orphan has another process group.
+        parent = top.parent() if shares_engines(pid) else None
+        if parent is not None and os.getpgid(parent.pid) == os.getpgid(pid):
+            top = parent
         return (top.pid, *(child.pid for child in top.children(recursive=True)))
     except (psutil.Error, OSError):
         return ()
-
-
-def _main_process(listener: psutil.Process) -> psutil.Process:
-    """The server's main process: with several API servers, the listener's parent."""
-    parent = listener.parent() if shares_engines(listener.pid) else None
-    # An init process that adopted an orphan has another process group.
-    return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener
 
 
 _PROCESSES_KEPT_S = 60.0
@@ -185,27 +179,18 @@ class LocalServers:
         if not isinstance(result, Sample):
             self._processes.pop(port, None)  # it may be restarting
             return result
-        pids = self._processes_of(port, now_s)
+        found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
+        if now_s - found_s >= _PROCESSES_KEPT_S:
+            found_s, pids = self._processes[port] = now_s, self._find(port)
         if not pids:
             return result
-        used_bytes = bytes_held_by(frozenset(pids), self._cards_now(now_s))
+        if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
+            self._cards, is_first = self._read(), self._read_s is None
+            self._read_s = now_s
+            self._has_driver = bool(self._cards) or not is_first  # not read again where the first read found none
+        used_bytes = bytes_held_by(frozenset(pids), self._cards)
         host_rss_bytes, stopped = result.host_rss_bytes, sum(map(self._is_stopped, pids)) or result.stopped_engines
         if host_rss_bytes is None and pids[1:]:
             host_rss_bytes = self._resident(pids[1:])  # the API server, the first, reports its own memory
         used_bytes = result.memory_used_bytes if used_bytes is None else used_bytes
         return replace(result, memory_used_bytes=used_bytes, host_rss_bytes=host_rss_bytes, stopped_engines=stopped)
-
-    def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
-        """The memory of all local GPUs, read anew at a fixed interval; not again where the first read found none."""
-        if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
-            self._cards, is_first = self._read(), self._read_s is None
-            self._read_s = now_s
-            self._has_driver = bool(self._cards) or not is_first
-        return self._cards
-
-    def _processes_of(self, port: int, now_s: float) -> tuple[int, ...]:
-        """The pids of the server at a local port, cached for a while."""
-        found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
-        if now_s - found_s >= _PROCESSES_KEPT_S:
-            found_s, pids = self._processes[port] = now_s, self._find(port)
-        return pids

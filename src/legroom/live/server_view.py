@@ -71,7 +71,10 @@ def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
     ahead = pool_forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
     if not window.is_answering:
-        return ServerView(window.server, now_s, "unreachable", _failure_sentence(window, findings), findings=findings)
+        sentence = window.failures[-1].message if window.failures else "not scraped yet"
+        if findings:
+            sentence = f"{findings[0].title}: {findings[0].reason}"
+        return ServerView(window.server, now_s, "unreachable", sentence, findings=findings)
     latest = window.latest
     assert latest is not None
     first_token_p50_s, first_token_p99_s = window.quantiles("ttft", (0.5, 0.99), LATENCY_OVER_S)
@@ -135,13 +138,6 @@ def _server_state(window: Window, findings: tuple[DetectorFinding, ...]) -> Stat
     latest = window.latest
     busy = latest is not None and bool(latest.running or latest.waiting)
     return "healthy" if busy or window.increase("finished", RATE_OVER_S) else "idle"
-
-
-def _failure_sentence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
-    """The first finding, else the last scrape failure, else that it was not scraped yet."""
-    if findings:
-        return f"{findings[0].title}: {findings[0].reason}"
-    return window.failures[-1].message if window.failures else "not scraped yet"
 
 
 def _summary_sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
+from legroom.files import replace_file
 from legroom.home import store_path
+from legroom.json_records import record_from_json
 from legroom.masking import masked
 from legroom.memory.deployment_memory import Measurements
 from legroom.planning.plan import Target
@@ -223,20 +224,9 @@ def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
 
 def from_json(entry: Mapping[str, Any]) -> Observation:
     """An entry of the calibration file; ValueError where a field is missing or has the wrong type."""
-    if not isinstance(entry, Mapping):
-        raise ValueError("an observation is not an object")
-    names = {item.name for item in fields(Observation)}
-    values = {name: value for name, value in entry.items() if name in names}
-    terms = values.get("terms")
-    if not isinstance(terms, dict) or not all(isinstance(value, int) for value in terms.values()):
-        raise ValueError("an observation has no terms")
-    if not all(isinstance(values.get(name), str) for name in ("gpu", "model", "release")):
-        raise ValueError("an observation does not say its gpu, model and release")
-    values["terms"] = {name: value for name, value in terms.items() if name in TERM_SETTINGS}
-    try:
-        return Observation(**values)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    observation = record_from_json(Observation, entry)
+    terms = {name: value for name, value in observation.terms.items() if name in TERM_SETTINGS}
+    return replace(observation, terms=terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,17 +294,9 @@ def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
 
 def write_json_file(path: Path, content: Any) -> None:
     """Write a whole file and rename it, so that a reader sees the old content or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, json.dumps(content, indent=1))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _not_writable(path, error) from error
 
 

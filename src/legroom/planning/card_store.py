@@ -6,8 +6,8 @@ A record is valid for one card and driver, and its vLLM figures for one release.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from legroom.facts.gpus import CardMeasurements, Gpu, gpu
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.home import cards_path
+from legroom.json_records import record_from_json
 from legroom.planning.calibration_store import TOTAL_TOLERANCE, locked, write_json_file
 from legroom.records import dataclass
 from legroom.units import gib
@@ -68,17 +69,10 @@ class CardRecord:
 
 def card_record(entry: Any) -> CardRecord:
     """A record from its JSON object; ValueError where a field is missing or has the wrong type."""
-    if not isinstance(entry, Mapping):
-        raise ValueError("a record is not an object")
-    kinds = {item.name: str(item.type) for item in fields(CardRecord)}
-    values = {name: value for name, value in entry.items() if name in kinds}
-    for name, value in values.items():
-        expected: type = str if "str" in kinds[name] else int
-        if not (value is None and "None" in kinds[name]) and (not isinstance(value, expected) or value is True):
-            raise ValueError(f"{name} is not what it should be")
-    if not values.get("name") or not values.get("total_bytes"):
+    record = record_from_json(CardRecord, entry)
+    if not record.name or not record.total_bytes:
         raise ValueError("a record does not say its card and the card's total")
-    return CardRecord(**values)
+    return record
 
 
 def read_cards(path: Path | None = None) -> tuple[CardRecord, ...]:

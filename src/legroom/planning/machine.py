@@ -71,15 +71,9 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
-    return Target(
-        served_model(args),
-        card,
-        number,
-        release,
-        held_by_others_bytes=used,
-        host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
-        gpus_given=machine.gpus is not None,
-    )
+    limit, given = machine.host_memory, machine.gpus is not None
+    host_limit_bytes = parse_bytes(limit, "--host-memory") if limit else None
+    return Target(served_model(args), card, number, release, None, used, host_limit_bytes, given)
 
 
 def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:

@@ -7,12 +7,13 @@ reads a plan (`guard`, `verify`, `run`) stays light; `plan_json` makes one of a 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.files import read_text
+from legroom.json_records import is_number, record_from_json
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -202,19 +203,12 @@ class PlanDocument:
 
 def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
     """The plan in a file (`-`: stdin); LegroomError where it is none."""
-    try:
-        if path == "-":
-            import sys
+    if path == "-":
+        import sys
 
-            text = sys.stdin.read(_MOST_BYTES)
-        elif (size := Path(path).stat().st_size) > _MOST_BYTES:
-            raise LegroomError(f"{path} is no plan: it has {size:,} bytes", HOW_TO_WRITE_A_PLAN)
-        else:
-            text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise LegroomError(f"could not read the plan {path}: {error.strerror}", HOW_TO_WRITE_A_PLAN) from error
-    except UnicodeDecodeError as error:
-        raise LegroomError(f"{path} is no plan: it is not text", HOW_TO_WRITE_A_PLAN) from error
+        text = sys.stdin.read(_MOST_BYTES)
+    else:
+        text = read_text(path, HOW_TO_WRITE_A_PLAN, _MOST_BYTES)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -226,78 +220,31 @@ def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ..
     """A plan's JSON document, checked. `needs` names the keys that must be there: `kv.num_blocks`, `command`."""
     try:
         if not isinstance(document, dict):
-            raise _NotAPlan("it is not a JSON object")
+            raise ValueError("it is not a JSON object")
         for need in needs:
             part, _, name = need.partition(".")
             value = document.get(part)
             if value is None or value == []:
-                raise _NotAPlan(f"it has no {part!r}")
-            if name and not (isinstance(value, dict) and _is_number(value.get(name))):
-                raise _NotAPlan(f"{need} is not a number")
-        plan = _read(PlanDocument, "", document | {"source": source})
-    except _NotAPlan as wrong:
+                raise ValueError(f"it has no {part!r}")
+            if name and not (isinstance(value, dict) and is_number(value.get(name))):
+                raise ValueError(f"{need} is not a number")
+        stages = tuple(
+            PlannedStage(each.get("stage", 0), record_from_json(PlannedLayout, each, f"ranks[{number}]."))
+            for number, each in enumerate(document.get("ranks") or ())
+        )
+        plan = replace(record_from_json(PlanDocument, document | {"ranks": None}), ranks=stages, source=source)
+    except ValueError as wrong:
         raise LegroomError(f"{source} is no plan of legroom: {wrong}", HOW_TO_WRITE_A_PLAN) from None
     if "vllm" in needs:
         plan.release  # noqa: B018  # a release that is none ends here, not half-way through an export
     return plan
 
 
-class _NotAPlan(Exception):
-    pass
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a finite int or float; a bool is none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-_Record = TypeVar("_Record")
-_PLAIN_RECORDS = (PlannedGpu, PlannedLayout, PlannedKv, PlannedHost, PlannedFailure, PlannedBand, PlannedBasis)
-_RECORDS: dict[str, type[Any]] = {record.__name__: record for record in _PLAIN_RECORDS}
-
-
-def _read(record: type[_Record], within: str, document: Mapping[str, Any]) -> _Record:
-    """A record from its part of a document; missing keys keep their defaults, unknown ones are ignored."""
-    fields: dict[str, Any] = record.__dataclass_fields__  # type: ignore[attr-defined]
-    values = {
-        name: _value(str(each.type), f"{within}{name}", document[name])
-        for name, each in fields.items()
-        if document.get(name) is not None
-    }
-    return record(**values)
-
-
-def _value(kind: str, where: str, value: Any) -> Any:
-    """The JSON value converted to the annotated type `kind`; raises, naming `where`, if it does not fit."""
-    if kind.startswith(("int", "float")):
-        if not _is_number(value):
-            raise _NotAPlan(f"{where} is not a number")
-        return int(value) if kind.startswith("int") else value
-    if kind == "str":
-        return str(value)
-    if kind == "bool":
-        return bool(value)
-    if kind.startswith("tuple"):
-        if not isinstance(value, (list, tuple)):
-            raise _NotAPlan(f"{where} is not a list")
-        inner = {"tuple[str, ...]": "str", "tuple[PlannedStage, ...]": "PlannedStage"}.get(kind, "Mapping")
-        return tuple(_value(inner, f"{where}[{number}]", each) for number, each in enumerate(value))
-    if not isinstance(value, Mapping):
-        raise _NotAPlan(f"{where} is not a JSON object")
-    if kind == "PlannedStage":
-        number = _value("int", f"{where}.stage", value.get("stage", 0))
-        return PlannedStage(number, _read(PlannedLayout, f"{where}.", value))
-    if kind.startswith("Mapping"):
-        of = {"Mapping[str, PlannedBand]": "PlannedBand", "Mapping[str, str]": "str"}.get(kind)
-        return {key: _value(of, f"{where}.{key}", each) for key, each in value.items()} if of else value
-    return _read(_RECORDS[kind.removesuffix(" | None")], f"{where}.", value)
-
-
 def as_json(value: Any) -> Any:
     """Records, tuples and mappings as JSON values."""
     if isinstance(value, PlannedStage):
         return {"stage": value.stage, **as_json(value.layout)}
-    if isinstance(value, _PLAIN_RECORDS):
+    if hasattr(value, "__dataclass_fields__"):
         return {name: as_json(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(key): as_json(inner) for key, inner in value.items()}

@@ -53,6 +53,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
     settings = plan.settings
     named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
+    terms = {f"{name}_bytes": _terms_json(getattr(layout, name).terms) for name in _FIGURES}
     return PlanDocument(
         model=target.model.name,
         vllm=target.release.version,
@@ -85,7 +86,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
-        terms=_every_term(plan) if explain_math else None,
+        terms={**terms, "bytes_per_token": _terms_json(kv.token_terms)} if explain_math else None,
     )
 
 
@@ -148,12 +149,6 @@ def _first_start_json(plan: Plan) -> dict[str, Any]:
 def _planned_band(figure: Figure) -> PlannedBand:
     """Kind of a figure and the lower and upper bound of its band, in bytes."""
     return PlannedBand(figure.kind, figure.low, figure.high)
-
-
-def _every_term(plan: Plan) -> dict[str, Any]:
-    """The terms of each figure and of the KV bytes per token."""
-    figures = {f"{name}_bytes": _terms_json(getattr(plan.layout, name).terms) for name in _FIGURES}
-    return {**figures, "bytes_per_token": _terms_json(plan.memory.kv.token_terms)}
 
 
 def _terms_json(terms: Sequence[Term]) -> list[dict[str, Any]]:

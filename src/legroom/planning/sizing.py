@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,12 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.capacity_search import gpus_for_weights, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
-from legroom.planning.plan import Plan, Target, ready_command
+from legroom.planning.plan import Plan, Target, first_start_holds, ready_command
 from legroom.planning.plan_json import layout_json
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.toml_tables import read_toml
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
 
@@ -42,6 +42,8 @@ class Fit:
     """What each card lacks with the most GPUs and the checkpoint nearest to fitting; 0 where it fits or is refused."""
     limiting_bytes: int = 0
     """What the largest part takes of one card."""
+    wanted: float = 1.0
+    """Requests of the full length at once that it has to hold."""
 
     @property
     def count(self) -> int:
@@ -132,6 +134,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "tried": list(fit.tried),
         "short_bytes": fit.short_bytes,
         "max_concurrency": fit.holds if plan else None,
+        "first_start_concurrency": first_start_holds(plan) if plan else None,
         "layout": layout_json(plan.layout) if plan else None,
         "command": ready_command(plan) if plan else None,
     }
@@ -150,23 +153,20 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
             [replace(each, gpus=count) for each in targets], args, replace(goal, gpus=(count,)), max_answers=1
         )
         if result.best is not None:
-            limiting, limiting_bytes = _largest_part(result.best, goal)
+            # The part of one card that needs the most for the wanted requests.
+            plan = result.best
+            layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
+            parts = {
+                "weights": layout.weights.bytes,
+                "KV cache": round(plan.memory.kv.needed_bytes * requests),
+                "activations": layout.activation.bytes,
+                "outside the budget": layout.outside.bytes,
+            }
+            limiting, limiting_bytes = max(parts.items(), key=lambda part: part[1])
             fitting, tried = (target.model.name, target.gpu, result.best, result.losses), counts[:number]
-            return Fit(*fitting, limiting, tried, limiting_bytes=limiting_bytes)
+            return Fit(*fitting, limiting, tried, 0, limiting_bytes, goal.concurrency)
         short, lacking_bytes = result.short_by, result.short_bytes
     return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
-
-
-def _largest_part(plan: Plan, goal: CapacityGoal) -> tuple[str, int]:
-    """The part of one card that needs the most for the wanted requests, and its bytes."""
-    layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
-    parts = {
-        "weights": layout.weights.bytes,
-        "KV cache": round(plan.memory.kv.needed_bytes * requests),
-        "activations": layout.activation.bytes,
-        "outside the budget": layout.outside.bytes,
-    }
-    return max(parts.items(), key=lambda part: part[1])
 
 
 def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[Fit]:
@@ -186,7 +186,6 @@ def hourly_usd(fit: Fit, prices: Mapping[str, GpuPrice]) -> float | None:
 
 
 _EXAMPLE = "write it like: [h100] and, in the next line, usd_per_hour = 2.49"
-_KEYS = ("usd_per_hour", "date", "source")
 
 
 def prices_with_file(path: str | None) -> dict[str, GpuPrice]:
@@ -196,36 +195,20 @@ def prices_with_file(path: str | None) -> dict[str, GpuPrice]:
 
 def read_price_file(path: str) -> dict[str, GpuPrice]:
     """Hourly prices of a TOML file by the card's full name."""
-    try:
-        tables = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise LegroomError(f"the prices in {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LegroomError(f"the prices in {path} cannot be read: it is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
-        raise LegroomError(f"{path} is not TOML: {error}", _EXAMPLE) from error
-    prices: dict[str, GpuPrice] = {}
-    for name, table in tables.items():
-        price = _price_of_table(path, name, table)
-        if price.gpu in prices:
-            raise LegroomError(f"{path} gives two prices for the {price.gpu}", "leave one of them out")
-        prices[price.gpu] = price
+    tables, prices = read_toml(Path(path)), dict[str, GpuPrice]()
+    for name in tables.keys:
+        try:
+            card = known_gpu(name)
+        except LegroomError as error:
+            raise tables.error(name, "legroom knows no such GPU", error.hint) from error
+        if card.name in prices:
+            raise tables.error(name, f"a second price of the {card.name}", "leave one of them out")
+        table = tables.table(name)
+        assert table is not None  # it is one of the keys
+        with table:
+            usd = table.number("usd_per_hour", table.require("usd_per_hour", float), most=1e9)
+            date, source = str(table.raw("date") or ""), table.get("source", str, path)
+        prices[card.name] = GpuPrice(card.name, usd, date, source)
     if not prices:
         raise LegroomError(f"{path} gives no price", _EXAMPLE)
     return prices
-
-
-def _price_of_table(path: str, name: str, table: Any) -> GpuPrice:
-    """The price of one table of the price file; raises for an unknown GPU, key or amount."""
-    try:
-        card = known_gpu(name)
-    except LegroomError as error:
-        raise LegroomError(f"{path} has a price for {name!r}, and legroom knows no such GPU", error.hint) from error
-    if not isinstance(table, dict):
-        raise LegroomError(f"{path}: {name} is not a table", _EXAMPLE)
-    if unknown := sorted(set(table) - set(_KEYS)):
-        raise LegroomError(f"{path}, [{name}]: {unknown[0]!r} is not a key of a price", f"there are {', '.join(_KEYS)}")
-    usd = table.get("usd_per_hour")
-    if isinstance(usd, bool) or not isinstance(usd, int | float) or not (0 <= usd < math.inf):
-        raise LegroomError(f"{path}, [{name}]: usd_per_hour must be a number of at least 0", _EXAMPLE)
-    return GpuPrice(card.name, float(usd), str(table.get("date", "")), str(table.get("source", path)))

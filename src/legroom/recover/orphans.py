@@ -105,7 +105,11 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
     while (above := snapshot.processes.get(top.parent)) is not None and engine_part(above):
         top = above
     if above is not None and above.is_python:
-        return _state_with_python_parent(snapshot, top, above)
+        is_apart = snapshot.knows_peers and above.is_readable and above.pid not in top.peers
+        if above.pid == 1 and is_apart and not (_SERVER.search(above.title) or above.loads_vllm):
+            why = f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it"
+            return "suspect", why, top.pid
+        return "in use", f"belongs to {_process_name(snapshot, above.pid)}, which lives", top.pid
     group = snapshot.tree(top.pid)
     if not snapshot.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
@@ -133,16 +137,6 @@ def _user_of_unreadable(snapshot: MachineSnapshot, top: int) -> str:
     """The user of the first unreadable process under this PID; empty where all are readable."""
     hidden = _unreadable_member(snapshot.tree(top))
     return (hidden.user or "another user") if hidden is not None else ""
-
-
-def _state_with_python_parent(
-    snapshot: MachineSnapshot, top: ProcessInfo, above: ProcessInfo
-) -> tuple[HolderState, str, int]:
-    """State, reason and top PID of an engine under a Python parent: in use, unless that is an unconnected PID 1."""
-    is_apart = snapshot.knows_peers and above.is_readable and above.pid not in top.peers
-    if above.pid == 1 and is_apart and not (_SERVER.search(above.title) or above.loads_vllm):
-        return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
-    return "in use", f"belongs to {_process_name(snapshot, above.pid)}, which lives", top.pid
 
 
 def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:

@@ -25,8 +25,9 @@ def plan_svg(plan: Plan) -> str:
     y = _draw_title(page, plan, 40)
     y = _draw_failure(page, plan, y)
     y = _draw_card_bar(page, plan, y + 16)
-    y = _draw_legend(page, plan.layout, y + 14)
-    y = _draw_kv_cache_lines(page, plan, y + 12)
+    for number, part in enumerate(parts := layout_parts(plan.layout)):
+        _draw_legend_row(page, plan.layout, part, y + 14 + 21 * number)
+    y = _draw_kv_cache_lines(page, plan, y + 26 + 21 * len(parts))
     y = _draw_all_advice(page, plan, y + 8)
     y = _draw_command(page, plan, y + 8)
     return page.render(y + 18)
@@ -91,14 +92,6 @@ def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float
         page.line(edge, top - 6, edge, top + height + 8, dashed=True)
         page.text(edge, top - 10, "end of the card", "sans soft", anchor="middle", size=12)
     return top + height + 26
-
-
-def _draw_legend(page: Svg, layout: Layout, y: float) -> float:
-    """Draws a row for each part of the memory; returns the y below them."""
-    for part in layout_parts(layout):
-        _draw_legend_row(page, layout, part, y)
-        y += 21
-    return y
 
 
 def _draw_legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> None:

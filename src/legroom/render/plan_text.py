@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
-from legroom.planning.plan import Advice, Plan, cold_start, context_by_user_count, ready_command
+from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
@@ -106,10 +106,16 @@ def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
     layout = plan.layout
     rows, width = layout_parts(layout), style.width - 2 * len(_MARGIN)
     segments = [part.segment for part in rows]
-    yield _MARGIN + style.paint(f"{plan.target.gpu.name}, {gib(layout.total_bytes)}{_tightest_stage(plan)}", "bold")
+    stages = plan.settings.pipeline_parallel_size
+    each = " each" if plan.target.gpus > 1 else ""
+    if each and stages > 1:
+        each += f" (stage {layout.rank + 1} of {stages} is the tightest)"
+    yield _MARGIN + style.paint(f"{plan.target.gpu.name}, {gib(layout.total_bytes)}{each}", "bold")
     yield _MARGIN + style.paint(labels(segments, width), "dim")
     yield _MARGIN + bar(segments, width, style)
-    yield _MARGIN + style.paint(_budget_ruler(plan, width, style), "dim")
+    position = round(layout.budget_bytes / scale_bytes(layout) * width)
+    budget = f"budget {gib(layout.budget_bytes)} = {plan.settings.gpu_memory_utilization:g} x total"
+    yield _MARGIN + style.paint(ruler(position, width, budget, style), "dim")
     if layout.headroom_bytes < 0:
         edge = round(layout.total_bytes / scale_bytes(layout) * width)
         yield _MARGIN + style.paint(ruler(edge, width, f"the card ends here, {gib(layout.total_bytes)}", style), "red")
@@ -117,22 +123,6 @@ def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield from (_MARGIN + line for line in columns(list(_legend_rows(plan, rows, style)), "<<>><"))
     if any(part.figure and part.figure.kind == "estimated" for part in rows):
         yield from (style.paint(line, "dim") for line in wrap(band_basis_text(plan), style.width, _MARGIN))
-
-
-def _tightest_stage(plan: Plan) -> str:
-    """` each`, with the tightest pipeline stage where there are several; empty on one GPU."""
-    if plan.target.gpus == 1:
-        return ""
-    stages = plan.settings.pipeline_parallel_size
-    return f" each (stage {plan.layout.rank + 1} of {stages} is the tightest)" if stages > 1 else " each"
-
-
-def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
-    """A line below the memory bar that marks where the --gpu-memory-utilization budget ends."""
-    layout = plan.layout
-    position = round(layout.budget_bytes / scale_bytes(layout) * width)
-    share = plan.settings.gpu_memory_utilization
-    return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
 
 
 def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
@@ -185,19 +175,17 @@ def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     kv, length = plan.memory.kv, plan.settings.max_model_len
     yield "KV cache", pool_text(kv, "block")
     yield "concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"
-    yield from _concurrency_rows(plan)
-    yield "longest", _longest_context_text(plan)
-    yield from _first_start_rows(plan)
-    yield "host", _host_memory_text(plan)
-
-
-def _concurrency_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Tokens per request at higher concurrency than the full length allows."""
+    # Tokens per request at higher concurrency than the full length allows.
     shares = context_by_user_count(plan)
     if shares:
         words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
         words += [f"{users} get {count(tokens)}" for users, tokens in list(shares.items())[1:]]
         yield "users", ", ".join(words)
+    yield "longest", _longest_context_text(plan)
+    yield from _first_start_rows(plan)
+    needs, limit = plan.host, plan.target.host_limit_bytes
+    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
+    yield "host", f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _longest_context_text(plan: Plan) -> str:
@@ -208,13 +196,6 @@ def _longest_context_text(plan: Plan) -> str:
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
     return f"{count(fits)} tokens is the longest context that fits"
-
-
-def _host_memory_text(plan: Plan) -> str:
-    """Host memory that the server holds, of which in /dev/shm, and the host's limit where known."""
-    needs, limit = plan.host, plan.target.host_limit_bytes
-    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
-    return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -253,7 +234,14 @@ def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
-        yield from _numbered_advice_lines(number, advice, style)
+        # One advice: its flags, the memory bar after the change, and its cost.
+        after = advice.plan
+        flags = " ".join(change_words(advice.flags))
+        caveat = "" if after.verdict == "fits" else "  (tight)"
+        yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
+        yield _mini_bar_line(after, style)
+        if advice.trades:
+            yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
 def _no_advice_text(plan: Plan) -> str:
@@ -262,17 +250,6 @@ def _no_advice_text(plan: Plan) -> str:
         return ""
     gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
     return f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
-
-
-def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterator[str]:
-    """One advice: its flags, the memory bar after the change, and its cost."""
-    after = advice.plan
-    flags = " ".join(change_words(advice.flags))
-    caveat = "" if after.verdict == "fits" else "  (tight)"
-    yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
-    yield _mini_bar_line(after, style)
-    if advice.trades:
-        yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
 def _mini_bar_line(plan: Plan, style: Style) -> str:

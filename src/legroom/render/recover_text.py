@@ -37,17 +37,12 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
         title, colour = _HEADINGS[state]
         lines += ["", style.paint(title, colour, "bold"), *_holder_lines(list(group), style)]
     if not any(holder.state == "dead" for holder in holders):
-        lines += ["", *_nothing_dead_lines(hidden_text(snapshot, holders), style)]
+        hidden = hidden_text(snapshot, holders)
+        text = f"Nothing here is {f'proven to be dead weight: {hidden}' if hidden else 'dead weight'}."
+        colour = "orange" if hidden else "green"
+        lines += ["", *(style.paint(line, colour, "bold") for line in wrap(text, style.width))]
     lines += _reset_advice(snapshot, style)
     return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _nothing_dead_lines(hidden: str, style: Style) -> list[str]:
-    """That no memory is held in vain, or that it cannot be proven because something is `hidden`."""
-    if not hidden:
-        return [style.paint("Nothing here is dead weight.", "green", "bold")]
-    text = f"Nothing here is proven to be dead weight: {hidden}."
-    return [style.paint(line, "orange", "bold") for line in wrap(text, style.width)]
 
 
 def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:

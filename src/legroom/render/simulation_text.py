@@ -168,7 +168,11 @@ def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
         lines += curve_lines(curve, style)
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
     lines.append(axis_line("0", end, style))
-    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), "", *_scaling_events(scaled)]
+    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), ""]
+    first = scaled.changes[:_MAX_CHANGES]
+    lines += [f"  {time_s / 60:7.1f} min  {before} -> {after}" for time_s, before, after in first]
+    if len(scaled.changes) > _MAX_CHANGES:
+        lines.append(f"  and {len(scaled.changes) - _MAX_CHANGES} more")
     return "\n".join(lines) + "\n"
 
 
@@ -210,14 +214,6 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "", f"a server starts in {policy.start_s:.0f} s"
 
 
-def _scaling_events(scaled: ScaledReplay) -> Iterator[str]:
-    """Time in minutes and the number of servers before and after, for the first scaling events."""
-    for time_s, before, after in scaled.changes[:_MAX_CHANGES]:
-        yield f"  {time_s / 60:7.1f} min  {before} -> {after}"
-    if len(scaled.changes) > _MAX_CHANGES:
-        yield f"  and {len(scaled.changes) - _MAX_CHANGES} more"
-
-
 _BAR = 30
 
 
@@ -257,11 +253,7 @@ def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
     if replayed.load_busy_s or replayed.store_busy_s:
         copies = f"{replayed.load_busy_s:,.1f} s loading, {replayed.store_busy_s:,.1f} s storing"
         yield "copies", f"{copies}; steps waited {replayed.flush_wait_s:,.2f} s for stores  (estimated)"
-    yield from _tier_benefit_rows(report)
-
-
-def _tier_benefit_rows(report: TierReport) -> Iterator[tuple[str, str]]:
-    """Loading against recomputing, and time to first token with and without the tier, where estimated."""
+    # Loading against recomputing, and time to first token with and without the tier, where estimated.
     if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
         verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
         seconds = f"{report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s"
@@ -313,7 +305,12 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
         consequence = "vLLM turns such requests away, and these figures leave them out."
         lines += [*wrap(f"Requests too long for this server: {rejected}. {consequence}", style.width), ""]
     if choice.sustained is False:
-        lines += [*wrap(_short_load_note(choice, trace), style.width), ""]
+        short = (
+            f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {_time_unit_text(choice)} and its answers "
+            f"up to {choice.best.latency_p99:,.0f}, so it ends before the server is full. If it went on at this rate, "
+            "the server would fall behind."
+        )
+        lines += [*wrap(short, style.width), ""]
     if choice.holds:
         return "\n".join([*lines, style.paint(join(command), "bold")])
     lines += wrap(_missed_goals_text(choice, trace), style.width)
@@ -383,16 +380,6 @@ def _missed_goals_text(choice: Choice, trace: Trace) -> str:
     if allowed is not None and best.preemptions > allowed:
         reasons.append(f"it preempts {count(best.preemptions)} times, and {count(allowed)} are allowed")
     return f"No setting holds this load: {'; '.join(reasons)}."
-
-
-def _short_load_note(choice: Choice, trace: Trace) -> str:
-    """That the load ends before the server is full, and would overload it if it went on."""
-    units = _time_unit_text(choice)
-    return (
-        f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {units} and its answers up to "
-        f"{choice.best.latency_p99:,.0f}, so it ends before the server is full. If it went on at this rate, the server "
-        "would fall behind."
-    )
 
 
 def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[str]:

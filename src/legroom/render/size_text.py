@@ -75,6 +75,9 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
     for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
+    for fit in fits:
+        if fit.plan and (first := first_start_loss(fit.plan, fit.wanted)):
+            yield from wrap(f"{fit.count} x {fit.gpu.name}: {first[0]}", style.width, "  ", "    ")
     is_skipped = any(fit.plan and fit.plan.verdict == "fits" for fit in fits)
     for fit in fits:
         if is_skipped and fit.plan and fit.plan.verdict != "fits":
@@ -305,6 +308,8 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield style.paint(f"  and {more} more: add a word like `qwen3`, --sort speed, or --json", "dim")
     if answer.fitting:
         yield ""
-        meaning = f"users: requests of that length at once; longest: of one request; {_ONE_USER_NOTE}."
+        unknown = "tokens/s need a card by its name (rtx4090, l4), not by its size alone"
+        speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
+        meaning = f"users: requests of that length at once; longest: of one request; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.question.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")

@@ -71,7 +71,9 @@ def _figure_rows(made: Upgrade) -> list[str]:
     for change in made.pool:
         old, new = _figure_text(change, change.old), _figure_text(change, change.new)
         if change.what in _ALWAYS_SHOWN or (old != new and not _repeats_other_row(change, by_name)):
-            rows.append((change.what, old, new, _difference_text(change) if old != new else ""))
+            percent = f"{change.new / change.old - 1:+.1%}" if change.old else ""
+            difference = _signed_bytes(change.new - change.old) if change.is_bytes else percent
+            rows.append((change.what, old, new, difference if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
 
 
@@ -87,13 +89,6 @@ def _figure_text(change: PoolChange, value: float) -> str:
     if change.is_bytes:
         return human_bytes(value)
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-
-
-def _difference_text(change: PoolChange) -> str:
-    """The difference as signed bytes, or in per cent; empty where the old figure is 0."""
-    if change.is_bytes:
-        return _signed_bytes(change.new - change.old)
-    return f"{change.new / change.old - 1:+.1%}" if change.old else ""
 
 
 def _signed_bytes(bytes_: float) -> str:

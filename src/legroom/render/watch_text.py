@@ -62,13 +62,13 @@ def view_figures(view: ServerView) -> list[tuple[str, str]]:
     """(name, text) of each figure that the server reports."""
     blocks = f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
     every = [
-        ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}{blocks}"),
-        ("running", _count_text(view.running)),
-        ("waiting", _count_text(view.waiting)),
-        ("preemptions", None if view.preemptions_per_s is None else f"{view.preemptions_per_s:.2f}/s"),
-        ("prefix hits", None if view.hit_rate is None else f"{view.hit_rate:.1%}"),
-        ("prompt", _token_rate_text(view.prompt_tokens_per_s)),
-        ("generation", _token_rate_text(view.generation_tokens_per_s)),
+        ("KV use", _shown(view.kv_use, f"{{:.1%}}{blocks}")),
+        ("running", _shown(view.running, "{:,.0f}")),
+        ("waiting", _shown(view.waiting, "{:,.0f}")),
+        ("preemptions", _shown(view.preemptions_per_s, "{:.2f}/s")),
+        ("prefix hits", _shown(view.hit_rate, "{:.1%}")),
+        ("prompt", _shown(view.prompt_tokens_per_s, "{:,.0f} tokens/s")),
+        ("generation", _shown(view.generation_tokens_per_s, "{:,.0f} tokens/s")),
         ("first token", _latency_text(view.first_token_p50_s, view.first_token_p99_s)),
         ("latency", _latency_text(view.latency_p50_s, view.latency_p99_s)),
         ("GPU memory", None if view.memory_used_bytes is None else human_bytes(view.memory_used_bytes)),
@@ -77,12 +77,9 @@ def view_figures(view: ServerView) -> list[tuple[str, str]]:
     return [(name, text) for name, text in every if text is not None]
 
 
-def _count_text(number: float | None) -> str | None:
-    return None if number is None else f"{number:,.0f}"
-
-
-def _token_rate_text(per_s: float | None) -> str | None:
-    return None if per_s is None else f"{per_s:,.0f} tokens/s"
+def _shown(figure: float | None, form: str) -> str | None:
+    """The figure in this format; None where it is unknown."""
+    return None if figure is None else form.format(figure)
 
 
 def _latency_text(middle: float | None, worst: float | None) -> str | None:

@@ -69,20 +69,18 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     try:
         if gpus.name:
             return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
-        return _host_estimate_on_cpu(command, environ)
+        # Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache.
+        pool = cpu_pool_bytes(command, environ)
+        shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
+        with contextlib.suppress(LegroomError):
+            # Weights have the same size on a CPU as on any card.
+            shares.append(
+                HostShare("weights", _plan_on_machine(command, environ, Machine(_ANY_CARD)).layout.weights.bytes)
+            )
+        shares += [HostShare("KV cache", pool)] if pool else []
+        return HostEstimate(tuple(shares), pool)
     except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
         return HostEstimate()
-
-
-def _host_estimate_on_cpu(command: ServerCommand, environ: Mapping[str, str]) -> HostEstimate:
-    """Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache."""
-    pool = cpu_pool_bytes(command, environ)
-    shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
-    with contextlib.suppress(LegroomError):
-        # Weights have the same size on a CPU as on any card.
-        shares.append(HostShare("weights", _plan_on_machine(command, environ, Machine(_ANY_CARD)).layout.weights.bytes))
-    shares += [HostShare("KV cache", pool)] if pool else []
-    return HostEstimate(tuple(shares), pool)
 
 
 def _plan_on_machine(command: ServerCommand, environ: Mapping[str, str], machine: Machine) -> Plan:
@@ -229,7 +227,9 @@ def find_remedy(
     ended: str = "",
 ) -> Remedy:
     """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
-    line, release = _command_with_env(command, environ), command.stated_release or None
+    sizing = {name: value for name, value in environ.items() if name in _SIZING}
+    line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
+    release = command.stated_release or None
     hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
@@ -287,12 +287,6 @@ def _launch_key(
     flags = sorted((part.dest, part.value) for part in parts if part.name)
     bare = tuple(word for part in parts if not part.name for word in part.words)
     return bare, tuple(flags), tuple(sorted(item for item in env.items() if environ.get(item[0]) != item[1]))
-
-
-def _command_with_env(command: ServerCommand, environ: Mapping[str, str]) -> str:
-    """The command line, preceded by the environment variables that affect memory."""
-    env = {name: value for name, value in environ.items() if name in _SIZING} | dict(command.env)
-    return shlex.join([*assignments(env), *command.words])
 
 
 def _failure_title(finding: Finding) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
+from legroom.files import replace_file
 from legroom.home import runs_folder
 from legroom.live.kernel_memory import Cgroup, KernelAccount
 from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
@@ -151,15 +152,9 @@ class RunFile:
 
     def _write_atomically(self, content: Mapping[str, Any]) -> str:
         """Why the file could not be replaced; empty where it was."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.touch(0o600)  # a chat template or a path of the command may be private
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            temporary.replace(self.path)
+            replace_file(self.path, json.dumps(content), 0o600)  # a chat template or a path may be private
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             return f"{self.path} cannot be written: {error.strerror}"
         return ""
 

@@ -160,7 +160,9 @@ class Supervisor:
                 delay_s = self._restarts.delay_after(ending)
                 if delay_s is None:
                     break
-                self._sleep_unless_stopped(delay_s)
+                until_s = time.monotonic() + delay_s
+                while not self.stopping.stop_requested and (left_s := until_s - time.monotonic()) > 0:
+                    self._wait_for_event(None, None, left_s)
         return code
 
     def _serve_once(self) -> restart_policy.ServerExit:
@@ -389,12 +391,6 @@ class Supervisor:
         except LegroomError as why:
             refused = "the log could not be read"
             return {"failed": f"{why.message}.", "refused": refused, "words": (), "is_memory": False}
-
-    def _sleep_unless_stopped(self, seconds: float) -> None:
-        """Sleeps that long, still handling signals; ends early on a stop."""
-        until = time.monotonic() + seconds
-        while not self.stopping.stop_requested and (left := until - time.monotonic()) > 0:
-            self._wait_for_event(None, None, left)
 
     def _apply_pending_changes(self) -> None:
         """Applies the flags and variables that were left for this restart."""

@@ -98,13 +98,17 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
         return wanted
     if group.busy_with is not None:
         return refuse("busy", f"one at a time: {group.busy_with} in group {group.name}", about=group.busy_with)
-    if wanted.action == "scale":
-        return _decide_scale(wanted, group, limits)
     if wanted.action == "drain":
         return _refuse_unhealthy_majority(group) or wanted
+    hour_spent = _refuse_spent_budget(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
+    if wanted.action == "scale":
+        if group.replicas is not None and group.replicas >= limits.most_replicas:
+            most = f"group {group.name} has {group.replicas} servers, the most that is allowed"
+            return refuse("most replicas", most)
+        return hour_spent or _refuse_in_backoff(group, limits) or wanted
     return (
         _refuse_unhealthy_majority(group)
-        or _refuse_hour_budget(group, limits)
+        or hour_spent
         or _refuse_spent_budget(group, DAY_S, limits.per_day, "day spent", "a day")
         or _refuse_in_backoff(group, limits)
         or _refuse_long_drain(problem, limits)
@@ -137,11 +141,6 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
     return None
 
 
-def _refuse_hour_budget(group: GroupState, limits: ActionLimits) -> Decision | None:
-    """A refusal where the group's actions of the last hour are used up; None where not."""
-    return _refuse_spent_budget(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
-
-
 def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
     """Refused where the server group had `most` restarts in `window_s`, named `each` ("an hour"); None below that."""
     # A negative age means that the clock was set back.
@@ -169,13 +168,6 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
         return None
     longer = f"about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s"
     return refuse("slow drain", f"draining would take {longer}, and the server still serves")
-
-
-def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
-    """The wanted scaling, or a refusal at the most replicas, on a spent hour budget or in backoff."""
-    if group.replicas is not None and group.replicas >= limits.most_replicas:
-        return refuse("most replicas", f"group {group.name} has {group.replicas} servers, the most that is allowed")
-    return _refuse_hour_budget(group, limits) or _refuse_in_backoff(group, limits) or wanted
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:

@@ -154,8 +154,11 @@ class Notifier:
         """Posts a webhook's notifications in order, with retries, and counts those taken and failed."""
         while True:
             incident, message = await queue.get()
+            for _ in range(20):  # its number is written asynchronously
+                if incident.number is None:
+                    await asyncio.sleep(0.05)
             try:
-                await post_with_retries(hook, {**message, "incident": await _journal_id(incident)})
+                await post_with_retries(hook, {**message, "incident": incident.number})
             except ActionFailed as error:
                 self._metrics.notified.labels("failed").inc()
                 self._log(error.message)
@@ -168,15 +171,6 @@ class Notifier:
         """Waits up to this long for queued messages to be sent."""
         if self._queues:
             await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
-
-
-async def _journal_id(incident: OpenIncident) -> int | None:
-    """The incident's journal id, which is written asynchronously."""
-    for _ in range(20):
-        if incident.number is not None:
-            break
-        await asyncio.sleep(0.05)
-    return incident.number
 
 
 def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:

@@ -97,7 +97,8 @@ class ServerRestart:
         """Drains, restarts and waits. Raises `ActionFailed` or `JournalUnavailable` only before `begun` is called."""
         order = self._order
         before = await self._platform.state()
-        started_s = await self._process_start_s()
+        running = await self._context.scrape(order.server)
+        started_s = running.process_start_s if isinstance(running, Sample) else None
         override = await self._platform.override_place() if order.change is not None else None
         detail = self._begun_detail(before, started_s)
         begin = (order.incident_id, order.server.group, order.name, detail)
@@ -209,11 +210,6 @@ class ServerRestart:
         if not isinstance(result, Sample) or result.running is None:
             return None
         return result.running + (result.waiting or 0.0)
-
-    async def _process_start_s(self) -> float | None:
-        """The Unix time the server's process started, by a scrape now; None where it does not tell."""
-        result = await self._context.scrape(self._order.server)
-        return result.process_start_s if isinstance(result, Sample) else None
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))

@@ -44,10 +44,18 @@ class RayExecutor:
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
         """As `SweepExecutor.run`, on the nodes of a Ray cluster."""
-        ray = _import_ray()
+        # Set before the import. A cluster that legroom starts for itself reports to nobody.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise LegroomError("a sweep on Ray needs the package ray", "pip install 'legroom[ray]'") from None
         with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
-                self.announce(_cluster_text(ray))
+                counts = {"node": sum(node["Alive"] for node in ray.nodes())}
+                counts["core"] = int(ray.cluster_resources().get("CPU", 0))
+                words = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
+                self.announce(f"on Ray: {' with '.join(words)}")
             yield from _results(ray, work, shared, items, self.workers or len(items))
 
 
@@ -64,16 +72,6 @@ def _stdout_as_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
-
-
-def _import_ray() -> Any:
-    # Set before the import. A cluster that legroom starts for itself reports to nobody.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise LegroomError("a sweep on Ray needs the package ray", "pip install 'legroom[ray]'") from None
-    return ray
 
 
 @contextmanager
@@ -107,13 +105,6 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _cluster_text(ray: Any) -> str:
-    """The cluster in words: `on Ray: 2 nodes with 64 cores`."""
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    cores = int(ray.cluster_resources().get("CPU", 0))
-    return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"
 
 
 def _results(

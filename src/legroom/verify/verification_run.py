@@ -103,19 +103,15 @@ class VerificationRun:
         self.checks.append(Check("health", True, f"up, serves {self.served.model}; {length}"))
         sample = await self._first_sample()
         self.pool = _smallest_pool(sample, context) if sample else None
-        self._compare_with_plan(self.served)
+        planned = self.request.planned
+        checks = (pool_check(self.pool, planned), context_check(self.served.max_model_len, planned))
+        self.checks += (check for check in checks if check is not None)
+        # No check: --served-model-name gives a model any name.
+        if planned and planned.model and not _is_same_model_name(planned.model, self.served.model):
+            self.notes.append(f"the plan is for {planned.model}, the server calls its model {self.served.model}")
         if not await self._send_short_completion() or not await self._send_full_context():
             return
         await self._run_load(context)
-
-    def _compare_with_plan(self, served: ServedModel) -> None:
-        """Adds checks of KV pool and context against the plan, and a note where the model differs."""
-        planned = self.request.planned
-        checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
-        self.checks += (check for check in checks if check is not None)
-        # No check: --served-model-name gives a model any name.
-        if planned and planned.model and not _is_same_model_name(planned.model, served.model):
-            self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
 
     async def _first_sample(self) -> Sample | None:
         try:
@@ -266,7 +262,10 @@ class LoadSender:
             if task is not None:
                 task.uncancel()
         seconds = time.monotonic() - started_s
-        await self._cancel_open()
+        for open_request in self.open:  # vLLM aborts what a closed connection asked for, and frees its blocks
+            open_request.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+        self.open = set()
         monitoring.cancel()
         with suppress(asyncio.CancelledError):
             await monitoring
@@ -306,13 +305,6 @@ class LoadSender:
         done, self.open = await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
         self.outcomes += (task.result() for task in done)
         self.verification.progress(len(self.outcomes) / len(self.load.requests))
-
-    async def _cancel_open(self) -> None:
-        """Close the connections; vLLM then aborts the requests and frees their blocks."""
-        for task in self.open:
-            task.cancel()
-        await asyncio.gather(*self.open, return_exceptions=True)
-        self.open = set()
 
 
 def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:

@@ -81,8 +81,14 @@ def _refusal(
     chosen = next((name for name, reasons in against.items() if not reasons), None)
     if chosen is None:
         shown = ", ".join(f"{name}: [{', '.join(reasons)}]" for name, reasons in against.items())
-        message = f"No valid attention backend found for cuda with {_needs_text(needs)}. Reasons: {{{shown}}}."
-        yield message, _setting_hint(needs, table)
+        yield (
+            f"No valid attention backend found for cuda with AttentionSelectorConfig(head_size={needs.head_size}, "
+            f"dtype=torch.{needs.dtype}, kv_cache_dtype={needs.kv_cache_dtype}, block_size={needs.block_size}, "
+            f"use_mla={needs.mla}, has_sink={needs.sinks}, use_sparse={needs.sparse}, "
+            f"use_pcp={needs.prefill_context_parallel}, use_dcp={needs.decode_context_parallel}). "
+            f"Reasons: {{{shown}}}.",
+            _setting_hint(needs, table),
+        )
     elif chosen in ("TRITON_ATTN", "TRITON_MLA") and release.at_least("0.24.0"):
         yield from _triton_on_old_card(chosen, needs, gpu)
 
@@ -134,16 +140,6 @@ def _setting_hint(needs: LayerNeeds, table: BackendTable) -> str:
         if changed != needs and _first_backend(table, changed):
             return hint
     return "no backend of this release runs the model on this card"
-
-
-def _needs_text(needs: LayerNeeds) -> str:
-    """The layer's needs as vLLM prints them in its error message."""
-    return (
-        f"AttentionSelectorConfig(head_size={needs.head_size}, dtype=torch.{needs.dtype}, "
-        f"kv_cache_dtype={needs.kv_cache_dtype}, block_size={needs.block_size}, use_mla={needs.mla}, "
-        f"has_sink={needs.sinks}, use_sparse={needs.sparse}, use_pcp={needs.prefill_context_parallel}, "
-        f"use_dcp={needs.decode_context_parallel})"
-    )
 
 
 def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:

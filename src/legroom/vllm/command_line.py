@@ -148,7 +148,9 @@ def changes_back(now: Sequence[str], before: Sequence[str]) -> dict[str, str | N
 def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
     """The command that starts this server; settings without a flag in the release are left out."""
     by_dest = _by_dest(release)
-    words = [*_command_head(args, release)]
+    words = ["vllm", "serve", args.model] if args.model else ["vllm", "serve"]
+    if release.before("0.5.2"):
+        words = ["python", "-m", "vllm.entrypoints.openai.api_server", *(("--model", args.model) if args.model else ())]
     for dest in FIELDS:
         value = _field_value(args, dest, release)
         if dest == "model" or value is None:
@@ -178,7 +180,10 @@ def any_release_words(settings: Mapping[str, Any]) -> list[str]:
         if value is False:
             words.append("--no-" + name[2:])
         elif value is not None:
-            words += joined(name, _any_release_values(name, value))
+            # A list is JSON unless the flag takes several words.
+            flag = flags_ever().get(name)
+            is_json = isinstance(value, (list, tuple)) and not (value and flag and flag.kind.startswith("list:"))
+            words += joined(name, (json.dumps(value),) if is_json else as_words(value))
     return words
 
 
@@ -186,14 +191,6 @@ def change_words(settings: Mapping[str, Any]) -> list[str]:
     """Changed settings as flags; a removed flag as `(without --flag)`."""
     dropped = [f"(without {flag_name(dest)})" for dest, value in settings.items() if value is None]
     return [*any_release_words(settings), *dropped]
-
-
-def _any_release_values(name: str, value: Any) -> tuple[str, ...]:
-    """The value as words for an unknown release; a list is JSON unless the flag takes several words."""
-    flag = flags_ever().get(name)
-    if isinstance(value, (list, tuple)) and not (value and flag and flag.kind.startswith("list:")):
-        return (json.dumps(value),)
-    return as_words(value)
 
 
 def flag_words(flag: Flag, value: Any) -> list[str]:
@@ -220,15 +217,6 @@ def joined(name: str, values: Sequence[str]) -> list[str]:
 
 def _by_dest(release: Release) -> dict[str, Flag]:
     return {flag.dest: flag for flag in flags_of(release).values()}
-
-
-def _command_head(args: ServeArgs, release: Release) -> tuple[str, ...]:
-    """The command before its flags: `vllm serve MODEL`, or the api_server module before 0.5.2."""
-    # `vllm serve` came with 0.5.2.
-    if release.at_least("0.5.2"):
-        return ("vllm", "serve", args.model) if args.model else ("vllm", "serve")
-    head = ("python", "-m", "vllm.entrypoints.openai.api_server")
-    return (*head, "--model", args.model) if args.model else head
 
 
 def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:

@@ -101,7 +101,9 @@ def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> It
     if (method == "gguf" and release.before("0.9.0")) or (method == "bitsandbytes" and release.before("0.8.3")):
         yield f"{method} quantization"
     yield from _model_reasons(args, model, release)
-    yield from _speculative_reasons(args, release)
+    known = {"ngram", "eagle", "eagle3", "medusa", "deepseek_mtp"} if release.at_least("0.9.0") else set()
+    if args.speculative_config and release.before("0.10.0") and draft_method(args.speculative_config) not in known:
+        yield "speculative decoding"
     yield from _experimental_reasons(args, release)
     if gpu.vendor != "nvidia" and release.before("0.9.2"):
         yield f"a GPU that is not NVIDIA's ({gpu.name})"
@@ -135,16 +137,6 @@ def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[
     for architecture, last in _V0_ONLY:
         if model.architecture == architecture and not release.after(last):
             yield architecture
-
-
-def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
-    """A reason for V0 where this release supports the speculative method in the V0 engine only."""
-    if not args.speculative_config or release.at_least("0.10.0"):
-        return
-    method = draft_method(args.speculative_config)
-    known = {"ngram", "eagle", "eagle3", "medusa", "deepseek_mtp"} if release.at_least("0.9.0") else set()
-    if method not in known:
-        yield "speculative decoding"
 
 
 def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:

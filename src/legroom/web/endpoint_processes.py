@@ -137,18 +137,22 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_
     """In a worker: an endpoint's answer, or without a name the diagnosis of a log; caches are cleared now and then."""
     if next(_request_numbers) % memo_reset_after == 0:
         Memo.forget_everything()
+    from legroom.web.schemas import check_request
+
     status, traceback_text = 200, ""
     try:
-        hints = _log_hints(query)
+        problem = check_request("diagnose", {**query, "log": ""}) if query else ""
+        if problem:
+            raise BadRequest(f"the query is not of the form that diagnose takes: {problem[:300]}", "see /openapi.json")
         if name:
             assert isinstance(content, bytes)
             request = _parse_json(content)
-            document = answer(name, {**hints, **request} if isinstance(request, dict) else request)
+            document = answer(name, {**query, **request} if isinstance(request, dict) else request)
         else:
             from legroom.web.endpoints.uploads import diagnose_pieces
 
             with isolated():
-                document = diagnose_pieces(_log_pieces(content), hints)
+                document = diagnose_pieces(_log_pieces(content), query)
     except LegroomError as error:
         document, status = error_document(error), http_status(error)
     except Exception:
@@ -179,16 +183,6 @@ def _parse_json(body: bytes) -> Any:
         return json.loads(body, parse_constant=reject)
     except (ValueError, RecursionError):
         raise BadRequest("the body is not JSON", "send one JSON object") from None
-
-
-def _log_hints(query: dict[str, str]) -> dict[str, Any]:
-    """The URL's parameters of a `diagnose` request, checked against its schema."""
-    from legroom.web.schemas import check_request
-
-    problem = check_request("diagnose", {**query, "log": ""}) if query else ""
-    if problem:
-        raise BadRequest(f"the query is not of the form that diagnose takes: {problem[:300]}", "see /openapi.json")
-    return dict(query)
 
 
 def _log_pieces(content: bytes | str) -> Iterator[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
@@ -92,7 +91,10 @@ class SecurityLayer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _headers_by_name(scope["headers"])
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in scope["headers"]:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value  # a second Host counts too
         query = scope.get("query_string", b"").decode("latin-1")
         denied = denial(self._access, scope["method"], scope["path"], query, headers)
 
@@ -102,12 +104,3 @@ class SecurityLayer:
             await send(message)
 
         await (denied or self._app)(scope, receive, send_with_headers)
-
-
-def _headers_by_name(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by lower-case name; repeated ones are joined, so that a second Host is not overlooked."""
-    joined: dict[str, str] = {}
-    for name, value in headers:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        joined[key] = f"{joined[key]}, {text}" if key in joined else text
-    return joined

@@ -114,7 +114,12 @@ def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
         made = _compile_in_node(node, {**files, **scripts})
         if not made:
             return dict(files)
-        _store_in_cache(cached, made)
+        with suppress(OSError):  # compiling takes most of a minute
+            cached.mkdir(parents=True, exist_ok=True)
+            for name, body in made.items():
+                part = cached / f"{name}.part"
+                part.write_bytes(body)
+                part.replace(cached / name)
         return {**files, **made}
     return {**files, **{name: (cached / name).read_bytes() for name in _COMPILED}}
 
@@ -131,16 +136,6 @@ def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
         except (OSError, subprocess.TimeoutExpired):
             return {}
         return {name: (place / name).read_bytes() for name in _COMPILED} if done.returncode == 0 else {}
-
-
-def _store_in_cache(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Cache the compiled archives; compiling takes most of a minute."""
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, body in files.items():
-            part = folder / f"{name}.part"
-            part.write_bytes(body)
-            part.replace(folder / name)
 
 
 def _read_scripts(*names: str) -> dict[str, bytes]:

@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from legroom import black_box, home
+from legroom.files import replace_file
 from legroom.masking import masked
 from legroom.worker import stack
 from legroom.worker.worker_memory import (
@@ -107,7 +108,8 @@ class BlackBoxRecorder:
             request = black_box.FailedRequest(wanted_bytes, type(error).__name__, text)
             if self._is_last_failure(request):
                 return
-            frames = _frames_of(error)
+            raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            frames = [*reversed(raised), *stack.with_callers(raised[0].f_back)] if raised else []
             self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
         except BaseException as problem:
             _log_failure(problem)
@@ -121,7 +123,7 @@ class BlackBoxRecorder:
             return False
         if record.request.message is None and path is not None:
             record = replace(record, request=replace(record.request, error=request.error, message=request.message))
-            _write_atomically(path, _bounded_json(record))
+            replace_file(path, _bounded_json(record), 0o600)
             self._last = written_s, record, path
         return True
 
@@ -175,8 +177,7 @@ class BlackBoxRecorder:
         name = f"{black_box.PREFIX}{at}-{os.getpid()}-{self._written}.json"
         for folder in _record_folders():
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                _write_atomically(folder / name, text)
+                replace_file(folder / name, text, 0o600)
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
@@ -228,12 +229,6 @@ def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: in
     return black_box.CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
 
 
-def _frames_of(error: BaseException) -> list[FrameType]:
-    """The frames that the error passed, innermost first, then their callers."""
-    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [*reversed(raised), *stack.with_callers(raised[0].f_back)] if raised else []
-
-
 def _record_folders() -> Iterator[Path]:
     """Folders for records, best first; the last one is in memory, so a full disk does not matter."""
     given = os.environ.get(FOLDER)
@@ -242,19 +237,6 @@ def _record_folders() -> Iterator[Path]:
     yield home.home() / "black-boxes"
     yield Path(tempfile.gettempdir())
     yield Path("/dev/shm")
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that no reader sees half a record."""
-    new = path.with_suffix(".new")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _bounded_json(record: black_box.BlackBox) -> str:

@@ -214,7 +214,11 @@ def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, ev
     record_requested_s = folder.record_requested_s()
     while not (memory := read_worker_memory()):
         time.sleep(every_s)
-    sink = _shared_gauges() if SHARED_PAGE in os.environ else folder
+    sink: TelemetryFolder | SharedGauges = folder
+    if SHARED_PAGE in os.environ:
+        from legroom.worker import page
+
+        sink = page.SharedGauges()
     while sink.write(memory):
         recorder.add_reading(memory)
         time.sleep(every_s)
@@ -222,9 +226,3 @@ def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, ev
         if (requested_s := folder.record_requested_s()) > record_requested_s:
             record_requested_s = requested_s
             recorder.record_now()
-
-
-def _shared_gauges() -> SharedGauges:
-    from legroom.worker import page
-
-    return page.SharedGauges()

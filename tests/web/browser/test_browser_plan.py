@@ -300,6 +300,8 @@ def test_a_wish_that_the_first_start_misses_is_in_the_verdict(served, open_page)
     wait_until(page, "document.querySelector('.verdict .badge').innerText.startsWith('Fits after the first start')")
     page.locator(".wishes").get_by_label("Users at once").fill("500")
     wait_until(page, "document.querySelector('.verdict .badge').innerText.includes('of the 500 users')")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_a_refused_flag_or_a_wrong_card_has_its_error_and_no_verdict(served, open_page):

@@ -17,19 +17,8 @@ from legroom.explain.entry import Localized
 from legroom.facts import read_data
 from legroom.records import dataclass
 
-__all__ = [
-    "Assessment",
-    "Case",
-    "Cause",
-    "DeadEnd",
-    "Fix",
-    "FixPlanner",
-    "Localized",
-    "cause_of",
-    "causes",
-    "known_fix",
-    "proof",
-]
+__all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized"]
+__all__ += ["cause_of", "causes", "known_fix", "proof"]
 """Also what a file of this folder needs from other modules, so that it has one import."""
 
 _RULES = ("examine", "is_ruled_out", "impossible", "remedies")

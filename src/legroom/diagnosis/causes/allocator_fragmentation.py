@@ -32,8 +32,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.6  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
         confidence = 0.88  # a twentieth of the card in unused pieces is no side effect
-    elif oom.unallocated_bytes < (oom.total_bytes or 0) // 100:
-        confidence = 0.3  # what rounding leaves on a full card
+    elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
+        confidence = 0.3  # what rounding, and the pool of graphs, leave on a full card
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
         f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
@@ -75,14 +75,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     need = planner.oom_shortage_bytes
     lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
     joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0
+    is_full = planner.utilization_known and planner.utilization > planner.default_utilization
     if (
         oom
-        and joined < 2 * oom.wanted_bytes
+        and (joined < 2 * oom.wanted_bytes or is_full)
         and lower is not None
         and planner.case.site not in ("build", "load", "profile")
     ):
         # Segments end at 2 MiB and other tensors lie between: hardly enough pieces do not make one.
-        why = f"{why} They hardly cover the request, so the pool gives up {human_bytes(need)} as well."
+        why = f"{why} They hardly cover what comes next, so the pool gives up {human_bytes(need)} as well."
         join = replace(join, why=why, flags={**join.flags, **lower.flags}, trades=join.trades or lower.trades)
     # In force already, or refused beside sleep mode's own allocator before 0.20: then only room helps.
     sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")

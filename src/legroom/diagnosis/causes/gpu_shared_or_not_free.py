@@ -302,7 +302,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
-    free_it = _free_gpu_fix(planner, less)
+    free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
+    if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
+        parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
+        free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):

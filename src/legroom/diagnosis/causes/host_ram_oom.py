@@ -10,20 +10,12 @@ from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
+from legroom.facts import read_data
+from legroom.facts.log_messages import message_group
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-_CERTAIN = (
-    "killed_process",
-    "mmap_failed",
-    "shm_small",
-    "shm_no_space",
-    "shm_insufficient",
-    "ray_node_memory",
-    "pinned_failed",
-    "cannot_allocate",
-    "too_large_swap",
-)
+_CERTAIN = message_group("host_memory")
 _LIKELY = ("oom_killer", "bus_error", "core_bus_error", "host_ram_told", "cpu_share_told")
 _POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
@@ -134,44 +126,21 @@ def _explanation(case: Case) -> str:
     if shm and left:
         piece = f" for a segment of {shm.number('segment_count') or 0:,} bytes" if "segment_count" in shm.facts else ""
         return f"/dev/shm has no room left{piece}: what earlier processes left behind in it has filled it."
-    if case.first("cpu_share_told"):
-        return (
-            "The CPU backend takes its share of the machine's RAM, whatever the limit of its container: it asks for "
-            "more than the container may have."
-        )
-    if case.first("host_ram_told"):
-        return "The text says that the host's RAM is used up; no GPU setting changes that."
-    if shm:
+    if shm and not case.has("cpu_share_told", "host_ram_told"):
         available = shm.facts.get("bytes_count")
         have = f" It has {gib(available)}." if isinstance(available, int) else ""
         return (
             "/dev/shm is too small for the buffers that processes on one "
             f"machine share; Docker gives 64 MiB unless told otherwise.{have}"
         )
-    mapped = case.first("mmap_failed")
-    if mapped:
-        return (
-            f"The system could not map a file of {gib(int(mapped.facts.get('bytes_count', 0)))}: "
-            "RAM, address space or an overcommit limit is exhausted."
-        )
-    if case.first("pinned_failed"):
-        return (
-            "Pinned host memory could not be had: it must be real RAM, "
-            "in one registration, within the locked-memory limit."
-        )
-    if case.first("died_silently") and not case.first("sigkill", "killed_word", "oom_killer", "ray_worker_died"):
-        return "The engine process ended without a Python error, as it does when the kernel kills it."
+    if (mapped := case.first("mmap_failed")) and not case.has("cpu_share_told", "host_ram_told"):
+        size = gib(int(mapped.facts.get("bytes_count", 0)))
+        return f"The system could not map a file of {size}: RAM, address space or an overcommit limit is exhausted."
     signal = case.first("sigkill", "killed_word")
-    if signal and _MEMORY.search(signal.text):
+    if signal and _MEMORY.search(signal.text) and not case.has("cpu_share_told", "host_ram_told", "pinned_failed"):
         return "The platform reports that the container or job went over its memory limit and was killed."
-    if signal and not case.first("oom_killer", "ray_worker_died"):
-        return (
-            "The process was ended by SIGKILL, and no line of the kernel's OOM killer is in this text. A memory limit "
-            "of the container or job sends it most often; a stop by hand, a probe or a time limit send the same signal."
-        )
-    if case.first("lmcache_no_memory"):
-        return "LMCache's buffer in host RAM is full: what it should receive has no room there."
-    return "A process on the host ran out of RAM and was killed; no GPU setting changes that."
+    rows = read_data("diagnosis_texts.json")["host_explanations"]
+    return next(str(text) for ids, others, text in rows if (not ids or case.has(*ids)) and not case.has(*others))
 
 
 def _is_container_limit(case: Case) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, advised_share_fix
-from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
+from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
 from legroom.diagnosis.fixes.step_savings import savings_fix
 from legroom.units import GIB, gib, human_bytes

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, advised_share_fix
-from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
+from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, advised_share_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
     other_hardware,
@@ -128,6 +128,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _planned_fixes(planner)
         return
     yield from budget_for_weights(planner)
+    made = planner.plan_by_config if planner.total_bytes is None and planner.utilization >= MAX_UTILIZATION else None
+    if made is not None and 4 * made.layout.activation.bytes < made.layout.weights.bytes:
+        yield smaller_weights_fix(planner)  # of nearly the whole card the peak is the smaller part
     yield _fused_attention_fix(planner)
     yield _charged_neighbour_fix(planner)
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,6 @@ from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048
 """A step that every release accepts."""
-
-_OVERSIZED_SHARE = 0.75
-"""Of the share: the next tensor of the pool lacks room, and how many are still to come is not printed."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -109,7 +107,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: fewer sequences, fewer tokens per step, limits for media, a lower utilization, smaller weights."""
     case = planner.case
     if is_pool_oversized(case):
-        share = {"gpu_memory_utilization": round(planner.utilization * _OVERSIZED_SHARE, 2)}
+        share = {"gpu_memory_utilization": round(planner.utilization * 3 / 4, 2)}
         why = f"How much of the pool was still to come is not printed: three quarters of {planner.utilization:g}."
         trades = "a smaller KV pool"
         # What the plan says of the pool is what did not hold here.
@@ -127,7 +125,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.")
         yield from budget_for_weights(planner)
         return
-    media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
+    media = _profiles_media(planner)
     limited = smaller_media_fix(planner, "The dummy images and videos are as large and as many as the limits allow.")
     if "frame_vision" in case.frames and case.engine.generation != "V0":
         yield limited  # the encoder runs apart from the batch
@@ -150,15 +148,23 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 
 
+def _profiles_media(planner: FixPlanner) -> bool:
+    """Whether the dummy batch has images or videos: by the traceback, vLLM's lines, or in V0 the model's name."""
+    case, name = planner.case, planner.known.args.model
+    is_vision = case.engine.generation == "V0" and re.search(r"(?i)[-_.]VL\b|vision|omni|llava|internvl|pixtral", name)
+    return bool(case.frames & {"frame_vision"} or is_vision) or case.has("mm_profile_too_short", "encoder_budget")
+
+
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     """Lower --max-num-seqs and --max-num-batched-tokens, where model or GPU is unknown and no plan can be made."""
     case, args = planner.case, planner.known.args
-    media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
+    media = _profiles_media(planner)
     if media and case.engine.generation == "V0":
         # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
         seqs = max((args.max_num_seqs or 256) // 16, 1)
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
-        return planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once")
+        limits = {"max_num_seqs": seqs, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+        return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
     flags: dict[str, Any] = {"max_num_seqs": _reduced_limit(planner, args.max_num_seqs or 256)}
     tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
     flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])

@@ -41,7 +41,9 @@ def _confidence(case: Case) -> float:
         return 0.6
     if not case.has_site_frame and case.site in ("kv", "graph") and steps_ran(case):
         return 0.82
-    return 0.0 if case.site or case.has("engine_start_failed", "start_told") else 0.45
+    if case.site or case.has("engine_start_failed", "start_told"):
+        return 0.0
+    return 0.6 if case.oom is not None and case.oom.pools_bytes else 0.45  # graphs had a pool: the start was over
 
 
 def steps_ran(case: Case) -> bool:

@@ -10,18 +10,10 @@ from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     is_page_cache_counted,
     utilization_within_free_memory,
 )
+from legroom.facts.log_messages import message_group
 from legroom.units import gib
 
-_SHORTAGES = (
-    "free_below_desired",
-    "free_below_desired_bare",
-    "no_cache_blocks",
-    "oom_killer",
-    "killed_process",
-    "sigkill",
-    "cannot_allocate",
-    "host_froze",
-)
+_SHORTAGES = message_group("shared_memory_shortage")
 
 
 def examine(case: Case) -> Assessment | None:

@@ -8,24 +8,9 @@ from difflib import get_close_matches
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.facts.flags import flags_ever
+from legroom.facts.log_messages import message_group
 
-_REFUSED = (
-    "unrecognized_arguments",
-    "invalid_choice",
-    "argument_error",
-    "unexpected_keyword",
-    "v1_unsupported_flag",
-    "len_over_derived",
-    "batched_below_len",
-    "heads_not_divisible",
-    "shape_not_divisible",
-    "pydantic_extra",
-    "unknown_env",
-    "unsupported_arg_combo",
-    "block_size_refused",
-    "offloading_unsupported",
-    "lora_rank",
-)
+_REFUSED = message_group("refusal")
 
 
 def examine(case: Case) -> Assessment | None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _UNSET = ServeArgs()
 MAX_RANKS = 64
 """Larger numbers in a log are not ranks of one engine."""
-_SHARE_STEP = 0.05
-"""Shares are given in steps of it: a smaller difference is an error of the planned peak."""
 NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors of planning with flags from a log, which may be invalid; there is no plan then."""
 
@@ -193,7 +191,7 @@ def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
     """The flags with the share that weights, planned peak and the printed pool add up to, if below the default."""
     layout, default = made.layout, made.settings.gpu_memory_utilization
     share = round(default + (pool - layout.kv_cache.high) / layout.total_bytes, 2)
-    return replace(args, gpu_memory_utilization=share) if 0 < share < default - _SHARE_STEP else args
+    return replace(args, gpu_memory_utilization=share) if 0 < share < default - 0.05 else args  # a step of shares
 
 
 def _is_far_below(made: Plan, case: Case) -> bool:

@@ -21,6 +21,7 @@ from legroom.diagnosis.fixes.failed_run import (
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
 from legroom.errors import LegroomError
+from legroom.facts.flags import flags_changing
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
@@ -341,6 +342,8 @@ class FixPlanner:
             )
         margin = max(min(GIB // 2, total // 20), need_bytes // 4)
         lowest = self.utilization - max((need_bytes + margin) / total, 0.01)
+        # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
+        lowest = lowest if self.case.black_box else min(lowest, self.default_utilization)
         value = math.floor(lowest * 100) / 100
         if value < _MIN_UTILIZATION:
             return None
@@ -418,19 +421,6 @@ class FixPlanner:
         return replace(fix, flags={}, command=(), steps=(step,))
 
 
-def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
-    """The gpu_memory_utilization that vLLM's own line about CUDA graphs names; None where it gives too little."""
-    printed = planner.case.first("graph_share")
-    advised, total = printed.facts.get("advised_ratio") if printed else None, planner.total_bytes
-    if not isinstance(advised, float) or advised <= planner.utilization:
-        return None
-    if total is not None and (advised - planner.utilization) * total < short_bytes:
-        return None
-    why = "vLLM counts CUDA graphs inside the share, and names the share that leaves the pool of earlier releases."
-    steps = ("or keep the share and set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: graphs are not counted then",)
-    return Fix("raise_util", why, {"gpu_memory_utilization": advised}, steps=steps, proven=True)
-
-
 def _caveat_without_log(made: Plan) -> str:
     """A sentence where the plan fits only with sizes from the log, so `legroom plan` alone disagrees; else empty."""
     from legroom.planning.plan import plan
@@ -454,39 +444,11 @@ def bytes_without_kv(layout: Layout) -> int:
     return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
 
 
-_CHANGES_WEIGHTS = frozenset(
-    {
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "model",
-        "quantization",
-        "enable_lora",
-        "max_loras",
-        "max_lora_rank",
-        "speculative_config",
-        "cpu_offload_gb",
-        "enable_expert_parallel",
-    }
-)
-_CHANGES_PEAK = frozenset(
-    {
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "enforce_eager",
-        "max_cudagraph_capture_size",
-        "limit_mm_per_prompt",
-        "kv_cache_dtype",
-        "compilation_config",
-        "language_model_only",
-    }
-)
-
-
 def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:
     """The measured sizes that stay valid with these flags changed; None where nothing was measured."""
-    if seen is None or flags.keys() & _CHANGES_WEIGHTS:
+    if seen is None or flags.keys() & flags_changing("weights"):
         return None
-    if flags.keys() & _CHANGES_PEAK:
+    if flags.keys() & flags_changing("peak"):
         return Measurements(weights_bytes=seen.weights_bytes, source=seen.source)
     return seen
 

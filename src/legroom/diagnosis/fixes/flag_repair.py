@@ -1,4 +1,4 @@
-"""Fixes of refused flags: renamed, corrected, limited or removed; and larger explicit KV pools."""
+"""Fixes of refused flags: renamed, corrected, limited or removed; larger explicit KV pools; the share vLLM advises."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
@@ -42,6 +43,19 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
         return _more_cpu_space_fix(planner, args)
     return None
+
+
+def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
+    """The gpu_memory_utilization that vLLM's own line about CUDA graphs names; None where it gives too little."""
+    printed = planner.case.first("graph_share")
+    advised, total = printed.facts.get("advised_ratio") if printed else None, planner.total_bytes
+    if not isinstance(advised, float) or advised <= planner.utilization:
+        return None
+    if total is not None and (advised - planner.utilization) * total < short_bytes:
+        return None
+    why = "vLLM counts CUDA graphs inside the share, and names the share that leaves the pool of earlier releases."
+    steps = ("or keep the share and set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: graphs are not counted then",)
+    return Fix("raise_util", why, {"gpu_memory_utilization": advised}, steps=steps, proven=True)
 
 
 def _scaled_pool_fix(planner: FixPlanner, name: str) -> Fix | None:
@@ -124,24 +138,11 @@ def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     kind: FixKind = "limit_multimodal"
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
     named = " ".join([planner.known.args.model, *(item.text for item in planner.case.all("frame_vision"))]).lower()
-    if any(name in named for name in _MODELS_WITH_MAX_PIXELS):
+    if any(name in named for name in read_data("towers.json")["max_pixels"]):
         flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
     return Fix(kind, why, flags=flags, trades="larger or more media are scaled or refused")
 
 
-_MODELS_WITH_MAX_PIXELS = (
-    "qwen2-vl",
-    "qwen2.5-vl",
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3-vl",
-    "qwen3.5",
-    "qwen3.6",
-    "qwen2.5-omni",
-    "qwen3-omni",
-)
-"""Processors that have `max_pixels` (Hugging Face's Qwen2-VL image processor, which the later ones share)."""
 _MEGAPIXEL = 1003520
 """1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
+from legroom.facts.flags import flags_changing
 from legroom.facts.gpus import Gpu, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
 
 _CHANGES_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
 """Flags that change the KV bytes of a request."""
-_CHANGES_POOL = frozenset(
-    {
-        "model",
-        "quantization",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "cpu_offload_gb",
-        "enable_expert_parallel",
-        "speculative_config",
-        "kv_cache_memory_bytes",
-        "num_gpu_blocks_override",
-    }
-)
-"""Flags that change the weights or how the pool is sized."""
 BESIDE_BYTES = 3 << 30
 """CUDA context, profile run and a small pool, where none is measured."""
 _LEAST_BESIDE_BYTES = 1 << 29
@@ -91,7 +78,7 @@ class LogAccounting:
         """Whether the log's figures alone show that a server with these flags cannot start."""
         if flags.keys() == {"kv_cache_dtype"} and self.pool_bytes and 2 * self.pool_bytes < (self.request_bytes or 0):
             return True  # 8 bits halve a request
-        if self.total_bytes is None or flags.keys() & _CHANGES_POOL:
+        if self.total_bytes is None or flags.keys() & flags_changing("pool"):
             return False
         share = flags.get("gpu_memory_utilization") or self.share
         pool = self.pool_at(share)

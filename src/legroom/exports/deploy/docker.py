@@ -46,7 +46,12 @@ def docker_run_script(server: ExportedServer) -> str:
     words = " ".join(shlex.quote(word) for word in (containers.image(server), *rest))
     lines.append(f'docker run "${{options[@]}}" --entrypoint {program} {words} "${{arguments[@]}}" "$@"')
     if server.options.sidecar:
-        lines += ["", *_watch_run_command(server)]
+        lines += ["", *comment_lines("legroom watch beside it, in the same network.")]
+        lines.append(
+            f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
+            f"container:{server.name} --volume legroom:{containers.JOURNAL} --entrypoint legroom "
+            f"{containers.image(server)} {shlex.join(server.address.watch_words())}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -55,7 +60,11 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     yield f"--detach --init --name {server.name}"
     yield from comment_lines("It restarts after a crash and after a reboot.")
     yield "--restart unless-stopped"
-    yield from _gpu_options(server)
+    if files := containers.device_files(server):
+        yield " ".join(f"--device {file}" for file in files) + " --group-add video"
+    else:
+        picked = containers.visible_gpu_indexes(server)
+        yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
     yield from comment_lines("Ranks communicate through /dev/shm, which has only 64 MiB by default.")
     yield f"--shm-size {containers.shm_gib(server)}g"
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
@@ -81,22 +90,3 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
     yield from comment_lines(server.stop_sentence())
     yield f"--stop-timeout {server.times.stop_s}"
-
-
-def _gpu_options(server: ExportedServer) -> Iterator[str]:
-    """One line: --device for each device file where the vendor needs them, else --gpus by index or by count."""
-    if files := containers.device_files(server):
-        yield " ".join(f"--device {file}" for file in files) + " --group-add video"
-        return
-    picked = containers.visible_gpu_indexes(server)
-    yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
-
-
-def _watch_run_command(server: ExportedServer) -> Iterator[str]:
-    """Script lines that start the container with `legroom watch`; none unless it is asked for."""
-    yield from comment_lines("legroom watch beside it, in the same network.")
-    yield (
-        f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
-        f"container:{server.name} --volume legroom:{containers.JOURNAL} --entrypoint legroom "
-        f"{containers.image(server)} {shlex.join(server.address.watch_words())}"
-    )

@@ -97,14 +97,21 @@ def chart_values(server: ExportedServer) -> dict[str, Any]:
 
 def _model_spec(server: ExportedServer) -> dict[str, Any]:
     """The chart's entry of the model: image, replicas, resources, vLLM flags and environment."""
-    repository, tag = _image_repository_and_tag(containers.image(server))
+    image, host, cards = containers.image(server), server.host, {containers.gpu_resource(server): server.gpus}
+    repository, colon, tag = image.rpartition(":")
+    if not colon or "/" in tag:  # a colon before a slash belongs to a port
+        repository, tag = image, "latest"
+    memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
     model: dict[str, Any] = {
         "name": server.name,
         "repository": repository,
         "tag": tag,
         "modelURL": server.model,
         "replicaCount": 1,
-        "resources": _resources(server),
+        "resources": {
+            "requests": {"cpu": host.cpus, "memory": memory, **cards},
+            "limits": {"memory": f"{host.limit_bytes // GIB}Gi", **cards},
+        },
         "shmSize": f"{containers.shm_gib(server)}Gi",
         "vllmConfig": _chart_vllm_config(server),
     }
@@ -121,12 +128,6 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
     return model
 
 
-def _image_repository_and_tag(name: str) -> tuple[str, str]:
-    """The repository and the tag; a colon before a slash belongs to a port."""
-    repository, colon, tag = name.rpartition(":")
-    return (repository, tag) if colon and "/" not in tag else (name, "latest")
-
-
 def _environment(server: ExportedServer) -> Iterator[Any]:
     """The model's `env` entries, secrets by reference; the API key is left out because the chart has its own key."""
     for line in containers.container_env(server):
@@ -136,13 +137,6 @@ def _environment(server: ExportedServer) -> Iterator[Any]:
         if name != API_KEY_NAME:
             reference = {"name": server.name, "key": secret_key(name), "optional": True}
             yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
-
-
-def _resources(server: ExportedServer) -> dict[str, Any]:
-    host, cards = server.host, {containers.gpu_resource(server): server.gpus}
-    memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
-    limits = {"memory": f"{host.limit_bytes // GIB}Gi", **cards}
-    return {"requests": {"cpu": host.cpus, "memory": memory, **cards}, "limits": limits}
 
 
 def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:

@@ -86,11 +86,15 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def llm_inference_service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The LLMInferenceService manifest; over several nodes it has a `worker` template too."""
-    pod = _pod_template(server, settings, over)
+    pod, args = _pod_template(server, settings, over), server.plan.args
+    sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
+    if over.nodes > 1:
+        sizes |= {"data": over.nodes * over.engines_per_node, "dataLocal": over.engines_per_node}
+        sizes |= {"expert": True} if args.get("enable_expert_parallel") else {}
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{server.model}", "name": server.served_name},
         "replicas": settings.replicas,
-        "parallelism": _parallelism(server, over),
+        "parallelism": sizes,
         "router": {"route": {}, "gateway": {}, "scheduler": {}},
         "template": pod,
     }
@@ -98,16 +102,6 @@ def llm_inference_service(server: ExportedServer, settings: ClusterSettings, ove
         spec["worker"] = _pod_template(headless(server), settings, over)
     about = {**metadata(server, settings), "annotations": planned_gpu_note(server)}
     return manifest("serving.kserve.io/v1alpha2", "LLMInferenceService", about, spec)
-
-
-def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
-    """The manifest's `parallelism`: the tensor size; over several nodes the data sizes and expert parallelism too."""
-    args = server.plan.args
-    sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
-    if over.nodes > 1:
-        sizes |= {"data": over.nodes * over.engines_per_node, "dataLocal": over.engines_per_node}
-        sizes |= {"expert": True} if args.get("enable_expert_parallel") else {}
-    return sizes
 
 
 def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:

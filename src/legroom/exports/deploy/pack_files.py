@@ -95,14 +95,10 @@ def _systemd_files(result: PackResult, servers: Sequence[ExportedServer]) -> tup
         files.append(ExportedFile(f"{server.name}.service", text))
         before = (f"{server.name}.service",) if server in first else before
     scripts = _shift_scripts(result, servers, lambda name: f"systemctl start {name}.service")
-    return (*files, ExportedFile(f"{TARGET}.target", _systemd_target_text(result, first)), *scripts)
-
-
-def _systemd_target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
-    """The text of the .target unit that starts and stops all servers of the pack."""
-    units = " ".join(f"{server.name}.service" for server in servers)
-    unit = ("[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", "")
-    return "\n".join([*comment_lines(*_head_comments(result)), *unit, "[Install]", "WantedBy=multi-user.target"]) + "\n"
+    wanted = " ".join(f"{server.name}.service" for server in first)
+    unit = ("[Unit]", "Description=vLLM servers that share a machine", f"Wants={wanted}", "")
+    target = [*comment_lines(*_head_comments(result)), *unit, "[Install]", "WantedBy=multi-user.target", ""]
+    return (*files, ExportedFile(f"{TARGET}.target", "\n".join(target)), *scripts)
 
 
 def _llama_swap_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:

@@ -26,7 +26,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def script_text(server: ExportedServer) -> str:
     """A bash script that sets the variables and replaces itself with `vllm serve`."""
     arguments = ["arguments=(", *(f"  {line}" for line in argument_lines(server)), ")"] if server.lines else []
-    parts = (_script_head(server), _export_lines(server), arguments, [_exec_line(server)])
+    words = shlex.join((*server.words.head, *server.words.model_words))
+    given = ' "${arguments[@]}"' if server.lines else ""
+    parts = (_script_head(server), _export_lines(server), arguments, [f'exec {words}{given} "$@"'])
     return "\n\n".join(filter(None, map("\n".join, parts))) + "\n"
 
 
@@ -63,10 +65,3 @@ def argument_lines(server: ExportedServer) -> Iterator[str]:
     for line in server.lines:
         yield from comment_lines(line.why)
         yield shlex.join(line.phrase.words)
-
-
-def _exec_line(server: ExportedServer) -> str:
-    """The last line, which replaces the script with `vllm serve`."""
-    words = shlex.join((*server.words.head, *server.words.model_words))
-    arguments = ' "${arguments[@]}"' if server.lines else ""
-    return f'exec {words}{arguments} "$@"'

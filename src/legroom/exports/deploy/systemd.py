@@ -101,7 +101,10 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
             there = f'test -n "${API_KEY_NAME}"'
             yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
     yield f"ExecStart={_exec_start(server, folder)}"
-    yield from _start_lines(server)
+    yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
+    alive = server.address.curl("/health", "-o", "/dev/null")
+    yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
+    yield f"TimeoutStartSec={server.times.limit_s}"
     if server.options.guard:
         yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
@@ -129,14 +132,6 @@ def _exec_start(server: ExportedServer, folder: str) -> str:
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
     first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *server.words.model_words]))
     return " \\\n  ".join([first, *phrases])
-
-
-def _start_lines(server: ExportedServer) -> Iterator[str]:
-    """ExecStartPost, which waits for /health, and TimeoutStartSec."""
-    yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
-    alive = server.address.curl("/health", "-o", "/dev/null")
-    yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
-    yield f"TimeoutStartSec={server.times.limit_s}"
 
 
 def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:

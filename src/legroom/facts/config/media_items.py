@@ -132,7 +132,7 @@ class _Grid:
         return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches, **dates)
 
     def _stated_tokens(self, spec: Config) -> int:
-        """The number of tokens from the config's own fields; 0 without one."""
+        """Tokens of one media item as the config's own fields state them; 0 where none does."""
         for key in spec.get("fields", ()):
             value: Any = self.config
             for part in str(key).split("."):

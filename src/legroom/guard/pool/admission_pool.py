@@ -219,8 +219,12 @@ class Pool:
     def acquire(self, need: BlockNeed, now_s: float, client: str = "") -> Reservation:
         """Admit, queue or refuse a request; the reservation's state says which."""
         reservation = Reservation(need, now_s, client)
-        limits = self.limits
-        self._record_client(client, now_s)
+        limits, clients = self.limits, self._clients
+        self._now_s = now_s
+        clients.pop(client, None)
+        clients[client] = now_s  # the last one to send; the first are forgotten
+        while now_s - clients[oldest := next(iter(clients))] > ACTIVE_CLIENT_S or len(clients) > MOST_CLIENTS:
+            del clients[oldest]
         if need.blocks <= self._small_share_blocks():
             self._small_until_s = now_s + ACTIVE_CLIENT_S
         if limits.blocks is not None and need.blocks > limits.blocks:
@@ -424,12 +428,3 @@ class Pool:
     def _weight(self, client: str) -> float:
         """The client's weight in the fair queue; 1.0 unless the policy names it."""
         return self.weights.get(client, 1.0)
-
-    def _record_client(self, client: str, now_s: float) -> None:
-        """Note that this client sent a request now; forget clients silent for `ACTIVE_CLIENT_S` seconds."""
-        self._now_s = now_s
-        clients = self._clients
-        clients.pop(client, None)
-        clients[client] = now_s
-        while now_s - clients[oldest := next(iter(clients))] > ACTIVE_CLIENT_S or len(clients) > MOST_CLIENTS:
-            del clients[oldest]

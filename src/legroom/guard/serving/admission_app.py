@@ -133,11 +133,17 @@ class AdmissionApp:
             elif message["type"] == "http.response.start":
                 status = message["status"]
                 if status in (429, 503):
-                    message = _with_retry_after(message, admission)
+                    headers = list(message.get("headers", ()))
+                    if not any(name.lower() == b"retry-after" for name, _ in headers):
+                        seconds = admission.policy.queue.drain_retry_s if admission.draining else 1
+                        headers.append((b"retry-after", b"%d" % seconds))
+                    message["headers"] = headers
             await send(message)
 
         if request.changed:
-            scope = _with_content_length(scope, len(request.body))
+            replaced = (b"content-length", b"transfer-encoding")
+            headers = [header for header in scope["headers"] if header[0] not in replaced]
+            scope["headers"] = [*headers, (b"content-length", b"%d" % len(request.body))]
         scope[ON_CHUNK] = partial(admission.on_chunk, request)
         replay = replayed_body(request.body, receive, pending)
         request.body = b""
@@ -232,20 +238,3 @@ async def send_response(status: int, content_type: bytes, body: bytes, send: Sen
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _with_content_length(scope: Scope, length: int) -> Scope:
-    """The scope, changed in place, with this content-length in place of the client's length or transfer-encoding."""
-    headers = [header for header in scope["headers"] if header[0] not in (b"content-length", b"transfer-encoding")]
-    scope["headers"] = [*headers, (b"content-length", b"%d" % length)]
-    return scope
-
-
-def _with_retry_after(message: Message, admission: Admission) -> Message:
-    """Add Retry-After to a refusal of the server's own, which has none."""
-    headers = list(message.get("headers", ()))
-    if not any(name.lower() == b"retry-after" for name, _ in headers):
-        seconds = admission.policy.queue.drain_retry_s if admission.draining else 1
-        headers.append((b"retry-after", b"%d" % seconds))
-    message["headers"] = headers
-    return message

@@ -16,10 +16,10 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.guard.request.endpoints import DRAIN, STATUS
+from legroom.process_table import process_start_ticks
 
 if TYPE_CHECKING:
     from legroom.guard.pool.admission import Admission
@@ -35,7 +35,14 @@ def answer_control(
     if path == STATUS and method == "GET":
         return 200, admission.status()
     if path == DRAIN and method == "POST":
-        return _answer_drain(admission, body)
+        # Status code and document after draining is set as the body says; 400 for another body.
+        try:
+            wanted: Any = json.loads(body or b"{}")["on"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            wanted = None
+        if not isinstance(wanted, bool):
+            return _error_response(400, "bad_request", 'Say {"on": true} or {"on": false}.')
+        return 200, admission.drain(wanted)
     return _error_response(405, "method_not_allowed", f"{method} is not answered here.")
 
 
@@ -47,17 +54,6 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
     if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token.encode()):
         return _error_response(401, "unauthorized", "Send the token as Authorization: Bearer TOKEN.")
     return None
-
-
-def _answer_drain(admission: Admission, body: bytes) -> tuple[int, Status]:
-    """Status code and document after draining is set as the body says; 400 for another body."""
-    try:
-        wanted: Any = json.loads(body or b"{}")["on"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        wanted = None
-    if not isinstance(wanted, bool):
-        return _error_response(400, "bad_request", 'Say {"on": true} or {"on": false}.')
-    return 200, admission.drain(wanted)
 
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
@@ -77,7 +73,7 @@ class Peers:
     """Connects this API server with the other `count` - 1 of the same vLLM."""
 
     def __init__(self, count: int, token: str, drain: Drain, parent: str | None = None) -> None:
-        self._names = [f"\0legroom-guard-{parent or _parent_process_id()}-{number}" for number in range(count)]
+        self._names = [f"\0legroom-guard-{parent or _parent_identity()}-{number}" for number in range(count)]
         self._token, self._drain = token, drain
         self._own = ""
         self._server: asyncio.Server | None = None
@@ -157,10 +153,6 @@ def _connect(name: str) -> socket.socket:
     return connection
 
 
-def _parent_process_id() -> str:
+def _parent_identity() -> str:
     """The parent's process id and start time as one string, because process ids are reused."""
-    parent = os.getppid()
-    started = "0"
-    with contextlib.suppress(OSError, IndexError):
-        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{parent}-{started}"
+    return f"{os.getppid()}-{process_start_ticks(os.getppid()) or 0}"

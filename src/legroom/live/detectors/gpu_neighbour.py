@@ -31,7 +31,12 @@ class GpuNeighbour(Detector):
         if self._least_bytes is None or start_s != self._start_s:
             self._least_bytes, self._start_s = sample.others_bytes, start_s
             self._most_bytes, self._grown_s = sample.others_bytes, now_s
-        self._update_minimum(sample.others_bytes, now_s)
+        if sample.others_bytes > self._most_bytes:
+            self._most_bytes, self._grown_s = sample.others_bytes, now_s
+        if now_s - self._grown_s > levels.neighbour_settled_s:  # growth that stopped is the new normal
+            self._least_bytes = self._most_bytes = sample.others_bytes
+            self._grown_s = now_s
+        self._least_bytes = min(self._least_bytes, sample.others_bytes)
         taken_bytes = sample.others_bytes - self._least_bytes
         if taken_bytes < levels.neighbour_bytes:
             return GOOD
@@ -39,12 +44,3 @@ class GpuNeighbour(Detector):
         reason += f"{human_bytes(taken_bytes)} more than before"
         numbers = {"others_bytes": float(sample.others_bytes), "taken_bytes": float(taken_bytes)}
         return Condition(True, reason, numbers)
-
-    def _update_minimum(self, others_bytes: int, now_s: float) -> None:
-        """Lowers the minimum to `others_bytes`; raises it after growth that stopped 15 minutes ago."""
-        if others_bytes > self._most_bytes:
-            self._most_bytes, self._grown_s = others_bytes, now_s
-        if now_s - self._grown_s > self.levels.neighbour_settled_s:
-            self._least_bytes = self._most_bytes = others_bytes
-            self._grown_s = now_s
-        self._least_bytes = min(others_bytes if self._least_bytes is None else self._least_bytes, others_bytes)

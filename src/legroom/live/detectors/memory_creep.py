@@ -43,7 +43,10 @@ class MemoryCreep(Detector):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Refits the slope of used memory when a point was added, else the last result; None without points."""
         since_s = window.restarts[-1] if window.restarts else 0.0
-        points = _since_last_gap([point for point in window.points if point.time_s >= since_s])
+        points = [point for point in window.points if point.time_s >= since_s]
+        # No slope is fitted across a gap in time.
+        begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
+        points = points[begins[-1] :] if begins else points
         if not points:
             return None
         state = len(points), points[-1].time_s
@@ -84,9 +87,3 @@ class MemoryCreep(Detector):
         """Hours until the GPUs are full; None without a plan."""
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None
-
-
-def _since_last_gap(points: list[MemoryPoint]) -> list[MemoryPoint]:
-    """The points after the last gap in time, across which no slope is fitted."""
-    begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
-    return points[begins[-1] :] if begins else points

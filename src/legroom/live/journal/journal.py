@@ -66,7 +66,19 @@ class Journal:
                 raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                _prepare_database(db, path)
+                # Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another
+                # version.
+                if schema_version(db) == 0:
+                    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                version = schema_version(db)
+                if version not in (0, VERSION):
+                    other = (
+                        f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
+                    )
+                    raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
+                create_tables(db)
             except BaseException:
                 db.close()
                 raise
@@ -254,7 +266,14 @@ class Journal:
                 self._samples.roll_up(server_id, now_s)
                 self._samples.delete_old(server_id, now_s, retention)
         with self._write_transaction() as db:
-            _delete_incidents(db, now_s - retention.incidents_s)
+            ended_before = (now_s - retention.incidents_s,)
+            for table, old in (
+                ("notes", "incident_id IN (SELECT id FROM incidents WHERE closed_s < ?)"),
+                ("stages", "action_id IN (SELECT id FROM actions WHERE finished_s < ?)"),
+                ("actions", "finished_s < ?"),
+                ("incidents", "closed_s < ?"),
+            ):
+                db.execute(f"DELETE FROM {table} WHERE {old}", ended_before)
         with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
 
@@ -289,19 +308,6 @@ class Journal:
         return self._clock() if given_s is None else given_s
 
 
-def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
-    """Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another version."""
-    if schema_version(db) == 0:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    version = schema_version(db)
-    if version not in (0, VERSION):
-        other = f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
-        raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
-    create_tables(db)
-
-
 @contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
     """Turns SQLite's errors into JournalUnavailable."""
@@ -328,15 +334,6 @@ def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return f"the journal {path} cannot be written: {error}", "check its permissions and its folder's"
     return f"the journal {path} failed: {error}", ""
-
-
-def _delete_incidents(db: sqlite3.Connection, before_s: float) -> None:
-    """Deletes incidents closed and actions finished before that time, with their notes and stages."""
-    old = "(SELECT id FROM incidents WHERE closed_s < ?)"
-    db.execute(f"DELETE FROM notes WHERE incident_id IN {old}", (before_s,))
-    db.execute("DELETE FROM stages WHERE action_id IN (SELECT id FROM actions WHERE finished_s < ?)", (before_s,))
-    db.execute("DELETE FROM actions WHERE finished_s < ?", (before_s,))
-    db.execute("DELETE FROM incidents WHERE closed_s < ?", (before_s,))
 
 
 def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:

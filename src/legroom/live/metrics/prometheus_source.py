@@ -86,7 +86,10 @@ class PrometheusSource:
         self._query_endpoint = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
         self.server = root
         """The address of Prometheus, without credentials."""
-        self._matchers = _checked_matchers(matchers)
+        self._matchers = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
+        if not _MATCHERS.fullmatch(self._matchers):
+            hint = 'write them like namespace="prod",job=~"vllm.*"'
+            raise LegroomError(f"{matchers!r} is not a list of label matchers", hint)
         self._buckets = buckets
         """Whether to query latency buckets too: a hundred more series per server."""
         self._last_s: dict[str, float] = {}
@@ -350,15 +353,6 @@ def _server_matchers(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]
         for start in range(0, len(escaped), _SERVERS_A_QUERY):
             listed = "|".join(escaped[start : start + _SERVERS_A_QUERY])
             yield f"{name}=~{json.dumps(listed, ensure_ascii=False)}"
-
-
-def _checked_matchers(matchers: str) -> str:
-    """Validated PromQL label matchers, without braces."""
-    text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
-    if not _MATCHERS.fullmatch(text):
-        hint = 'write them like namespace="prod",job=~"vllm.*"'
-        raise LegroomError(f"{matchers!r} is not a list of label matchers", hint)
-    return text
 
 
 _NAMED_BY = ("pod", "kubernetes_pod_name", "instance", "job")

@@ -157,6 +157,7 @@ class GuardSample:
 
 
 def _sum_known(values: list[float | None]) -> float | None:
+    """The sum of the values that are known; None where none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -26,7 +26,7 @@ from typing import IO, Any, Literal, cast
 from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics import exposition
-from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
+from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Sample, ScrapeFailure, ScrapeResult
 
 
 def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
@@ -90,7 +90,11 @@ def _engine_series(engine: EngineSample) -> Iterator[tuple[str, float]]:
     for field in HISTOGRAMS:
         histogram = getattr(engine, field)
         if histogram is not None:
-            yield from _histogram_series(metrics.names_of(field)[0], base, histogram)
+            name = metrics.names_of(field)[0]
+            for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+                yield f'{name}_bucket{{{base},le="{bound}"}}', count
+            yield f"{name}_sum{{{base}}}", histogram.sum
+            yield f"{name}_count{{{base}}}", histogram.count
 
 
 def _pool_labels(engine: EngineSample) -> dict[str, str]:
@@ -103,14 +107,6 @@ def _pool_labels(engine: EngineSample) -> dict[str, str]:
         "enable_prefix_caching": engine.prefix_caching,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _histogram_series(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str, float]]:
-    """The `_bucket`, `_sum` and `_count` series of a histogram."""
-    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
-        yield f'{name}_bucket{{{base},le="{bound}"}}', count
-    yield f"{name}_sum{{{base}}}", histogram.sum
-    yield f"{name}_count{{{base}}}", histogram.count
 
 
 _HEADER = {"legroom": "recording", "version": 1}

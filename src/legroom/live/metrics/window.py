@@ -227,7 +227,10 @@ class Window:
         self.failures.clear()
         self.latest = result
         self._guards |= {guard.api_server: guard for guard in result.guards}
-        self._add_memory_point(result)
+        point = MemoryPoint(**{name: getattr(result, name) for name in MemoryPoint.__dataclass_fields__})
+        is_due = not self.points or result.time_s - self.points[-1].time_s >= 300.0
+        if is_due and point != MemoryPoint(result.time_s):
+            self.points.append(point)
 
     def _step_to(self, sample: Sample) -> WindowStep | None:
         """The step from the last sample to this one; None where they are too far apart."""
@@ -283,13 +286,6 @@ class Window:
         old = {engine.key: engine for engine in before.engines}
         pairs = ((engine, old[engine.key]) for engine in sample.engines if engine.key in old)
         return any(_engine_step(engine, earlier, 1.0).restarted for engine, earlier in pairs)
-
-    def _add_memory_point(self, sample: Sample) -> None:
-        """Keeps the sample's memory figures, if it has any, at most every five minutes."""
-        point = MemoryPoint(**{name: getattr(sample, name) for name in MemoryPoint.__dataclass_fields__})
-        is_due = not self.points or sample.time_s - self.points[-1].time_s >= 300.0
-        if is_due and point != MemoryPoint(sample.time_s):
-            self.points.append(point)
 
     @property
     def interval_s(self) -> float | None:

@@ -124,19 +124,17 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
         choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
 
     def holds(flags: Mapping[str, Any]) -> bool:
+        # Like `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache.
         plan = try_flags(base, flags)
-        return plan is not None and _holds_bytes(plan, old)
+        if plan is None:
+            return False
+        tokens = plan.memory.kv.max_concurrency * plan.settings.max_model_len
+        return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len * _SAME
 
     at = bisect_left(choices, True, key=holds)  # a larger pool holds more
     least = try_flags(base, choices[at]) if at < len(choices) else None
     if least is not None:
         yield choices[at], least
-
-
-def _holds_bytes(plan: Plan, old: Plan) -> bool:
-    """Like `_holds_old_requests`, without the start-up checks, so that it is monotonic in the size of the KV cache."""
-    lengths = plan.settings.max_model_len, old.settings.max_model_len
-    return plan.memory.kv.max_concurrency * lengths[0] >= old.memory.kv.max_concurrency * lengths[1] * _SAME
 
 
 def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:

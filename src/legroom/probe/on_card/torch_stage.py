@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
-    used_before = _used_before_context()
+    used = _nvidia_smi("memory.used")  # before this process has a CUDA context
+    used_before = int(used[0]) * MIB if used and used[0].isdigit() else None
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         _append_result(args.results, "no_gpu", {"torch": torch.__version__})
@@ -70,12 +71,6 @@ def _nvidia_smi(fields: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [field.strip() for field in output.strip().splitlines()[0].split(",")] if output.strip() else []
-
-
-def _used_before_context() -> int | None:
-    """Bytes in use on the card before this process has a CUDA context; None where nvidia-smi fails."""
-    used = _nvidia_smi("memory.used")
-    return int(used[0]) * MIB if used and used[0].isdigit() else None
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:

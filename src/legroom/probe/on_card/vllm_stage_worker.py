@@ -35,7 +35,8 @@ class ProbedWorker(_Worker):  # type: ignore[misc]
             _module.memory_profiling = profile_memory
         with contextlib.suppress(Exception):  # a failed record must not stop the engine
             result = _profile_result(self, profiles[-1]) | {"available_kv_bytes": int(available)}
-            _append_result({"rank": getattr(self, "rank", 0), **result})
+            with Path(os.environ["LEGROOM_PROBE_RESULTS"]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"rank": getattr(self, "rank", 0), **result}) + "\n")
         return available
 
 
@@ -55,8 +56,3 @@ def _profile_result(worker: Any, profile: Any) -> dict[str, Any]:
         "graph_estimate_bytes": int(getattr(worker, "cudagraph_memory_estimate", 0) or 0),
         "requested_bytes": int(getattr(worker, "requested_memory", 0) or 0),
     }
-
-
-def _append_result(line: dict[str, Any]) -> None:
-    with Path(os.environ["LEGROOM_PROBE_RESULTS"]).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")

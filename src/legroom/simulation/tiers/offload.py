@@ -209,7 +209,10 @@ class KvOffload:
         self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
         self.tally.evicted_chunks += len(self.evicted)
         for request in scheduled:
-            self._record_new_blocks(request, self._states[request])
+            known = self._states[request].block_ids
+            new = [block.block_id for block in request.blocks[0][len(known) :]]
+            known += new
+            self._reused_blocks.update(new)
         self.tier.end_schedule()
         for request in preempted:
             plan.flushes.update(self._states[request].jobs)
@@ -234,14 +237,6 @@ class KvOffload:
         self._plan = TransferPlan()
         self._reused_blocks = set()
         return plan
-
-    def _record_new_blocks(self, request: Request, state: OffloadState) -> None:
-        """Note the GPU blocks allocated to the request since the last call."""
-        blocks, known = request.blocks[0], len(state.block_ids)
-        if len(blocks) > known:
-            block_ids = [block.block_id for block in blocks[known:]]
-            state.block_ids += block_ids
-            self._reused_blocks.update(block_ids)
 
     def _offer(self, request: Request, state: OffloadState, num_computed: int, *, is_finished: bool = False) -> None:
         """Offer the tier the request's chunks that became full by `num_computed` tokens, and store those it takes."""

@@ -30,7 +30,14 @@ class TieredScheduler(Scheduler):
     """
 
     def __init__(self, settings: SchedulerSettings, tier: TierSettings) -> None:
-        _check_tier_support(settings)
+        # Raise for a setting that is not simulated together with a tier.
+        for is_set, what, remedy in (
+            (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
+            (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
+            (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
+        ):
+            if is_set:
+                raise LegroomError(f"a tier together with {what} is not simulated", remedy)
         super().__init__(settings)
         # The tier needs block hashes even without a prefix cache on the GPU.
         self.hasher = BlockHasher(settings.block_size)
@@ -200,17 +207,6 @@ class TieredScheduler(Scheduler):
         self._finished.append(request)
 
 
-def _check_tier_support(settings: SchedulerSettings) -> None:
-    """Raise for a setting that is not simulated together with a tier."""
-    for is_set, what, remedy in (
-        (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
-        (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
-        (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
-    ):
-        if is_set:
-            raise LegroomError(f"a tier together with {what} is not simulated", remedy)
-
-
 _MAX_IDLE_STEPS = 8
 """More idle steps in a row without a copy than vLLM's connector ever has: the first request can never run."""
 _MAX_TIER_READS = 50
@@ -286,19 +282,11 @@ class TierReplay(StepByStepReplay):
             super()._advance_clock(output)
         elif not self.clocks:
             self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
-        else:
-            self._wait()
+        else:  # an idle engine waits until a copy ends or a request arrives
+            events = (self.worker.next_event_s, self.scheduler.offload.tier.next_event_s, self.next_arrival)
+            self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
         self.ended.append(self.worker.end_step(plan, self.now_s))
         self.scheduler.offload.tier.now_s = self.now_s
-
-    def _wait(self) -> None:
-        """Advance the clock of an idle engine until a copy ends or a request arrives."""
-        events = [
-            self.worker.next_event_s,
-            self.scheduler.offload.tier.next_event_s,
-            self.next_arrival if self.clocks else None,
-        ]
-        self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
         """Complete the oldest step with the copies that had ended by then; steps in which nothing ran count too."""

@@ -118,12 +118,13 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom fragments --json`, and its picture."""
     from legroom.fragments.fragment_report import fragment_report
     from legroom.render.fragments_text import advice_of, fragments_svg, headline
+    from legroom.render.translation import in_language
 
     file, before = request["file"], request.get("earlier")
     earlier = _decode_snapshot(before, "the earlier file") if before else None
     report = fragment_report(_decode_snapshot(file, "the file"), earlier=earlier)
-    words = {"headline": headline(report), "advice": advice_of(report)}
-    return {**report.to_json(), **words, "svg": fragments_svg(report)}
+    words = {"headline": headline(report), "advice": advice_of(report), "parts": report.to_json()["parts"]}
+    return {**report.to_json(), **in_language(words, request.get("language", "en")), "svg": fragments_svg(report)}
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:

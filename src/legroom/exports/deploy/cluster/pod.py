@@ -294,17 +294,14 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
         return [shm, *model_volumes(server), *own, *more, *file_volumes(server)]
-    return [shm, *_cache_volume(server, settings), *more, *file_volumes(server)]
-
-
-def _cache_volume(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
-    """The pod's volume for downloaded weights: ephemeral or the claim; none where claim templates make it."""
     if settings.cache == "pod":
         template = {"spec": claim_spec(server, "ReadWriteOnce")}
         volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
-        yield Commented("A volume for each pod: it downloads the model again when it starts on a new one.", volume)
+        why = "A volume for each pod: it downloads the model again when it starts on a new one."
+        more.insert(0, Commented(why, volume))
     elif settings.cache != "kept":  # a LeaderWorkerSet has its own claim templates
-        yield {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
+        more.insert(0, {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}})
+    return [shm, *more, *file_volumes(server)]
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Reading whole files, with errors for the user, and replacing them in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from legroom.errors import LegroomError
+
+
+def read_text(path: Path | str, hint: str = "", most_bytes: int = 32 << 20) -> str:
+    """The text of a file; LegroomError where it is missing, larger than this or not UTF-8."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(most_bytes + 1)
+    except OSError as error:
+        raise LegroomError(f"{path} cannot be read: {error.strerror}", hint) from error
+    if len(raw) > most_bytes:
+        raise LegroomError(f"{path} is larger than {most_bytes >> 20} MiB", hint)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise LegroomError(f"{path}, line {line}: not UTF-8 text", hint) from error
+
+
+def replace_file(path: Path, text: str, mode: int = 0o644) -> None:
+    """Writes a whole file: readers see the old text or the new, also after a crash. It keeps its mode and owner."""
+    path = path.resolve()  # a symbolic link stays
+    beside = path.with_name(f".{path.name}.legroom")  # one that a killed legroom left is replaced
+    path.parent.mkdir(parents=True, exist_ok=True)
+    present = path.stat() if path.exists() else None
+    try:
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if present else mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if present is not None:
+                with contextlib.suppress(PermissionError):  # the file of another user in a writable folder
+                    os.fchown(handle, present.st_uid, present.st_gid)
+                os.fchmod(handle, stat.S_IMODE(present.st_mode))
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # a power failure keeps the rename too
+    finally:
+        os.close(folder)

@@ -1,0 +1,68 @@
+"""Records (frozen dataclasses) from JSON objects, by the types of their fields."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_Record = TypeVar("_Record")
+
+
+def record_from_json(record: type[_Record], document: Any, place: str = "") -> _Record:
+    """A record from its JSON object; a missing key or null keeps the default, unknown keys are ignored.
+
+    A ValueError names the key that is missing or has the wrong type; `place` is the document's own, as in `kv.`.
+    """
+    _require(isinstance(document, Mapping), place[:-1] or "it", "a JSON object")
+    values = {
+        name: _value_of_type(kind, document[name], place + name)
+        for name, kind in _field_types(record).items()  # type: ignore[arg-type]
+        if name in document and (document[name] is not None or type(None) in get_args(kind))
+    }
+    try:
+        return record(**values)
+    except TypeError as error:
+        raise ValueError(f"{place[:-1] or 'it'} is not complete: {error}") from error
+
+
+@cache
+def _field_types(record: type) -> dict[str, Any]:
+    """Field types by name, cached because resolving type hints is slow."""
+    hints = get_type_hints(record)
+    return {name: hints[name] for name in record.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def _value_of_type(kind: Any, value: Any, place: str) -> Any:
+    """A JSON value as the type of its field; a ValueError names its place."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        return None if value is None else _value_of_type(inner[0], value, place)
+    if origin is Literal:
+        _require(value in inner, place, f"one of {', '.join(inner)}")
+    elif origin is tuple:
+        _require(isinstance(value, (list, tuple)), place, "a list")
+        return tuple(_value_of_type(inner[0], each, f"{place}[{number}]") for number, each in enumerate(value))
+    elif origin in (dict, Mapping):
+        _require(isinstance(value, Mapping), place, "a JSON object")
+        return {key: _value_of_type(inner[1], each, f"{place}.{key}") for key, each in value.items()}
+    elif hasattr(kind, "__dataclass_fields__"):
+        return record_from_json(kind, value, f"{place}.")
+    elif kind in (int, float):
+        _require(is_number(value), place, "a number")
+        return kind(value)
+    elif kind in (str, bool):
+        _require(isinstance(value, kind), place, "text" if kind is str else "true or false")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite int or float; a bool is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(is_right: bool, place: str, wanted: str) -> None:
+    if not is_right:
+        raise ValueError(f"{place} is not {wanted}")
