@@ -50,7 +50,13 @@ def is_secret(name: str, value: str = "") -> bool:
 def masked(value: Any) -> Any:
     """A text or JSON value with its secrets replaced by a placeholder."""
     if isinstance(value, str):
-        return _masked_text(value)
+        text = CREDENTIALS.sub(rf"\1{HIDDEN}@", value)
+        text = re.sub(_IN_QUERY, _without_value, text)
+        text = re.sub(_HOOK_PATH, lambda match: f"{match.group(1) or match.group(2)}/{HIDDEN}", text)
+        text = re.sub(_ASSIGNED, _without_value, text)
+        text = re.sub(_FLAG, _without_value, text)
+        text = re.sub(_AFTER_NAME, rf"\1{HIDDEN}", text)
+        return re.sub(TOKENS, HIDDEN, text)
     if isinstance(value, dict):
         return {
             key: HIDDEN if isinstance(inner, str) and inner and is_secret(str(key)) else masked(inner)
@@ -59,17 +65,6 @@ def masked(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [masked(inner) for inner in value]
     return value
-
-
-def _masked_text(text: str) -> str:
-    """A text with secret assignments, headers and credentials in URLs masked."""
-    text = CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
-    text = re.sub(_IN_QUERY, _without_value, text)
-    text = re.sub(_HOOK_PATH, lambda match: f"{match.group(1) or match.group(2)}/{HIDDEN}", text)
-    text = re.sub(_ASSIGNED, _without_value, text)
-    text = re.sub(_FLAG, _without_value, text)
-    text = re.sub(_AFTER_NAME, rf"\1{HIDDEN}", text)
-    return re.sub(TOKENS, HIDDEN, text)
 
 
 def _without_value(match: re.Match[str]) -> str:

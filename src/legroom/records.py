@@ -58,7 +58,11 @@ def _define_record(cls: type, slots: bool) -> type:
         setattr(cls, name, value)
     for name, field_ in fields.items():
         if isinstance(cls.__dict__.get(name), Field):
-            _restore_default(cls, name, field_)
+            # Put a field's default back on the class; without one, delete the attribute.
+            if field_.default is MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, field_.default)
     return cls
 
 
@@ -151,14 +155,6 @@ def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any
     made = type(cls)(cls.__name__, cls.__bases__, {**kept, **pickled, **methods, "__slots__": slots})
     made.__qualname__ = cls.__qualname__
     return made
-
-
-def _restore_default(cls: type, name: str, field_: Field[Any]) -> None:
-    """Put a field's default back on the class; without one, delete the attribute."""
-    if field_.default is MISSING:
-        delattr(cls, name)
-    else:
-        setattr(cls, name, field_.default)
 
 
 def _refuse_assignment(self: Any, name: str, *value: Any) -> None:

@@ -192,11 +192,6 @@ class TomlTable:
         self._read.add(key)
         return self._values.get(key)
 
-    def unchecked(self) -> dict[str, Any]:
-        """All values, for a caller that validates them itself."""
-        self._read.update(self._values)
-        return dict(self._values)
-
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:
     """The line number of each table header and key, by its path."""

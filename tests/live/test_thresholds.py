@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
 from legroom.errors import LegroomError
 from legroom.live import thresholds
-from legroom.live.thresholds import DEFAULT, Hold
+from legroom.live.thresholds import DEFAULT, Hold, Thresholds
+from legroom.sidecar.watch_config import thresholds_of
+from legroom.toml_tables import KeyLines, TomlTable
+
+
+def set_to(settings: dict[str, object]) -> Thresholds:
+    return thresholds_of(TomlTable(settings, (), Path("watch.toml"), KeyLines("")))
 
 
 def test_a_threshold_is_set_by_its_name() -> None:
-    changed = DEFAULT.changed({"pool_full_ratio": 0.9, "hold": {"seconds": 30}, "crash_restarts": 5})
+    changed = set_to({"pool_full_ratio": 0.9, "hold": {"seconds": 30}, "crash_restarts": 5})
     assert (changed.pool_full_ratio, changed.hold, changed.crash_restarts) == (0.9, Hold(3, 30), 5)
 
 
@@ -36,7 +43,7 @@ def test_a_threshold_is_set_by_its_name() -> None:
 )
 def test_a_wrong_setting_is_named(settings: dict[str, object]) -> None:
     with pytest.raises(LegroomError, match=next(iter(settings))):
-        DEFAULT.changed(settings)
+        set_to(settings)
 
 
 def test_calm_lies_below_alarm() -> None:

@@ -119,8 +119,9 @@ def test_a_base_model_that_no_checkpoint_stands_in_for_is_quantized_while_it_loa
 
 
 def test_a_smaller_model_of_the_series_is_the_last_resort(target):
-    start = plan(replace(target("llama-3.1-405b", "l4"), gpus_given=True), ServeArgs(model="llama-3.1-405b"))
-    assert with_advice(start).advice[0].flags["model"] == "meta-llama/Llama-3.1-8B"
+    """Of 14B, 8B, 4B and less, the largest that the card holds."""
+    start = plan(replace(target("qwen3-32b", "rtx 3060"), gpus_given=True), ServeArgs(model="qwen3-32b"))
+    assert with_advice(start).advice[0].flags["model"] == "Qwen/Qwen3-4B"
 
 
 def test_videos_are_left_out_where_their_profile_run_takes_the_card(target):

@@ -110,7 +110,7 @@ SERVER = '[[servers]]\nurl = "http://a"\n'
         (SERVER + 'drain = { by = "file", paht = "x" }\n', "line 3: servers.1.drain.path: is missing"),
         (SERVER + 'drain = { by = "platform", paht = "x" }\n', "line 3: servers.1.drain.paht: is not a setting"),
         (SERVER + "\n[limits]\nper_hour = -1\n", "line 5: limits.per_hour: must be from 0"),
-        (SERVER + "\n[thresholds]\npool_full = 1\n", "line 5: thresholds.pool_full: there is no threshold"),
+        (SERVER + "\n[thresholds]\npool_full = 1\n", "line 5: thresholds.pool_full: is not a setting here"),
         (SERVER + "\n[groups.other]\n", "line 4: groups.other: no server is in this group"),
         (SERVER + '\n[[notify]]\nformat = "slack"\n', "line 4: notify.1.url: is missing"),
         (SERVER + '\n[[notify]]\nurl = "slack"\n', "line 5: notify.1.url: must begin with http"),

@@ -11,14 +11,14 @@ from legroom.live.journal import journal_buffer
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.endpoint import Endpoint
 from legroom.live.metrics.sample import ScrapeFailure
-from legroom.live.thresholds import DEFAULT
+from legroom.live.thresholds import DEFAULT, Hold
 from legroom.sidecar import sidecar as sidecar_module
 from legroom.sidecar import sources
 from legroom.sidecar.sidecar import Sidecar
 from legroom.sidecar.sources import combined_source
 from legroom.sidecar.watch_config import KubernetesConfig, PrometheusConfig, simple_config
 
-HASTY = DEFAULT.changed({"unreachable_hold": {"samples": 1, "seconds": 0}})
+HASTY = replace(DEFAULT, unreachable_hold=Hold(1, 0.0))
 
 
 def config_in(folder, addresses=(), **more):

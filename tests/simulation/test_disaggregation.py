@@ -53,7 +53,8 @@ def test_pools_without_a_server_or_a_link_are_refused(text: str) -> None:
 
 def test_a_fleet_is_counted_in_sets_of_both_pools(capsys: pytest.CaptureFixture[str]) -> None:
     words = "size llama-3.1-8b --gpu h100 --rate 2 --prompt 500 --answer 50 --ttft 2 --json --disaggregate"
-    assert main([*words.split(), "prefill=1,decode=2,link=50"]) == 0
+    pools, split = "prefill=1,decode=2,link=50", ["--tensor-parallel-size", "1"]
+    assert main([*words.split(), pools, *split]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["disaggregation"] == {"prefill": 1, "decode": 2}
     assert document["rows"][0]["gpus"]["middle"] == 3

@@ -88,7 +88,15 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
-    _check_kind(text, match["kind"])
+    kind = match["kind"]
+    # Raise unless the tier is `cpu`, the only one that is simulated.
+    if kind == "disk":
+        raise LegroomError(
+            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
+            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
+        )
+    if kind != "cpu":
+        raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
     options = _tier_options(text, match["options"])
     disk = options.pop("disk", None)
     blocks_per_chunk = options.get("blocks_per_chunk", 1)
@@ -114,17 +122,6 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
         disk_s_per_chunk=disk_seconds,
         **options,
     )
-
-
-def _check_kind(text: str, kind: str) -> None:
-    """Raise unless the tier is `cpu`, the only one that is simulated."""
-    if kind == "disk":
-        raise LegroomError(
-            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
-            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
-        )
-    if kind != "cpu":
-        raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
 
 
 def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:

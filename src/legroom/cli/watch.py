@@ -77,7 +77,16 @@ def run(args: argparse.Namespace) -> int:
         if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
             raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
     if args.rehearse:
-        return _print_dry_run(args)
+        from legroom.drawing.text import plural
+        from legroom.render.incident_text import local_time_text
+        from legroom.sidecar.policy_dry_run import dry_run
+
+        result = dry_run(Path(args.rehearse), _watch_config(args))
+        lines = [f"{local_time_text(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
+        servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
+        lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
+        print_answer(args.json, result.to_json, lambda _: "".join(lines))
+        return OK
     if args.daemon:
         from legroom.sidecar.sidecar import run_sidecar
 
@@ -193,19 +202,6 @@ def _print_replay(args: argparse.Namespace) -> int:
         print(f"\n{session.scrapes:,} scrapes, {opened} incident{'s' if opened != 1 else ''}\n")
         print_text(lambda style: servers_text(list(session.views.values()), style))
     return ANSWER_IS_NO if opened else OK
-
-
-def _print_dry_run(args: argparse.Namespace) -> int:
-    from legroom.drawing.text import plural
-    from legroom.render.incident_text import local_time_text
-    from legroom.sidecar.policy_dry_run import dry_run
-
-    result = dry_run(Path(args.rehearse), _watch_config(args))
-    lines = [f"{local_time_text(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
-    servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
-    lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
-    print_answer(args.json, result.to_json, lambda _: "".join(lines))
-    return OK
 
 
 def _watch_session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:

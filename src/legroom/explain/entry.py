@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -240,7 +239,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
             for signature in entry.signatures
         ],
         "root_cause": {"type": entry.cause_type, "text": entry.cause.in_language(language)},
-        "story": _story_json(entry, language),
+        "story": _texts(entry.story, Story.__dataclass_fields__, language) if entry.story else None,
         "example": example_text(entry.example, language) if entry.example else None,
         "versions": [
             {"version": v.version, "introduced": v.introduced, "removed": v.removed, "change": v.behavior_change}
@@ -249,9 +248,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "os_specific": dict(entry.os_specific),
         "dead_ends": [
             {
-                "action": d.action.in_language(language),
-                "why_fails": d.why_fails.in_language(language),
-                "condition": d.condition.in_language(language),
+                **_texts(d, ("action", "why_fails", "condition"), language),
                 "claimed_fail_rate": d.claimed_rate,
                 "counted": count_json(entry.counted(d.kind)),
             }
@@ -259,9 +256,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         ],
         "workarounds": [
             {
-                "action": w.action.in_language(language),
-                "how": w.how.in_language(language),
-                "condition": w.condition.in_language(language),
+                **_texts(w, ("action", "how", "condition"), language),
                 "claimed_success_rate": w.claimed_rate,
                 "counted": count_json(entry.counted(w.kind)),
             }
@@ -316,11 +311,9 @@ def _shown_bytes(value: int) -> str:
     return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
 
-def _story_json(entry: Entry, language: Language) -> dict[str, str | None] | None:
-    story = entry.story
-    if story is None:
-        return None
-    parts: dict[str, Localized | None] = {field.name: getattr(story, field.name) for field in fields(story)}
+def _texts(item: Any, names: Iterable[str], language: Language) -> dict[str, str | None]:
+    """The texts of a record by field, in one language; None where there is none."""
+    parts = {name: getattr(item, name) for name in names}
     return {name: part.in_language(language) if part else None for name, part in parts.items()}
 
 

@@ -8,10 +8,6 @@ rules have no samples and wake people, so `alert_*` durations are longer.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
-
-from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 LONGEST_INTERVAL_S = 300.0
@@ -157,47 +153,6 @@ class Thresholds:
             self.stuck_first_s,
             self.forecast_over_s,
         )
-
-    def changed(self, settings: dict[str, Any]) -> Thresholds:
-        """A copy with these settings of a thresholds file; LegroomError for an unknown name or a wrong type."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        changes: dict[str, Any] = {}
-        for name, value in settings.items():
-            old = known.get(name)
-            if old is None:
-                raise LegroomError(f"there is no threshold named {name}", f"one of: {', '.join(known)}")
-            changes[name] = _checked_value(name, value, old)
-        return replace(self, **changes)
-
-
-def _checked_value(name: str, value: Any, old: Any) -> Any:
-    """The new value in the type of the old one; raises LegroomError where it is out of range."""
-    if isinstance(old, Hold):
-        if isinstance(value, dict) and set(value) <= {"samples", "seconds"}:
-            samples = _checked_count(f"{name}.samples", value.get("samples", old.samples))
-            return Hold(samples, _checked_number(f"{name}.seconds", value.get("seconds", old.seconds)))
-        raise LegroomError(f"threshold {name} needs samples and seconds", f"{name} = {{ samples = 3, seconds = 10 }}")
-    if isinstance(old, int):
-        return _checked_count(name, value)
-    number = _checked_number(name, value)
-    if name.endswith("_ratio") and number > 1 and name != "queue_per_running_ratio":
-        raise LegroomError(f"threshold {name} is a share: {number:g} is above 1", "write 0.95 for 95 %")
-    return number
-
-
-def _checked_count(name: str, value: Any) -> int:
-    """A whole number of at least 1; raises LegroomError for anything else."""
-    number = _checked_number(name, value)
-    if number < 1 or number != int(number):
-        raise LegroomError(f"threshold {name} is a count: it must be a whole number of at least 1, not {value!r}")
-    return int(number)
-
-
-def _checked_number(name: str, value: Any) -> float:
-    """A finite number of at least 0; raises LegroomError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise LegroomError(f"threshold {name} must be a number of at least 0, not {value!r}")
-    return value
 
 
 DEFAULT = Thresholds()

@@ -153,23 +153,20 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
             [replace(each, gpus=count) for each in targets], args, replace(goal, gpus=(count,)), max_answers=1
         )
         if result.best is not None:
-            limiting, limiting_bytes = _largest_part(result.best, goal)
+            # The part of one card that needs the most for the wanted requests.
+            plan = result.best
+            layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
+            parts = {
+                "weights": layout.weights.bytes,
+                "KV cache": round(plan.memory.kv.needed_bytes * requests),
+                "activations": layout.activation.bytes,
+                "outside the budget": layout.outside.bytes,
+            }
+            limiting, limiting_bytes = max(parts.items(), key=lambda part: part[1])
             fitting, tried = (target.model.name, target.gpu, result.best, result.losses), counts[:number]
             return Fit(*fitting, limiting, tried, 0, limiting_bytes, goal.concurrency)
         short, lacking_bytes = result.short_by, result.short_bytes
     return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
-
-
-def _largest_part(plan: Plan, goal: CapacityGoal) -> tuple[str, int]:
-    """The part of one card that needs the most for the wanted requests, and its bytes."""
-    layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
-    parts = {
-        "weights": layout.weights.bytes,
-        "KV cache": round(plan.memory.kv.needed_bytes * requests),
-        "activations": layout.activation.bytes,
-        "outside the budget": layout.outside.bytes,
-    }
-    return max(parts.items(), key=lambda part: part[1])
 
 
 def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[Fit]:

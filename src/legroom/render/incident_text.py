@@ -280,7 +280,18 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
         for curve in incident_curves(points):
             draw_curve(svg, y, curve, (560, 26.0 * curve.height))
             y += 26.0 * curve.height + 12
-        _draw_event_marks(svg, incident, points, top, y - 12)
+        bottom = y - 12
+        # Dashed vertical lines where the incident began and ended and where actions began.
+        first, last = points[0].time_s, points[-1].time_s
+        events = [(incident.opened_s, "began")] + (
+            [(incident.closed_s, "over")] if incident.closed_s is not None else []
+        )
+        events += [(action.begun_s, action.name) for action in incident.actions]
+        for time_s, name in events:
+            if first <= time_s <= last:
+                x = 110 + 560 * (time_s - first) / max(1e-9, last - first)
+                svg.line(x, top - 12, x, bottom, dashed=True)
+                svg.text(x + 3, top - 4, name, "soft", size=11)
         svg.text(110, y + 6, local_time_text(points[0].time_s), "soft", size=11)
         svg.text(670, y + 6, local_time_text(points[-1].time_s), "soft", anchor="end", size=11)
         y += 16
@@ -294,15 +305,3 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
             y += 18
             svg.text(24, y, line, "ink")
     return svg.render(y + 24)
-
-
-def _draw_event_marks(svg: Svg, incident: Incident, points: Sequence[JournalPoint], top: float, bottom: float) -> None:
-    """Dashed vertical lines where the incident began and ended and where actions began."""
-    first, last = points[0].time_s, points[-1].time_s
-    events = [(incident.opened_s, "began")] + ([(incident.closed_s, "over")] if incident.closed_s is not None else [])
-    events += [(action.begun_s, action.name) for action in incident.actions]
-    for time_s, name in events:
-        if first <= time_s <= last:
-            x = 110 + 560 * (time_s - first) / max(1e-9, last - first)
-            svg.line(x, top - 12, x, bottom, dashed=True)
-            svg.text(x + 3, top - 4, name, "soft", size=11)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
-from legroom.planning.plan import Advice, Plan, cold_start, context_by_user_count, ready_command
+from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
@@ -175,21 +175,17 @@ def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     kv, length = plan.memory.kv, plan.settings.max_model_len
     yield "KV cache", pool_text(kv, "block")
     yield "concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"
-    yield from _concurrency_rows(plan)
-    yield "longest", _longest_context_text(plan)
-    yield from _first_start_rows(plan)
-    needs, limit = plan.host, plan.target.host_limit_bytes
-    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
-    yield "host", f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
-
-
-def _concurrency_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Tokens per request at higher concurrency than the full length allows."""
+    # Tokens per request at higher concurrency than the full length allows.
     shares = context_by_user_count(plan)
     if shares:
         words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
         words += [f"{users} get {count(tokens)}" for users, tokens in list(shares.items())[1:]]
         yield "users", ", ".join(words)
+    yield "longest", _longest_context_text(plan)
+    yield from _first_start_rows(plan)
+    needs, limit = plan.host, plan.target.host_limit_bytes
+    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
+    yield "host", f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _longest_context_text(plan: Plan) -> str:
@@ -238,7 +234,14 @@ def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
-        yield from _numbered_advice_lines(number, advice, style)
+        # One advice: its flags, the memory bar after the change, and its cost.
+        after = advice.plan
+        flags = " ".join(change_words(advice.flags))
+        caveat = "" if after.verdict == "fits" else "  (tight)"
+        yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
+        yield _mini_bar_line(after, style)
+        if advice.trades:
+            yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
 def _no_advice_text(plan: Plan) -> str:
@@ -247,17 +250,6 @@ def _no_advice_text(plan: Plan) -> str:
         return ""
     gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
     return f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
-
-
-def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterator[str]:
-    """One advice: its flags, the memory bar after the change, and its cost."""
-    after = advice.plan
-    flags = " ".join(change_words(advice.flags))
-    caveat = "" if after.verdict == "fits" else "  (tight)"
-    yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
-    yield _mini_bar_line(after, style)
-    if advice.trades:
-        yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
 def _mini_bar_line(plan: Plan, style: Style) -> str:

@@ -253,11 +253,7 @@ def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
     if replayed.load_busy_s or replayed.store_busy_s:
         copies = f"{replayed.load_busy_s:,.1f} s loading, {replayed.store_busy_s:,.1f} s storing"
         yield "copies", f"{copies}; steps waited {replayed.flush_wait_s:,.2f} s for stores  (estimated)"
-    yield from _tier_benefit_rows(report)
-
-
-def _tier_benefit_rows(report: TierReport) -> Iterator[tuple[str, str]]:
-    """Loading against recomputing, and time to first token with and without the tier, where estimated."""
+    # Loading against recomputing, and time to first token with and without the tier, where estimated.
     if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
         verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
         seconds = f"{report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s"

@@ -69,20 +69,18 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     try:
         if gpus.name:
             return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
-        return _host_estimate_on_cpu(command, environ)
+        # Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache.
+        pool = cpu_pool_bytes(command, environ)
+        shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
+        with contextlib.suppress(LegroomError):
+            # Weights have the same size on a CPU as on any card.
+            shares.append(
+                HostShare("weights", _plan_on_machine(command, environ, Machine(_ANY_CARD)).layout.weights.bytes)
+            )
+        shares += [HostShare("KV cache", pool)] if pool else []
+        return HostEstimate(tuple(shares), pool)
     except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
         return HostEstimate()
-
-
-def _host_estimate_on_cpu(command: ServerCommand, environ: Mapping[str, str]) -> HostEstimate:
-    """Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache."""
-    pool = cpu_pool_bytes(command, environ)
-    shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
-    with contextlib.suppress(LegroomError):
-        # Weights have the same size on a CPU as on any card.
-        shares.append(HostShare("weights", _plan_on_machine(command, environ, Machine(_ANY_CARD)).layout.weights.bytes))
-    shares += [HostShare("KV cache", pool)] if pool else []
-    return HostEstimate(tuple(shares), pool)
 
 
 def _plan_on_machine(command: ServerCommand, environ: Mapping[str, str], machine: Machine) -> Plan:

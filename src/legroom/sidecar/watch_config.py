@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.live.detectors import DETECTORS
 from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.prometheus_source import PrometheusSource
-from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
+from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Hold, Thresholds
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
 from legroom.sidecar import WATCH_PORT
@@ -125,7 +125,7 @@ def read_config(path: Path) -> SidecarConfig:
             groups=_group_configs(table.table("groups"), act, limits, servers),
             act=act,
             interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
-            thresholds=_thresholds(table),
+            thresholds=thresholds_of(table.table("thresholds")),
             journal=table.path("journal"),
             host=table.get("host", str, "127.0.0.1"),
             port=table.integer("port", WATCH_PORT, most=65535),
@@ -247,16 +247,24 @@ def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits
         )
 
 
-def _thresholds(table: TomlTable) -> Thresholds:
-    levels, levels_table = DEFAULT, table.table("thresholds")
-    if levels_table is None:
-        return levels
-    for name, value in levels_table.unchecked().items():
-        try:
-            levels = levels.changed({name: value})
-        except LegroomError as error:
-            raise levels_table.error(name, error.message, error.hint) from error
-    return levels
+def thresholds_of(table: TomlTable | None) -> Thresholds:
+    """The default thresholds with those of a table; ConfigError for an unknown name or a wrong value."""
+    if table is None:
+        return DEFAULT
+    levels: dict[str, Any] = {}
+    with table:
+        for name, default in ((each.name, getattr(DEFAULT, each.name)) for each in fields(DEFAULT)):
+            if isinstance(default, Hold):
+                if (hold := table.table(name)) is not None:
+                    with hold:
+                        samples = hold.integer("samples", default.samples, least=1)
+                        levels[name] = Hold(samples, hold.number("seconds", default.seconds, most=1e9))
+            elif isinstance(default, int):
+                levels[name] = table.integer(name, default, least=1, most=1 << 50)
+            else:  # a share is at most 1; as many may wait as run, and more
+                is_share = name.endswith("_ratio") and name != "queue_per_running_ratio"
+                levels[name] = table.number(name, default, most=1.0 if is_share else 1e15)
+    return replace(DEFAULT, **levels)
 
 
 def _webhook(table: TomlTable) -> Webhook:

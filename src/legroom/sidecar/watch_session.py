@@ -206,20 +206,19 @@ class WatchSession:
             )
             journal.note(made, finding.reason, time_s=finding.time_s)
             self._ids[incident.key] = made
-            self._note_remedies(made, incident, watcher)
+            # Notes the remedies for a new incident in the journal, at the row `made`.
+            from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
+
+            assert incident.finding is not None and self._journal is not None
+            remedies = remedies_for(incident.finding, watcher.window, self.plan_of(incident.server))
+            text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
+            self._journal.note(
+                made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s
+            )
         except Exception as error:
             self._stop_journaling(error)
             return None
         return made
-
-    def _note_remedies(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
-        """Notes the remedies for a new incident in the journal, at the row `made`."""
-        from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
-
-        assert incident.finding is not None and self._journal is not None
-        remedies = remedies_for(incident.finding, watcher.window, self.plan_of(incident.server))
-        text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
-        self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
 
     def _journal_closed(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
         made = self._ids.pop(incident.key, None)

@@ -44,7 +44,12 @@ class RayExecutor:
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
         """As `SweepExecutor.run`, on the nodes of a Ray cluster."""
-        ray = _import_ray()
+        # Set before the import. A cluster that legroom starts for itself reports to nobody.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise LegroomError("a sweep on Ray needs the package ray", "pip install 'legroom[ray]'") from None
         with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
                 counts = {"node": sum(node["Alive"] for node in ray.nodes())}
@@ -67,16 +72,6 @@ def _stdout_as_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
-
-
-def _import_ray() -> Any:
-    # Set before the import. A cluster that legroom starts for itself reports to nobody.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise LegroomError("a sweep on Ray needs the package ray", "pip install 'legroom[ray]'") from None
-    return ray
 
 
 @contextmanager

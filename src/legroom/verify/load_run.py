@@ -18,7 +18,6 @@ from legroom.live.metrics.endpoint import port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.simulation.trace import Trace
 from legroom.simulation.traces import synthetic
 from legroom.units import cdiv
 from legroom.verify.openai_client import RequestOutcome, ServerClient
@@ -69,7 +68,15 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
         trace = synthetic.read(_synthetic_spec(text, context, count), seed)
     else:
-        trace = _read_trace_file(text, count)
+        # The first requests of a trace file; raises LegroomError where there is no such file.
+        from legroom.simulation.traces.trace_files import read_trace
+
+        if not Path(text).exists():
+            mix = "a mix such as 'prompt=lognormal(800,0.5) output=100'"
+            hint = f"say {', '.join(PRESETS)}, lengths such as 512/128, {mix}, or name a trace"
+            raise LegroomError(f"--load {text!r} is neither a load nor a file", hint)
+        # Reads only the requests that are sent, and some lines for headers.
+        trace = read_trace(text, None, count + 16)
     trace = trace.checked()
     rows = tuple(_cut_to_context(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
     return Load(text if text in PRESETS or pair else trace.name, rows)
@@ -84,18 +91,6 @@ def _synthetic_spec(text: str, context: int, count: int) -> str:
         words = PRESETS[text].format(**lengths)
     words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
     return words if "requests=" in words else f"{words} requests={count}"
-
-
-def _read_trace_file(text: str, count: int) -> Trace:
-    """The first requests of a trace file; raises LegroomError where there is no such file."""
-    from legroom.simulation.traces.trace_files import read_trace
-
-    if not Path(text).exists():
-        mix = "a mix such as 'prompt=lognormal(800,0.5) output=100'"
-        hint = f"say {', '.join(PRESETS)}, lengths such as 512/128, {mix}, or name a trace"
-        raise LegroomError(f"--load {text!r} is neither a load nor a file", hint)
-    # Reads only the requests that are sent, and some lines for headers.
-    return read_trace(text, None, count + 16)
 
 
 def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:

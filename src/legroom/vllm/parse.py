@@ -89,21 +89,18 @@ class FlagReader:
         if flag.kind == "float":
             return flag_values.read_float(text)
         if flag.kind == "pairs" or (flag.name == "--limit-mm-per-prompt" and not text.lstrip().startswith("{")):
-            return self._convert_pairs(flag, text)
+            # `image=2,video=1` or a JSON object as a dict; the former is a recorded problem since 0.10.
+            if text.lstrip().startswith("{"):
+                value = flag_values.read_json(text)
+                if not isinstance(value, dict):
+                    raise flag_values.BadValue("pairs like image=2,video=1")
+                return value
+            pairs = flag_values.read_pairs(text)
+            if self.release.at_least("0.10.0"):
+                message = f"{flag.name} takes JSON in vLLM {self.release}, got {text!r}"
+                self.problem(flag.name, "bad_value", message, f"{flag.name} '{json.dumps(pairs)}'", text)
+            return pairs
         return self._convert_json(flag, text) if flag.kind == "json" else text
-
-    def _convert_pairs(self, flag: Flag, text: str) -> dict[str, Any]:
-        """`image=2,video=1` or a JSON object as a dict; the former is a recorded problem since 0.10."""
-        if text.lstrip().startswith("{"):
-            value = flag_values.read_json(text)
-            if not isinstance(value, dict):
-                raise flag_values.BadValue("pairs like image=2,video=1")
-            return value
-        pairs = flag_values.read_pairs(text)
-        if self.release.at_least("0.10.0"):
-            message = f"{flag.name} takes JSON in vLLM {self.release}, got {text!r}"
-            self.problem(flag.name, "bad_value", message, f"{flag.name} '{json.dumps(pairs)}'", text)
-        return pairs
 
     def _convert_json(self, flag: Flag, text: str) -> Any:
         """The JSON value; raises BadValue where the flag needs an object."""

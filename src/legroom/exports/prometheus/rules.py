@@ -172,7 +172,18 @@ def rules_text(*documents: Any) -> str:
 
 def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: ExportRequest) -> list[dict[str, Any]]:
     """A PrometheusRule with the groups, and a monitor of the pods or Services whose label names the job."""
-    about = _metadata(request.options)
+    options = request.options
+    # The PrometheusRule's metadata, with the labels of --operator-label; LegroomError for a malformed one.
+    labels = {"app.kubernetes.io/part-of": "legroom"}
+    for text in options.get("operator_label") or ():
+        if not _LABEL.fullmatch(text):
+            hint = "write it like --operator-label release=kube-prometheus"
+            raise LegroomError(f"--operator-label {text!r} is not a label", hint)
+        key, _, value = text.partition("=")
+        labels[key] = value
+    namespace = options.get("namespace")
+    where = {"namespace": namespace} if namespace else {}
+    about = {"name": "legroom-vllm", **where, "labels": labels}
     kind, endpoints = _MONITORS[request.options.get("monitor") or "pod"]
     # The operator skips pods without the named port, such as workers of a server over several nodes.
     endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{_SCRAPE_S}s"}
@@ -193,17 +204,3 @@ def _planned_address(request: ExportRequest) -> Address:
     """Where the planned server listens; the default address without a plan."""
     plan = request.plan
     return address_of(parse_command(plan.command, plan.release)) if plan else Address()
-
-
-def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The PrometheusRule's metadata, with the labels of --operator-label; LegroomError for a malformed one."""
-    labels = {"app.kubernetes.io/part-of": "legroom"}
-    for text in options.get("operator_label") or ():
-        if not _LABEL.fullmatch(text):
-            hint = "write it like --operator-label release=kube-prometheus"
-            raise LegroomError(f"--operator-label {text!r} is not a label", hint)
-        key, _, value = text.partition("=")
-        labels[key] = value
-    namespace = options.get("namespace")
-    where = {"namespace": namespace} if namespace else {}
-    return {"name": "legroom-vllm", **where, "labels": labels}

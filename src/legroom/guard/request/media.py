@@ -102,21 +102,17 @@ def image_pixels(head: bytes) -> int | None:
         width, height = (int.from_bytes(head[at : at + 4], "little", signed=True) for at in (18, 22))
         return abs(width * height)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
-        return _webp_pixels(head)
+        # Width times height of a WebP image; None for an unknown chunk type.
+        chunk = head[12:16]
+        if chunk == b"VP8X":
+            return (int.from_bytes(head[24:27], "little") + 1) * (int.from_bytes(head[27:30], "little") + 1)
+        if chunk == b"VP8L":
+            bits = int.from_bytes(head[21:25], "little")
+            return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+        if chunk == b"VP8 ":
+            return (int.from_bytes(head[26:28], "little") & 0x3FFF) * (int.from_bytes(head[28:30], "little") & 0x3FFF)
+        return None
     return _jpeg_pixels(head) if head[:2] == _JPEG else None
-
-
-def _webp_pixels(head: bytes) -> int | None:
-    """Width times height of a WebP image; None for an unknown chunk type."""
-    chunk = head[12:16]
-    if chunk == b"VP8X":
-        return (int.from_bytes(head[24:27], "little") + 1) * (int.from_bytes(head[27:30], "little") + 1)
-    if chunk == b"VP8L":
-        bits = int.from_bytes(head[21:25], "little")
-        return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
-    if chunk == b"VP8 ":
-        return (int.from_bytes(head[26:28], "little") & 0x3FFF) * (int.from_bytes(head[28:30], "little") & 0x3FFF)
-    return None
 
 
 def _jpeg_pixels(head: bytes) -> int | None:

@@ -35,7 +35,14 @@ def answer_control(
     if path == STATUS and method == "GET":
         return 200, admission.status()
     if path == DRAIN and method == "POST":
-        return _answer_drain(admission, body)
+        # Status code and document after draining is set as the body says; 400 for another body.
+        try:
+            wanted: Any = json.loads(body or b"{}")["on"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            wanted = None
+        if not isinstance(wanted, bool):
+            return _error_response(400, "bad_request", 'Say {"on": true} or {"on": false}.')
+        return 200, admission.drain(wanted)
     return _error_response(405, "method_not_allowed", f"{method} is not answered here.")
 
 
@@ -47,17 +54,6 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
     if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token.encode()):
         return _error_response(401, "unauthorized", "Send the token as Authorization: Bearer TOKEN.")
     return None
-
-
-def _answer_drain(admission: Admission, body: bytes) -> tuple[int, Status]:
-    """Status code and document after draining is set as the body says; 400 for another body."""
-    try:
-        wanted: Any = json.loads(body or b"{}")["on"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        wanted = None
-    if not isinstance(wanted, bool):
-        return _error_response(400, "bad_request", 'Say {"on": true} or {"on": false}.')
-    return 200, admission.drain(wanted)
 
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:

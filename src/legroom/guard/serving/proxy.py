@@ -267,19 +267,7 @@ class Proxy(AdmissionApp):
 
     async def learn_limits_once(self) -> bool:
         """Read the server's limits, and keep earlier ones that are missing now; returns whether its pool is known."""
-        limits = await self._read_limits()
-        self._learnt = limits.completed_by(self._learnt)
-        self.admission.learn_engine(self._learnt)
-        reached = (self.admission.pool.limits, self.admission.limits.known)
-        if reached != self._logged:
-            self._logged = reached
-            LOG.info("%s", self.admission.summary())
-            if limits.known and (hint := self.admission.native_flags_hint(self._version)):
-                LOG.info("%s", hint)
-        return limits.known
-
-    async def _read_limits(self) -> EngineLimits:
-        """Limits from the server's /metrics and /v1/models; unknown ones stay None. Its version is stored too."""
+        # Limits from the server's /metrics and /v1/models; unknown ones stay None. Its version is stored too.
         page = await self.call_server("GET", METRICS)
         limits = EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
         if page is not None:
@@ -292,7 +280,15 @@ class Proxy(AdmissionApp):
         self._version = ""
         with contextlib.suppress(*invalid):
             self._version = str(json.loads(await self.call_server("GET", "/version") or b"{}")["version"])
-        return limits
+        self._learnt = limits.completed_by(self._learnt)
+        self.admission.learn_engine(self._learnt)
+        reached = (self.admission.pool.limits, self.admission.limits.known)
+        if reached != self._logged:
+            self._logged = reached
+            LOG.info("%s", self.admission.summary())
+            if limits.known and (hint := self.admission.native_flags_hint(self._version)):
+                LOG.info("%s", hint)
+        return limits.known
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
         try:

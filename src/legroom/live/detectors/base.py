@@ -118,7 +118,12 @@ class Detector(ABC):
         condition = self.measure(window, now_s)
         self._unknown_scrapes = self._unknown_scrapes + 1 if condition is None else 0
         if condition is not None and condition.is_bad:
-            self._count_bad(now_s)
+            # Counts one bad scrape; sets `is_active` once bad scrapes have lasted as long as `begins_after` asks.
+            self._calm_since_s, self._calm_scrapes = None, 0
+            self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
+            self._bad_scrapes += 1
+            hold, seconds = self._hold_of(self.begins_after), now_s - self._bad_since_s
+            self.is_active = self.is_active or _has_held(hold, self._bad_scrapes, seconds)
         elif condition is not None and self.is_active and not condition.is_calm:
             self._calm_since_s, self._calm_scrapes = None, 0
         elif condition is not None or self.is_active or self._unknown_scrapes >= 2:  # one lost scrape changes nothing
@@ -128,14 +133,6 @@ class Detector(ABC):
         shown = self._last_bad = condition if condition is not None and condition.is_bad else self._last_bad
         since_s = now_s if self._bad_since_s is None else self._bad_since_s
         return replace(self.finding(window, now_s, shown), since_s=since_s, is_seen_now=shown is condition)
-
-    def _count_bad(self, now_s: float) -> None:
-        """Counts one bad scrape; sets `is_active` once bad scrapes have lasted as long as `begins_after` asks."""
-        self._calm_since_s, self._calm_scrapes = None, 0
-        self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
-        self._bad_scrapes += 1
-        hold, seconds = self._hold_of(self.begins_after), now_s - self._bad_since_s
-        self.is_active = self.is_active or _has_held(hold, self._bad_scrapes, seconds)
 
     def _count_calm(self, now_s: float) -> None:
         """Counts one calm scrape; clears `is_active` once calm has lasted as long as `ends_after` asks."""

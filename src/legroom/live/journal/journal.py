@@ -66,7 +66,19 @@ class Journal:
                 raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                _prepare_database(db, path)
+                # Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another
+                # version.
+                if schema_version(db) == 0:
+                    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                version = schema_version(db)
+                if version not in (0, VERSION):
+                    other = (
+                        f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
+                    )
+                    raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
+                create_tables(db)
             except BaseException:
                 db.close()
                 raise
@@ -294,19 +306,6 @@ class Journal:
 
     def _given_or_now(self, given_s: float | None) -> float:
         return self._clock() if given_s is None else given_s
-
-
-def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
-    """Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another version."""
-    if schema_version(db) == 0:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    version = schema_version(db)
-    if version not in (0, VERSION):
-        other = f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
-        raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
-    create_tables(db)
 
 
 @contextmanager

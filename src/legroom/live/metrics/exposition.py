@@ -278,7 +278,15 @@ def _histogram(buckets: _Buckets) -> Histogram | None:
 def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
     """A sample of a /metrics response. Unreadable lines are left out and noted. Raises NotMetrics without any line."""
     body = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    _refuse_other_formats(body)
+    # Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary.
+    start = body[:200].lstrip().lower()
+    if not start:
+        raise NotMetrics("the answer is empty")
+    for what, heads in _OTHER_FORMATS.items():
+        if start.startswith(heads):
+            raise NotMetrics(f"the answer is {what}, not metrics")
+    if b"\0" in body[:200]:
+        raise NotMetrics("the answer is binary, not metrics")
     page = _Page()
     lines = body.split(b"\n")
     if lines.pop().strip():
@@ -325,18 +333,6 @@ def _read_lines(page: _Page, lines: list[bytes]) -> None:
 
 _OTHER_FORMATS = {"a web page (HTML)": (b"<!doctype", b"<html", b"<head", b"<body", b"<?xml"), "JSON": (b"{", b"[")}
 """The first bytes, in lower case, of answers that are no metrics."""
-
-
-def _refuse_other_formats(body: bytes) -> None:
-    """Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary."""
-    start = body[:200].lstrip().lower()
-    if not start:
-        raise NotMetrics("the answer is empty")
-    for what, heads in _OTHER_FORMATS.items():
-        if start.startswith(heads):
-            raise NotMetrics(f"the answer is {what}, not metrics")
-    if b"\0" in body[:200]:
-        raise NotMetrics("the answer is binary, not metrics")
 
 
 def _build_sample(page: _Page, time_s: float, server: str) -> Sample:

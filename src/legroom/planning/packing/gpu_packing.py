@@ -129,30 +129,23 @@ def pack(request: PackRequest) -> PackResult:
         problem = PackingProblem(request.cards, shifts, band_kept)
         placement = place(problem, needs)
         if placement is not None:
-            return _pack_placed(request, problem, needs, placement, sleepers)
+            # The result for a placement: KV caches shared out, every server planned, verdict and start order.
+            pools = share_pools(problem, needs, placement)
+            uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
+            servers = tuple(
+                _planned_beside_all(problem, each, needs, placement, pools, each.server.name in sleepers)
+                for each in needs
+            )
+            verdict: Verdict = "fits"
+            if any(use.sure_headroom_bytes < 0 for use in uses) or any(
+                each.plan.verdict == "tight" for each in servers
+            ):
+                verdict = "tight"
+            if any(each.plan.memory.failure for each in servers):
+                verdict = "does_not_fit"
+            order = _start_order(problem.shifts, [each.server.name for each in needs])
+            return PackResult(request, needs, verdict, servers, uses, order)
     return _pack_misfit(request, PackingProblem(request.cards, shifts, 0.0), needs)
-
-
-def _pack_placed(
-    request: PackRequest,
-    problem: PackingProblem,
-    needs: tuple[ServerNeeds, ...],
-    placement: Placement,
-    sleepers: set[str],
-) -> PackResult:
-    """The result for a placement: KV caches shared out, every server planned, verdict and start order."""
-    pools = share_pools(problem, needs, placement)
-    uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
-    servers = tuple(
-        _planned_beside_all(problem, each, needs, placement, pools, each.server.name in sleepers) for each in needs
-    )
-    verdict: Verdict = "fits"
-    if any(use.sure_headroom_bytes < 0 for use in uses) or any(each.plan.verdict == "tight" for each in servers):
-        verdict = "tight"
-    if any(each.plan.memory.failure for each in servers):
-        verdict = "does_not_fit"
-    order = _start_order(problem.shifts, [each.server.name for each in needs])
-    return PackResult(request, needs, verdict, servers, uses, order)
 
 
 def _fullest_shift(

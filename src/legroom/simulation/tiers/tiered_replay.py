@@ -30,7 +30,14 @@ class TieredScheduler(Scheduler):
     """
 
     def __init__(self, settings: SchedulerSettings, tier: TierSettings) -> None:
-        _check_tier_support(settings)
+        # Raise for a setting that is not simulated together with a tier.
+        for is_set, what, remedy in (
+            (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
+            (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
+            (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
+        ):
+            if is_set:
+                raise LegroomError(f"a tier together with {what} is not simulated", remedy)
         super().__init__(settings)
         # The tier needs block hashes even without a prefix cache on the GPU.
         self.hasher = BlockHasher(settings.block_size)
@@ -198,17 +205,6 @@ class TieredScheduler(Scheduler):
         self._prefilling.pop(request, None)
         self._last_step.pop(request, None)
         self._finished.append(request)
-
-
-def _check_tier_support(settings: SchedulerSettings) -> None:
-    """Raise for a setting that is not simulated together with a tier."""
-    for is_set, what, remedy in (
-        (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
-        (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
-        (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
-    ):
-        if is_set:
-            raise LegroomError(f"a tier together with {what} is not simulated", remedy)
 
 
 _MAX_IDLE_STEPS = 8
