@@ -5,12 +5,12 @@
 TRUTH_DIR holds `startups.jsonl` and `models.json`, GPU_DIR `measured*.jsonl` and `kit/configs*`; legroom's own
 recording (`tests/fixtures`) is read as well. The half of a band is the root of two squares: the errors that the rules
 of its parts make where all is known (`own` x their estimate), and a share of the card x `growth ** distance`. The share
-is one where the release was measured on this card family, another where it was only read. The distance is the number of
-properties (card family, release line, architecture, encoder ...) that fewer than FEW known starts have. The law is the
-narrowest that holds COVERAGE of the starts, also if each is judged as if all that share its card (its release, its
-architecture ...) were missing. It also holds COVERAGE of what was predicted before a start was read, with the errors
-made then: `predicted` of legroom's recording, and `predicted.json` (KV bytes by id) of a DIR in the form of TRUTH_DIR.
-Earlier rounds, whose records are gone, stay as the share that held them. The table leaves every class out in turn.
+is one where the release was measured on this card family, and one for each other kind (`legroom.facts.fit.KINDS`). The
+distance is the number of properties (card family, release line, architecture, encoder ...) that fewer than FEW known
+starts have. The law is the narrowest that holds COVERAGE of the starts, also if each is judged as if all that share its
+card (its release, its architecture ...) were missing. It holds COVERAGE of them with the errors made before a start was
+read, too: `predicted` of legroom's recording, and `predicted.json` (KV bytes by id) of a DIR in the form of TRUTH_DIR.
+Of few starts a larger share is held, as one more may be worse than all. The table leaves every class out in turn.
 With --write the bands go to `src/legroom/facts/data/bands.json`.
 """
 
@@ -38,7 +38,7 @@ from scoring import (
     weighted_quantile,
 )
 
-from legroom.facts.fit import MACHINE, BandRow, bands, weights_band
+from legroom.facts.fit import KINDS, MACHINE, BandRow, bands, kind_unmeasured, weights_band
 from legroom.facts.fit import ROOT as WHOLE
 from legroom.figures import Figure
 from legroom.memory.activation.profile_run import activation, activation_cold, pinned_bytes
@@ -76,7 +76,7 @@ FARTHEST = 3
 """Starts with more hardly known properties were not farther off."""
 SMALLEST_KV = GIB // 2
 ANOTHER_START = 0.2
-"""Off by more of the card than this, a record tells of another start: two cards of one name, unstated TP sizes."""
+"""Off by more of the card than this, a record (or a first prediction) is of another start, card or checkpoint."""
 EXACT_BYTES = 4 * MIB
 EXACT_SHARE = 0.98
 """Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding."""
@@ -86,9 +86,6 @@ PATCHED = ("Sandermage/", "zjpzhao/vllm-qwen3vl-cu118-t4")
 """Sources that run a vLLM of their own making: a plan is of the release."""
 STARTED_BY_ANOTHER = ("unslothai/",)
 """Sources whose vLLM another program starts: it sets sequences, adapters and a sampler that their records lack."""
-KINDS = ("measured", "read")
-EARLIER_ROUNDS = {("kv_cache", "read"): 0.0151}
-"""The share of the card that held nine in ten of 82 published starts predicted first, up to 2026-11-17."""
 Property = tuple[str, str]
 
 
@@ -200,7 +197,8 @@ def start_of(result: Result, predicted_bytes: int | None) -> Start | None:
             of_total=total_spread(planned.settings, target.gpu),
         )
     of = band_class(*what)
-    seen = misses.get("kv_cache") if predicted_bytes is not None else None
+    near = predicted_bytes is not None and abs(predicted_bytes - (kv or 0)) <= ANOTHER_START * total
+    seen = misses.get("kv_cache") if near else None
     return Start(
         case.id,
         case.source,
@@ -211,7 +209,7 @@ def start_of(result: Result, predicted_bytes: int | None) -> Start | None:
         rule.bytes,
         weights_class(of, rule),
         tuple(error_scale(rules[name]) for name in COUNTED),
-        replace(seen, error=predicted_bytes - (kv or 0)) if seen else None,
+        replace(seen, error=(predicted_bytes or 0) - (kv or 0)) if seen else None,
     )
 
 
@@ -260,7 +258,7 @@ class Evidence:
 
     def kind(self, start: Start) -> str:
         machine = (self.measured[each] for each in start.of.properties if each[0] in MACHINE)
-        return "measured" if all(count >= FEW for count in machine) else "read"
+        return "measured" if all(count >= FEW for count in machine) else kind_unmeasured(start.of.properties)
 
     def _with_both(self, one: Property, other: Property) -> int:
         return self.pairs[one, other] + self.pairs[other, one]
@@ -301,30 +299,34 @@ def fit_own(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def fit_law(starts: Sequence[Start], figure: str, weights_rows: Mapping[str, BandRow]) -> Law:
+    """The law of one figure; of the parts of a budget, which few logs show, all unmeasured kinds have one share."""
     own, seen = fit_own(starts), Evidence(starts)
     groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for start in starts:
         if figure not in start.misses:
             continue
         kind, distance = seen.kind(start), seen.distance(start)
+        kind = kind if figure == "kv_cache" or kind == "measured" else KINDS[-1]
         error = abs(beyond(figure, start, weights_rows))
         groups["as it is", kind].append(Judged(start, error, distance))
-        if figure == "kv_cache" and start.at_first_sight:
+        if figure == "kv_cache" and (start.at_first_sight or kind != "measured"):
             first = abs(beyond(figure, start, weights_rows, at_first_sight=True))
-            groups["first sight", kind].append(Judged(start, first, seen.earlier[start.id]))
+            then = seen.earlier[start.id] if kind == "measured" else distance
+            groups["first sight", kind].append(Judged(start, first, then))
         for each in start.of.properties:
-            if seen.can_do_without(each) and (each[0] not in MACHINE or kind == "read"):
+            if seen.can_do_without(each) and (each[0] not in MACHINE or kind != "measured"):
                 groups[each[0], kind].append(Judged(start, error, seen.distance(start, each)))
 
     def needed(j: Judged) -> float:
         rest = math.sqrt(max(0.0, j.error**2 - j.start.own_error(figure, own) ** 2))
         return rest / j.start.total / GROWTH ** min(j.distance, FARTHEST)
 
-    of_card = {kind: EARLIER_ROUNDS.get((figure, kind), 0.0) for kind in KINDS}
+    of_card: dict[str, float] = {}
     for (_, kind), some in groups.items():
         if len(some) >= FEW:
-            of_card[kind] = max(of_card[kind], _digits(quantile(some, needed, COVERAGE)))
-    return Law(own, of_card)
+            share = min(LARGEST_SHARE, COVERAGE * (1 + 1 / len(some)))
+            of_card[kind] = max(of_card.get(kind, 0.0), _digits(quantile(some, needed, share)))
+    return Law(own, {kind: of_card.get(kind, max(of_card.values(), default=0.0)) for kind in KINDS})
 
 
 def quantile(some: Sequence[Judged], value: Callable[[Judged], float], share: float) -> float:

@@ -25,7 +25,7 @@ from legroom.facts.config.model_config import model_from_config
 from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
-from legroom.facts.model_sources import load
+from legroom.facts.model_sources import load, stored_as_named
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card
 from legroom.units import GIB, MIB
@@ -137,7 +137,7 @@ def published_cases(folder: Path) -> Loaded:
         if name not in models:
             known = facts[name]
             config = None if known.get("bundled") else config_of(known)
-            models[name] = model_from_config(config, name=name, source="start-up records") if config else load(name)
+            models[name] = stored_as_named(model_from_config(config, name=name)) if config else load(name)
         return models[name]
 
     return _collect(read_records(folder / "startups.jsonl"), lambda record: _published(record, facts, model))

@@ -98,7 +98,7 @@ FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
     "fewer sequences where 1,024 are the default": (
         "vLLM 0.8.1 on two RTX 3090\n$ vllm serve Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8 --tensor-parallel-size 2 "
         f"--gpu-memory-utilization 0.9 --max-model-len 4096 --enforce-eager\nERROR 01-02 03:04:05 [core.py:3] {BLOCKS}",
-        lambda fix: fix.flags["max_num_seqs"] <= 256,
+        lambda fix: fix.flags["max_num_seqs"] <= 512,
     ),
     "fewer bits before a second card": (
         f"one RTX 5090\n$ vllm serve Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8 --max-model-len 16384\n{BLOCKS}",

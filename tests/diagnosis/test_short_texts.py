@@ -34,6 +34,25 @@ def fix(text: str) -> Fix:
             '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in capture_model\n    self._dummy_run(1)',
             "cudagraph_capture_oom",
         ),
+        (
+            "Free memory on device cuda:1 (… GiB) on startup is less than desired GPU memory utilization (0.8, … GiB)",
+            "gpu_shared_or_not_free",
+        ),
+        (
+            "log: Free memory on device ... less than desired GPU memory utilization (0.7, 56 GiB)",
+            "gpu_shared_or_not_free",
+        ),
+        (
+            "    # vLLM ended with Free memory on device cuda:0\n    # (20.5/79.3 GiB) ... less than desired "
+            "GPU memory utilization (0.6)",
+            "gpu_shared_or_not_free",
+        ),
+        ("vLLM: startup check failed (free=21.3 GB < util*total=22.8 GB)", "gpu_shared_or_not_free"),
+        (
+            "ValueError: The model's max seq len (40960) is larger than the maximum number of tokens\nthat can be "
+            "stored in KV cache. Try increasing gpu_memory_utilization",
+            "kv_too_small_for_max_len",
+        ),
     ],
 )
 def test_prose_names_the_cause(text: str, cause: str) -> None:

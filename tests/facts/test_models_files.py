@@ -36,6 +36,20 @@ def test_a_folder_with_a_config_is_a_model_of_that_name(tmp_path: Path) -> None:
     assert (model.name, model.hidden_size, model.checkpoint_bytes) == ("my-model", 2048, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("My-Llama-AWQ", 4), ("llama-3.2-1b-NVFP4", 4), ("Llama-1B-FP8-dynamic", 8), ("llama-qat-q4_0-unquantized", None)],
+)
+def test_a_config_without_its_quantization_is_stored_as_its_name_says(
+    tmp_path: Path, name: str, bits: int | None
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(llama_config()))
+    scheme = load(str(tmp_path / name)).quantization
+    assert (scheme and scheme.weight_bits) == bits
+    assert scheme is None or scheme.named
+
+
 def test_a_config_file_alone_is_a_model(tmp_path: Path) -> None:
     path = tmp_path / "whatever.json"
     path.write_text(json.dumps(llama_config()))

@@ -10,7 +10,7 @@ from weight_cases import LLAMA_8B, model
 
 import legroom
 from legroom.errors import LegroomError
-from legroom.facts.fit import ROOT, BandRow, bands, evidence, half_band, row_at, weights_band, weights_rows
+from legroom.facts.fit import ROOT, BandRow, Properties, bands, evidence, half_band, row_at, weights_band, weights_rows
 from legroom.facts.gpus import gpu
 from legroom.memory.activation.profile_run import pinned_bytes
 from legroom.memory.bands import band_class, card_family
@@ -31,11 +31,11 @@ def evidence_of(plan: Plan) -> tuple[str, tuple[tuple[str, str], ...]]:
     ("plan", "kind", "rare"),
     [
         ({}, "measured", ()),
-        ({"vllm": "0.30.0"}, "read", (("release", "0.30"),)),
-        ({"card": "rtx4090"}, "read", ()),
-        ({"tensor_parallel_size": 2, "gpus": 2}, "read", ()),
+        ({"vllm": "0.30.0"}, "text", (("release", "0.30"),)),
+        ({"card": "rtx4090"}, "text", ()),
+        ({"tensor_parallel_size": 2, "gpus": 2}, "text", ()),
         ({"model": "gemma-3-4b"}, "measured", (("media", "Gemma3ForConditionalGeneration"),)),
-        ({"card": "b580", "vllm": "0.6.6"}, "read", (("card", "intel"), ("release", "0.6"))),
+        ({"card": "b580", "vllm": "0.6.6"}, "other", (("card", "intel"), ("release", "0.6"))),
     ],
 )
 def test_a_property_of_which_fewer_than_ten_starts_are_known_is_rare(
@@ -70,7 +70,22 @@ def test_every_rare_property_widens_the_share_of_the_card_by_the_growth() -> Non
 
 def test_a_release_that_was_only_read_has_a_wider_band_than_a_measured_one() -> None:
     measured, read = (half_band("kv_cache", (("card", card),), 1, 10**9) for card in ("hopper", "ampere"))
-    assert read > 5 * measured
+    assert read > 3 * measured
+
+
+@pytest.mark.parametrize(
+    ("vaguer", "than"),
+    [
+        ((("card", "ada"), ("media", "Gemma4ForConditionalGeneration")), (("card", "ada"), ("media", "text"))),
+        ((("card", "ada"), ("draft", "draft")), (("card", "ada"), ("draft", "none"))),
+        ((("card", "unified"), ("memory", "shared")), (("card", "ada"),)),
+        ((("card", "amd"),), (("card", "ada"),)),
+    ],
+)
+def test_encoders_drafts_shared_memory_and_other_makers_cards_have_wider_bands(
+    vaguer: Properties, than: Properties
+) -> None:
+    assert half_band("kv_cache", vaguer, 1, 10**9) > half_band("kv_cache", than, 1, 10**9)
 
 
 def test_where_nobody_said_so_the_band_holds_the_first_start_and_later_ones() -> None:

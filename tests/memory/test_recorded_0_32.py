@@ -100,6 +100,8 @@ def test_the_kv_cache_is_within_a_thousandth_of_what_was_recorded(name: str, why
         ("k-exaone-236b-a23b-l5", "normed queries and keys beside experts"),
         ("kimi-k2-thinking-l3", "experts of packed integers on Humming"),
         ("hyperclovax-seed-think-14b", "sums that are tensors of their own"),
+        ("N-granite-3.3-8b-fp8", "a product in 8 bits beside its gate"),
+        ("Q-llama-online-fp8", "no product on cuBLAS, and a gate that is freed"),
     ],
 )
 def test_the_peak_and_the_weights_are_within_fifteen_megabytes(name: str, why: str, tmp_path: Path) -> None:

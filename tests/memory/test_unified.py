@@ -8,6 +8,7 @@ import pytest
 from recorded_runs import H200, models, settle
 
 from legroom.facts.gpus import gpu, with_total
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.memory.deployment_memory import deployment_memory
 from legroom.memory.overhead import charged_to_vllm, host_note, host_terms, loader_bytes, reserve_bytes, system_bytes
@@ -59,7 +60,7 @@ def test_the_peak_counts_the_system_and_the_api_server() -> None:
 
 def test_a_card_of_its_own_owes_the_host_nothing() -> None:
     assert host_terms(H200) == ()
-    assert reserve_bytes(H200) == system_bytes(H200) == charged_to_vllm(H200) == loader_bytes(H200, GIB) == 0
+    assert reserve_bytes(H200) == system_bytes(H200) == charged_to_vllm(LLAMA, H200) == loader_bytes(H200, GIB) == 0
     assert host_note(settle(LLAMA), H200) == ""
 
 
@@ -92,3 +93,7 @@ def test_the_note_says_to_drop_the_page_cache(version: str, told: str) -> None:
     note = host_note(settle(LLAMA, version, SPARK), SPARK)
     assert told in note
     assert "drop the page cache" in note
+
+
+def test_recurrent_layers_charge_more_host_memory() -> None:
+    assert charged_to_vllm(load("Qwen/Qwen3.5-9B"), SPARK) > charged_to_vllm(LLAMA, SPARK) > GIB

@@ -191,7 +191,7 @@ def test_a_command_that_already_keeps_all_stays_as_it_is():
 
 
 def test_where_no_change_is_surer_to_start_the_command_stays_as_it_is():
-    told = made("vllm serve Qwen/Qwen3-32B --max-model-len 32768", "0.10.2", "0.32.0", "a100-80gb")
+    told = made("vllm serve Qwen/Qwen3-32B --max-model-len 36864", "0.10.2", "0.32.0", "a100-80gb")
     assert told.kept.plan.verdict == "tight"
     assert told.kept.keeps_requests and told.kept.flags == {}
 

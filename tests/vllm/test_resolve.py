@@ -411,8 +411,8 @@ def test_the_length_follows_rope_scaling_and_overrides(
 def test_a_model_known_by_its_name_alone_is_not_refused_for_its_length() -> None:
     model = replace(LLAMA, config={"max_position_embeddings": 8192}, max_position_embeddings=8192)
     with pytest.raises(RefusedByVllm):
-        settle("0.32.0", model, max_model_len=16384)
-    assert settle("0.32.0", replace(model, assumed=True), max_model_len=16384).max_model_len == 16384
+        settle("0.32.0", replace(model, assumed=True), max_model_len=16384)
+    assert settle("0.32.0", replace(model, named_alone=True), max_model_len=16384).max_model_len == 16384
 
 
 def test_a_top_level_override_does_not_reach_a_nested_text_config() -> None:

@@ -78,7 +78,7 @@ def test_the_page_says_what_the_command_line_says(capsys):
     sentences += [row["text"] for row in words["pool"]]
     assert [sentence for sentence in sentences if sentence not in told] == []
     assert "too few, so the first start fails" in told
-    assert words["to_run"] == ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "25600"]
+    assert words["to_run"] == ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "26624"]
 
 
 def test_the_words_of_a_plan_are_chinese_with_the_same_numbers():

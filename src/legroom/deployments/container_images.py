@@ -28,7 +28,7 @@ _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post
 _COMPANION = pattern("container_images.companion")
 _PROJECT = "vllm-project/"
 """An organization with many images besides vLLM's."""
-_OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
+_OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack|kserve", re.IGNORECASE)
 """Projects whose images contain vLLM and have the project's own version."""
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
 _VLLM_FLAGS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")

@@ -103,6 +103,8 @@ def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -
 
 def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
     """One text as a part (its servers and commands), and the texts of other kinds embedded in it."""
+    if kind in ("shell", "unit"):  # a variable for a statement of Jinja: what it encloses may be left out
+        source = source.with_text(re.sub(r"\{%(.*?)%\}", lambda found: f" ${'_' * len(found[1])}_ ", source.text))
     if kind == "shell":
         return read_shell(source), _embedded_here_documents(source)
     if kind in ("yaml", "json"):
@@ -131,6 +133,8 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
     documents, template = _yaml_documents(source)
+    for node in (node for document in documents if template for node in document.walk()):
+        node.repeated_keys.clear()  # both sides of an `if` stay
     values = [one.source.values for one in documents[:1] if isinstance(one.source, RenderedText)]
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
@@ -172,8 +176,6 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
             documents = tuple(load_nodes(source.with_text(template_as_yaml(source.text))))
         except LegroomError:
             raise error from None
-        for node in (node for document in documents for node in document.walk()):
-            node.repeated_keys.clear()  # both sides of an `if` stay
         return documents, error
 
 

@@ -164,7 +164,7 @@ def _subjects_of_container(
             server,
             image=image,
             in_container=bool(image),  # a patch has none, and its base may mount /dev/shm
-            shm=_pod_shm(container, pod),
+            shm=_pod_shm(container, pod) or ("the runtime's" if runtime else None),
             gpus=gpu_limit(container),
             other_device=other_device(container),
             gpu_names=gpu_names,
@@ -216,10 +216,13 @@ def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
 
 
 def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
-    """The scalars of a `command` or `args` list with $(VARIABLES) replaced; empty where it is absent."""
+    """The scalars of a `command` or `args` list with $(VARIABLES) replaced, and `$@` where a template may add any."""
     values = {name: word.text for name, word in env.items()}
     items = [item for item in (node.list() if node is not None else ()) if item.scalar is not None]
-    return tuple(item.word().with_text(expand_variables(item.scalar or "", values)) for item in items)
+    words = tuple(item.word().with_text(expand_variables(item.scalar or "", values)) for item in items)
+    rest = node.source.text[node.offset :] if node is not None else ""
+    is_open = node is not None and "{{" in rest[: max(node.end - node.offset, rest.find("\n"))]
+    return (*words, Word("$@", node.offset)) if node is not None and is_open else words
 
 
 def env_list(node: Node | None) -> dict[str, Word]:
@@ -259,12 +262,18 @@ def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
 
 def start_limit(container: Node) -> TimeLimit | None:
     """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
-    probe = container.get("startupProbe") or container.get("livenessProbe")
+    probe = _probe(container, "startup") or _probe(container, "liveness")
     if probe is None:
         return None
     period = float_at(probe, "periodSeconds", 10.0)
     seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
     return TimeLimit(seconds, probe.source.place(probe.offset))
+
+
+def _probe(container: Node, kind: str) -> Node | None:
+    """The probe of a kind; None also for `null`, which a template makes of a value that is not there."""
+    probe = container.get(f"{kind}Probe")
+    return probe if probe is not None and probe.values is not None else None
 
 
 def _is_whole(container: Node) -> bool:
@@ -312,7 +321,7 @@ _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|rais
 def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
     """The probes of a container, or that it has none; without their ports where the pod has other containers."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
-    given = {kind: container.get(f"{kind}Probe") for kind in ("startup", "readiness", "liveness")}
+    given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
     if container.list("ports") and not given["startup"] and not given["readiness"]:
         yield Probe("none", container.source.place(container.list("ports")[0].offset))
     for kind, probe in given.items():

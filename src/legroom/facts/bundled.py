@@ -96,7 +96,12 @@ def derived(name: str) -> Bundled | None:
     source = (
         f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
     )
-    entry = {"base": key, "assumed": True} | plain | ({"quantization": scheme} if scheme else {})
+    entry = (
+        {"base": key, "assumed": True}
+        | ({} if exact else {"named_alone": True})
+        | plain
+        | ({"quantization": scheme} if scheme else {})
+    )
     return Bundled(name, (name,), source, 0, key, entry)
 
 
@@ -110,6 +115,13 @@ def _scheme_in_name(name: str) -> Any:
         return _shared_values()["schemes"]["w4a16" if mean[1] < "6" else "w8a16"] | {"mean_bits": float(mean[1])}
     found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
     return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
+
+
+def named_scheme(name: str) -> dict[str, Any] | None:
+    """The `quantization_config` that a name stands for; None where it states none, or one that is not known."""
+    scheme = _scheme_in_name(name.lower())
+    section = _shared_values()["schemes"].get(scheme) if isinstance(scheme, str) else scheme
+    return _expand(section) if section else None
 
 
 def _key_in_name(repo: str) -> str | None:

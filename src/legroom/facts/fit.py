@@ -70,14 +70,25 @@ def known_starts(kind: str, value: str) -> tuple[int, int]:
 
 @cache
 def evidence(properties: Properties) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """`measured` or `read` (from vLLM's source), and the properties shared with fewer than ten known starts."""
+    """The kind of evidence (KINDS), and the properties shared with fewer than ten known starts."""
     few = bands()["few"]
     machine = (known_starts(*each)[0] for each in properties if each[0] in MACHINE)
     rare = tuple(each for each in properties if known_starts(*each)[1] < few)
-    return "measured" if all(count >= few for count in machine) else "read", rare
+    return "measured" if all(count >= few for count in machine) else kind_unmeasured(properties), rare
 
 
 MACHINE = ("card", "release", "gpus")
+KINDS = ("measured", "text", "encoder", "shared", "other")
+"""Measured on this card and release; else, from vLLM's source, in the order of the errors that were seen: text alone,
+with an encoder or a draft, on memory that CPU and GPU share, on cards of other makers or of unknown name."""
+
+
+def kind_unmeasured(properties: Properties) -> str:
+    """Which of KINDS a deployment is that was not measured."""
+    of = dict(properties)
+    if of.get("memory") == "shared" or of.get("card") in ("amd", "intel", "unknown"):
+        return "shared" if of.get("memory") == "shared" else "other"
+    return "text" if of.get("media", "text") == "text" and of.get("draft", "none") == "none" else "encoder"
 
 
 def starts_like(properties: Properties) -> int:

@@ -332,6 +332,8 @@ class Quantization:
     """Mean bits of a weight in mixed precision, scales included, where a name states them; else 0."""
     list_assumed: bool = False
     """The config lacks its list of unquantized modules, and the usual list of such checkpoints is assumed."""
+    named: bool = False
+    """The model's name alone says so: its config has no quantization."""
 
     @property
     def is_nvfp4(self) -> bool:
@@ -382,3 +384,5 @@ class Model:
     config: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
     """The text config."""
     source: str = ""
+    named_alone: bool = False
+    """True: nothing but the name was known, and it names a sibling's architecture; the longest length is a guess."""

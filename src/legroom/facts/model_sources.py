@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id_of, mirrored, nearest
+from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id_of, mirrored, named_scheme, nearest
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
@@ -64,7 +64,8 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     hub_id = name if "/" in name else hub_id_of(bundled, name or bundled.name)
     config = overridden(bundled_config(bundled, hub_id), overrides)
     model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
-    return replace(model, assumed=True) if bundled.entry.get("assumed") else model
+    entry = bundled.entry
+    return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
@@ -72,18 +73,28 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
-    has_experts = any(isinstance(layer.feedforward, Experts) for layer in model.layers)
-    return replace(model, assumed=True, quantization=_with_usual_exclusions(model.quantization, has_experts))
+    return _with_usual_exclusions(model, model.quantization)
 
 
-def _with_usual_exclusions(scheme: Quantization, has_experts: bool) -> Quantization:
-    """The scheme with the usual list of unquantized modules instead of the original checkpoint's."""
+def stored_as_named(model: Model) -> Model:
+    """The model quantized as its name says where its config does not; the range of its weights holds both."""
+    scheme, name = model.quantization, model.name.lower()
+    if scheme and scheme.list_assumed and "bf16" in name and LINEAR_ATTENTION not in scheme.ignored:
+        return replace(model, quantization=replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION)))
+    section = None if scheme or model.checkpoint_bytes else named_scheme(name)
+    named = quantization({**model.config, "quantization_config": section}) if section else None
+    return _with_usual_exclusions(model, replace(named, named=True)) if named else model
+
+
+def _with_usual_exclusions(model: Model, scheme: Quantization) -> Model:
+    """The model with the usual list of unquantized modules in the place of one that was not read."""
     if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
+        has_experts = any(isinstance(layer.feedforward, Experts) for layer in model.layers)
         ignored = ["lm_head", LINEAR_ATTENTION] if has_experts else ["lm_head"]
         usual = quantization({"quantization_config": {"quant_algo": "NVFP4", "ignore": ignored}})
         assert usual is not None
-        return replace(usual, list_assumed=True)
-    return replace(scheme, list_assumed=True)
+        scheme = replace(usual, named=scheme.named)
+    return replace(model, assumed=True, quantization=replace(scheme, list_assumed=True))
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -105,7 +116,7 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
     if brought:
         config, checkpoint_bytes = json.loads(brought)
         model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
-        return replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model
+        return stored_as_named(replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model)
     for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
         if bundled := read(text):
             return build(bundled, text, overrides)
@@ -119,14 +130,15 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
     if path.is_dir():
         name, size = path.resolve().name, folder_bytes(path)
         config = overridden(config_of_folder(path), overrides)
-        return replace(model_from_config(config, name=name, source=f"folder {name}"), checkpoint_bytes=size)
+        model = model_from_config(config, name=name, source=f"folder {name}")
+        return stored_as_named(replace(model, checkpoint_bytes=size))
     if path.suffix.lower() == ".gguf":
         from legroom.facts.gguf import read_gguf  # few users have one
 
         return read_gguf(path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     config = config_of_folder(path.parent) if path.name == "config.json" else read_json_object(path)
-    return model_from_config(overridden(config, overrides), name=name, source=f"file {path.name}")
+    return stored_as_named(model_from_config(overridden(config, overrides), name=name, source=f"file {path.name}"))
 
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
@@ -137,7 +149,7 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     answer = fetch(name, revision, offline)
     model = model_from_config(overridden(answer.config, overrides), name=name, source=answer.source)
-    return replace(model, checkpoint_bytes=answer.checkpoint_bytes) if answer.checkpoint_bytes else model
+    return stored_as_named(replace(model, checkpoint_bytes=answer.checkpoint_bytes or model.checkpoint_bytes))
 
 
 def _unknown_model_error(name: str, why: str) -> LegroomError:

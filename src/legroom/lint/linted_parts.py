@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from legroom.deployments.file_kinds import Kind
 from legroom.deployments.file_reader import document_kind, read_file
-from legroom.deployments.source_text import Place, Unread
+from legroom.deployments.source_text import Place, Text, Unread
 from legroom.deployments.subjects import FilePart, Subject
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.lint.expressions import (
     Expression,
@@ -50,10 +51,18 @@ class UnclaimedFlags:
 
 
 @dataclass(frozen=True)
+class DoubtfulLine:
+    """A line that is a mistake wherever it stands in a file of its kind."""
+
+    place: Place
+    row: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class LintedPart:
     """The subjects of one part of a file."""
 
-    subjects: tuple[Subject | Node | Expression | UnclaimedFlags, ...] = ()
+    subjects: tuple[Subject | Node | Expression | UnclaimedFlags | DoubtfulLine, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part records, each with its expression."""
     is_known: bool = False
@@ -93,6 +102,9 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         unclaimed = _unclaimed_flags(path, text, read_lines)
         is_empty = is_empty and unclaimed is None
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
+    lines = tuple(_doubtful_lines(path, text, kind)) if re.search(r"(?i)vllm|\bray start\b", text) else ()
+    is_empty = is_empty and not lines
+    yield LintedPart(lines)
     nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
@@ -109,6 +121,14 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
         return None
     number, flag = unclaimed[0]
     return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
+
+
+def _doubtful_lines(path: str, text: str, kind: Kind | None) -> Iterator[DoubtfulLine]:
+    """The first line of each kind of `line_mistakes.json` in a file."""
+    for row in read_data("line_mistakes.json")["rows"]:
+        is_met = kind not in row["kinds"] or ("unless" in row and re.search(row["unless"], text))
+        if not is_met and (found := re.search(row["pattern"], text, re.MULTILINE)):
+            yield DoubtfulLine(Text(path, text).place(found.start("at")), row)
 
 
 def _linted_part(part: FilePart) -> LintedPart | None:

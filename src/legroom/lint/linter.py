@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
+_SIGNS = {
+    "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
+    "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b",
+}
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
@@ -174,6 +178,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
     uses_ray = any(_RAY.search(text) for _, text in texts)
+    signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
@@ -189,6 +194,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
             uses_ray=uses_ray,
+            platform_signs=signs,
             names_api_key=path in with_key,
         )
         for finding in _check_part(part, context, options.only):

@@ -15,6 +15,7 @@ from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs, served_port
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
@@ -80,6 +81,8 @@ class Context:
     """Variables that the linted files read themselves: `$VLLM_PORT` is its author's own."""
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
+    platform_signs: frozenset[str] = frozenset()
+    """`openshift`, which gives every pod a user, and `own-port`, which no Service called `vllm` sets."""
     uses_ray: bool = False
     """Whether a linted file names Ray or a LeaderWorkerSet."""
     servers: tuple[StartedServer, ...] = ()
@@ -223,6 +226,14 @@ def flag_value(server: StartedServer, word: Word) -> str:
     return value if equals else following[0].text if following else ""
 
 
+def known_port(server: StartedServer, args: ServeArgs) -> str:
+    """The port that the server listens on; empty where a template, a launcher or a foreign image tells."""
+    is_written = flag_word(server, "--port") is not None or len({word.offset for word in server.words[:2]}) == 2
+    takes_port = len(server.words) < 3 or any(name.endswith("PORT") for name in server.env)
+    is_told = is_written or not takes_port or images.is_published_by_vllm(server.image)
+    return served_port(args) if is_told and not server.launcher and not has_open_words(server, ("port",)) else ""
+
+
 def runs_on_rocm(server: StartedServer) -> bool:
     """Whether its image or a variable names AMD's GPUs."""
     return "rocm" in server.image or any(name.startswith(("VLLM_ROCM_", "HIP_", "ROCR_")) for name in server.env)
@@ -233,6 +244,7 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
         is_model = before is not None and before.text == "serve" and "model" not in fields
+        is_model = is_model and word.text != "$@" and not word.text.startswith("__")  # a whole command may be filled in
         if is_model or not _OPEN.search(word.text):
             continue
         head = word if word.text.startswith("--") and "=" in word.text else before
@@ -243,7 +255,7 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
     return False
 
 
-_OPEN = re.compile(r"\$|\{\{|\{%|<[\w -]+>")
+_OPEN = re.compile(r"\$|\{\{|\{%|<[\w -]+>|__\w+__")
 
 
 def has_same_words(name: str, candidate: str, separator: str) -> bool:

@@ -199,7 +199,11 @@ def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -
     fit = _graph_constants(settings)
     pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
     pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
-    if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
+    blocks = [layer.feedforward for layer, _ in cached_by_model(layer_kinds, model)]
+    if any(isinstance(block, Experts) and block.shared_intermediate_size for block in blocks):
+        # Shared experts run on a stream of their own, for which cuBLAS keeps a second workspace.
+        pool += fit.get("second_stream_mib", 0) * MIB
+    if any(isinstance(block, Experts) for block in blocks):
         # pool_mib_experts is for a largest capture size of 512.
         pool += fit["pool_mib_experts"] * MIB * max(settings.cudagraph_capture_sizes, default=0) / 512
     return int(pool)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER, Gpu
-from legroom.facts.model import Model
+from legroom.facts.model import Model, recurrent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, measured
-from legroom.memory.activation.layer_peaks import expert_scratch
+from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.activation.profile_run import (
     activation,
     cublas_workspace,
@@ -23,7 +23,7 @@ from legroom.memory.activation.profile_run import (
 from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate, is_fused, is_nvlink_server
 from legroom.memory.dtypes import FLOAT32_BYTES
-from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached
+from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
 from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
 from legroom.memory.weights.loaded import loaded_weights
@@ -119,7 +119,7 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
         terms.append(Term("communication", communication, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
         terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
-    if shared := charged_to_vllm(gpu):
+    if shared := charged_to_vllm(model, gpu):
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):
         terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
@@ -244,9 +244,12 @@ def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
     return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes)) if gpu.unified else 0
 
 
-def charged_to_vllm(gpu: Gpu) -> int:
+def charged_to_vllm(model: Model, gpu: Gpu) -> int:
     """Bytes of the worker's host memory that count as non-torch memory on unified memory (NVIDIA); else 0."""
-    return int(constants()["unified"]["charged_mib"] * MIB) if gpu.unified and gpu.vendor == "nvidia" else 0
+    if not gpu.unified or gpu.vendor != "nvidia":
+        return 0
+    states = recurrent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
+    return int(constants()["unified"]["charged_recurrent_mib" if states else "charged_mib"] * MIB)
 
 
 def host_note(settings: EngineSettings, gpu: Gpu) -> str:

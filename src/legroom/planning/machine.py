@@ -176,7 +176,8 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
             f"{target.model.name} is {_assumed_note(target.model)}, so its weights are an estimate; name a folder with "
             "its config.json to have them counted"
         )
-        if (args.max_model_len or 0) > (longest := target.model.max_position_embeddings):
+        longest = target.model.max_position_embeddings
+        if target.model.named_alone and (args.max_model_len or 0) > longest:
             yield f"the model that its name tells has a limit of {longest:,} tokens; the checkpoint may have another"
     if not target.model.known:
         yield (

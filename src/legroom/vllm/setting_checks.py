@@ -63,7 +63,7 @@ def check_given(args: ServeArgs, release: Release) -> None:
 def check_length(args: ServeArgs, limit: int, model: Model, release: Release) -> None:
     """Raise RefusedByVllm for a --max-model-len above `limit` tokens, that of a config that was read."""
     length = args.max_model_len
-    if length is None or length <= limit or model.assumed or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
+    if length is None or length <= limit or model.named_alone or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return
     own = model.config.get("model_max_length")
     if isinstance(own, int) and length <= own:

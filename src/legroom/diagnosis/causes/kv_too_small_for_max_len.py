@@ -99,7 +99,7 @@ def _explanation(case: Case) -> str:
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
-        return f"One request may be {longest:,} tokens long, and the pool holds {fits:,}."
+        return f"One request may be {longest:,} tokens long, and the pool holds {f'{fits:,}' if fits else 'fewer'}."
     if needed is not None and has is not None:
         return f"One request of max_model_len needs {gib(needed)} of KV cache and {gib(has)} are left."
     if has is not None and not longest_fitting_len(case):

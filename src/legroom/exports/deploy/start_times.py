@@ -42,6 +42,7 @@ class StartTimes:
     download_bytes_s: float
     """0: nothing is downloaded."""
     drain_s: int = DRAIN_S
+    engine_s: int = ENGINE_S
 
     @property
     def checkpoint_read_s(self) -> float:
@@ -56,7 +57,7 @@ class StartTimes:
     @property
     def expected_s(self) -> float:
         """Expected seconds of a first start: imports, download, reading the checkpoint, and starting the engine."""
-        return IMPORT_S + self.download_s + self.checkpoint_read_s + ENGINE_S
+        return IMPORT_S + self.download_s + self.checkpoint_read_s + self.engine_s
 
     @property
     def limit_s(self) -> int:
@@ -69,16 +70,21 @@ class StartTimes:
         """Seconds of drain and teardown together."""
         return self.drain_s + TEARDOWN_S
 
-    def sentence(self) -> str:
-        """The parts of the expected time as a comment."""
+    def parts(self) -> str:
+        """The parts of the expected time."""
         size = f"{self.checkpoint_bytes / GIB:.1f} GiB of weights"
         parts = [f"imports {IMPORT_S} s"]
         if self.download_bytes_s:
             parts.append(f"downloading {size} at {_speed_text(self.download_bytes_s)} {self.download_s:.0f} s")
             size = "them"
         parts.append(f"reading {size} at {_speed_text(self.disk_bytes_s)} {self.checkpoint_read_s:.0f} s")
-        parts.append(f"profiling, compiling and capturing graphs {ENGINE_S} s")
-        return f"{', '.join(parts)}: about {self.expected_s:.0f} s for a first start; the limit is {self.limit_s} s"
+        is_eager = self.engine_s == SHORTEST_ENGINE_S
+        parts.append(f"{'profiling' if is_eager else 'profiling, compiling and capturing graphs'} {self.engine_s} s")
+        return ", ".join(parts)
+
+    def sentence(self) -> str:
+        """The parts of the expected time and the limit as a comment."""
+        return f"{self.parts()}: about {self.expected_s:.0f} s for a first start; the limit is {self.limit_s} s"
 
     def short_sentence(self) -> str:
         """The expected time and the limit as a comment."""

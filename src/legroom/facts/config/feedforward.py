@@ -25,15 +25,8 @@ _UNGATED = (_BIASED - {"gpt_oss"}) | frozenset(
 """Model types with an ungated block: up, activation, down."""
 _EXPERT_COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 _EXPERTS_PER_TOKEN = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_topk",
-    "moe_top_k",
-    "moe_k",
-    "top_k_experts",
-    "num_selected_experts",
-    "top_k",
-    "moe_router_topk",
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
+    *("num_selected_experts", "top_k", "moe_router_topk"),
 )
 _EXPERT_WIDTH = (
     *("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "ffn_hidden_size"),
@@ -351,4 +344,9 @@ _SPECIAL: dict[str, Callable[[Config, int], tuple[FeedForward | None, ...]]] = {
     "lfm2_moe": _lfm2_blocks,
     "arctic": _arctic_blocks,
     "phi3small": _phi3_small_blocks,
+    # The MLP of a shared block, in layers with attention only.
+    "zamba2": lambda config, count: tuple(
+        _dense_block(config, "") if index in (config.get("hybrid_layer_ids") or range(6, count, 6)) else None
+        for index in range(count)
+    ),
 }

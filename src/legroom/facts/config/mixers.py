@@ -41,7 +41,9 @@ def _mamba2_widths(text: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions of a Mamba-2 mixer, by name, from the text config."""
     hidden = int_field(text, "hidden_size")
     heads = _first_number(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
-    head_dim = _first_number(text, "mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim", default=0)
+    of_attention = text.get("n_mamba_heads") is not None  # Zamba2's head_dim
+    names = ("mamba_head_dim", "mamba_d_head", "mamba_headdim", *(() if of_attention else ("head_dim",)))
+    head_dim = _first_number(text, *names, default=0)
     inner = optional_int(text, "mamba_d_ssm") or 0
     if not inner and text.get("mamba_num_heads") is not None:
         inner = heads * head_dim  # Nemotron-H: expand is written but not used

@@ -375,12 +375,6 @@ def _llama4_projector(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _pixel_shuffle_projector(encoder: _Encoder) -> list[Linear]:
-    """Pixel shuffle, then one linear layer into the language model's width."""
-    factor = int(encoder.config.get("scale_factor") or 2)
-    return [Linear("connector", encoder.text_width, encoder.hidden * factor**2)]
-
-
 _PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
     "none": lambda encoder: [],
     "mlp": _mlp_projector,
@@ -391,13 +385,18 @@ _PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
         Linear("projector", encoder.hidden, encoder.text_width),
         Linear("projector.norm", encoder.hidden),
     ],
-    "gemma4": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden)],
+    "gemma4": lambda encoder: [
+        Linear("projector", encoder.text_width, encoder.hidden),
+        Linear("speech", int(encoder.row["speech_parameters"]) * bool(encoder.config.get("audio_config"))),
+    ],
     "minimax": _minimax_projector,
     "internvl": _internvl_projector,
     "llama4": _llama4_projector,
     "glm": _glm_projector,
     "cohere": _cohere_projector,
-    "pixel_shuffle": _pixel_shuffle_projector,
+    "pixel_shuffle": lambda encoder: [
+        Linear("connector", encoder.text_width, encoder.hidden * int(encoder.config.get("scale_factor") or 2) ** 2)
+    ],
     "linear": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden, True)],
     "resampler": _resampler,
     "phi4mm": _phi4mm_projector,

@@ -83,7 +83,8 @@ def workers_of_ray(document: Node, context: Context) -> Findings:
 def model_left_out(server: StartedServer, context: Context) -> Findings:
     """A container of vLLM that is given no model, or one without its organization."""
     model = context.parsed_args(server).args.model
-    is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and is_server_image(server.image) and not server.launcher
+    is_passed_on = is_published_by_vllm(server.image) or (is_server_image(server.image) and len(server.words) > 2)
+    is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and is_passed_on and not server.launcher
     is_told = is_plain and bool(server.words) and not has_open_words(server, ("model",)) and server.mounts is not None
     if not is_told or flag_word(server, "--config", "--headless", "--help") or "/" in model:
         return

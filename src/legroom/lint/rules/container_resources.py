@@ -109,6 +109,7 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
         and is_whole
         and is_published_by_vllm(server.image)
         and "NVIDIA_VISIBLE_DEVICES" not in server.env
+        and not has_open_words(server)
     ):
         suggestion = _GIVE_GPUS.get(server.runs, "")
         yield finding("gpus-too-few", server.place, "the container gets no GPU", suggestion, is_certain=False)

@@ -8,8 +8,8 @@ from legroom.deployments import container_images as images
 from legroom.deployments.container_parts import Probe
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import read_data
-from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words
-from legroom.vllm.args import other_values, served_port
+from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
+from legroom.vllm.args import other_values
 
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _SERVED_KINDS = ("Kubernetes Deployment", "Kubernetes StatefulSet")
@@ -91,7 +91,7 @@ def _image_facts(key: str) -> str:
 def probes_of_server(server: StartedServer, context: Context) -> Findings:
     """Probes that ask another port or for what vLLM does not have, and a Deployment without a readiness probe."""
     args = context.parsed_args(server).args
-    port = "" if server.launcher or has_open_words(server) else served_port(args)
+    port = known_port(server, args)
     for probe in server.probes:
         if probe.port.isdecimal() and port.isdecimal() and probe.port != port:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"
@@ -132,9 +132,8 @@ def _is_whole(server: StartedServer) -> bool:
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = not _is_whole(server) and server.read_as != "a Dockerfile" and server.gpus is None
     if (
-        not is_excerpt
+        (_is_whole(server) or server.gpus is not None)
         and not server.is_release_assumed
         and server.image != "vllm"  # KServe's own
         and images.is_server_image(server.image)

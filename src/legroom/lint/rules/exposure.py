@@ -9,8 +9,8 @@ from dataclasses import replace
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
-from legroom.vllm.args import other_value, served_port
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words, known_port
+from legroom.vllm.args import other_value
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALL_ADDRESSES = ("0.0.0.0", "::")
@@ -24,15 +24,14 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
     args = context.parsed_args(server).args
     if server.launcher or not server.words or not server.in_container or flag_word(server, "--config"):
         return
-    host, port = other_value(args, "--host") or "", served_port(args)
+    host, port = other_value(args, "--host") or "", known_port(server, args)
     is_published = server.published or any(probe.port for probe in server.probes if probe.kind == "readiness")
     if host in _LOOPBACK and is_published:
         message = f"--host {host} listens inside the container alone: nothing outside reaches the server"
         yield finding("port-unreachable", flag_place(server, "--host"), message, "write --host 0.0.0.0")
     published = server.published if len(server.published) == 1 else ()
     for named in (*server.declared_ports, *published):
-        is_other = named.port.isdecimal() and port.isdecimal() and named.port != port
-        if is_other and not has_open_words(server, ("port",)):
+        if named.port.isdecimal() and port.isdecimal() and named.port != port:
             message = f"the file names port {named.port} of the container, and the server listens on {port}"
             found = finding("port-unreachable", named.place, message, f"write {port}, or add --port {named.port}")
             yield found if named in published else replace(found, severity="note")
@@ -54,9 +53,9 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
         names = {port.text("name"): port.text("containerPort") for port in containers[0].list("ports")}
         ports = document.list("spec", "ports")
         targets = [names.get(port.text("targetPort"), port.text("targetPort") or port.text("port")) for port in ports]
-        if len(servers) != 1 or servers[0].launcher or has_open_words(servers[0], ("port",)) or not targets:
+        if len(servers) != 1 or not targets:
             continue
-        served = served_port(context.parsed_args(servers[0]).args)
+        served = known_port(servers[0], context.parsed_args(servers[0]).args)
         is_told = targets[0].isdecimal() and served.isdecimal() and flag_word(servers[0], "--config") is None
         if served not in targets and is_told:
             message = f"the Service forwards to port {targets[0]}, and the server listens on {served}"

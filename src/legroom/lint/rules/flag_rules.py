@@ -10,9 +10,10 @@ from dataclasses import replace
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
-from legroom.facts import pattern
+from legroom.facts import pattern, read_data
 from legroom.facts.bundled import find, misspelling_of
 from legroom.facts.flags import advice, companion_of, flag_name, flags_ever, flags_of
+from legroom.facts.release_support import plugin_of, quantization_methods
 from legroom.lint.rule import (
     Context,
     Findings,
@@ -86,6 +87,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     yield from _device_of_another_build(server)
     yield from _config_not_in_yaml(server)
     yield from _misspelled_model(server, context)
+    yield from _unknown_quantization(server, context)
 
 
 @checks(InvokedCommand, "flag-of-another")
@@ -241,6 +243,19 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
         is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
         if word is not None and is_known and plain_name(word.text) != _SHARE:
             yield finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
+
+
+def _unknown_quantization(server: StartedServer, context: Context) -> Findings:
+    """A method that no release has; a note where this release alone has none and no plugin brings it."""
+    word, methods = flag_word(server, "--quantization"), read_data("quantization_methods.json")["methods"]
+    method, release = flag_value(server, word) if word is not None else "", context.release_of(server)
+    is_gone = method not in quantization_methods(release) and plugin_of(method, release) is None
+    if word is None or not is_gone or not re.fullmatch(r"[a-z][\w-]+", method) or server.launcher:
+        return
+    who = f"vLLM {release} has no" if method in methods else "no vLLM release has a"
+    message, is_certain = f"{who} quantization method {method}", context.runs_vllms_own(server)
+    found = finding("flag-value", server.place_of(word), message, "leave it out", is_certain=is_certain)
+    yield replace(found, severity="note") if method in methods else found
 
 
 def _misspelled_model(server: StartedServer, context: Context) -> Findings:

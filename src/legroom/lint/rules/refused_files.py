@@ -27,11 +27,12 @@ def refused_manifest(document: Node, context: Context) -> Findings:
     """A manifest or a Compose file that is refused before anything starts."""
     if not context.servers or is_template(document.source.text):
         return
-    for node, message, suggestion in (*_refused_by_kubernetes(document), *_refused_by_compose(document)):
+    by_kubernetes = _refused_by_kubernetes(document, "openshift" in context.platform_signs)
+    for node, message, suggestion in (*by_kubernetes, *_refused_by_compose(document)):
         yield finding("manifest-refused", document.source.place(node.offset), message, suggestion)
 
 
-def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
+def _refused_by_kubernetes(document: Node, gets_user: bool) -> Iterator[_Refusal]:
     """What the API server refuses in the pods of a manifest."""
     if document.get("apiVersion") is None:
         return
@@ -49,7 +50,7 @@ def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
         declared |= {claim.text("metadata", "name") for claim in claims}
         for container in (*pod.list("containers"), *pod.list("initContainers")):
             yield from _refused_container(container)
-            if image_user := _refused_user(container, pod):
+            if not gets_user and (image_user := _refused_user(container, pod)):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
                 is_told = bool(mount.text("name")) and "$" not in "".join((mount.text("name"), *declared))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
@@ -96,6 +95,8 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     if limit is None:
         return
     plan, own = context.plan_of(server), plan_of_server(server, context.release_of(server))
+    if own is not None and own.plan.memory.failure and own.plan.memory.failure.id in _NO_CARD_HELPS:
+        return  # it does not start at all
     is_restarted = server.runs != "compose"  # Compose only marks the container unhealthy; it keeps serving.
     size = own.checkpoint_bytes if own is not None else 0
     least_s = _SHORTEST_START_S + size / _FASTEST_DISK_BYTES_S
@@ -106,7 +107,9 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
         times = planned_server(plan).times
         if "LLMInferenceService" in server.read_as:  # KServe downloads the model in an init container
             times = replace(times, download_bytes_s=0.0)
-        needed_s, why = times.expected_s, times.sentence()
+        if context.parsed_args(server).args.enforce_eager:  # nothing is compiled or captured
+            times = replace(times, engine_s=SHORTEST_ENGINE_S)
+        needed_s, why = times.expected_s, times.parts()
     elif size:
         needed_s = _SHORTEST_START_S + size / _NVME_BYTES_S
         why = f"imports take about {IMPORT_S} s, and {human_bytes(size)} are read from a local NVMe drive"
@@ -142,9 +145,6 @@ def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
         yield finding("stop-too-short", limit.place, message, f"allow at least {int(drain_s) + 30} s")
 
 
-_LINKS_OFF = re.compile(r"enableServiceLinks:\s*[\"']?false")
-
-
 @checks(Node, "key-repeated")
 def repeated_keys(document: Node, context: Context) -> Findings:
     """Keys that a manifest or a Compose file has twice."""
@@ -159,10 +159,10 @@ def repeated_keys(document: Node, context: Context) -> Findings:
 
 @checks(Node, "service-named-vllm")
 def service_sets_vllm_port(document: Node, context: Context) -> Findings:
-    """A Service named `vllm` where the file does not switch service links off."""
+    """A Service named `vllm` where no file switches service links off."""
     name = document.get("metadata", "name")
     is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
-    if name is not None and is_called_vllm and not _LINKS_OFF.search(document.source.text):
+    if name is not None and is_called_vllm and "own-port" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
         yield finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))

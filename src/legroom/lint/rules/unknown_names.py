@@ -12,7 +12,7 @@ from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
 from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
-from legroom.lint.linted_parts import UnclaimedFlags
+from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
 from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
 from legroom.vllm.args import other_values, served_port
 
@@ -132,3 +132,11 @@ def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     yield finding(
         "not-understood", flags.place, message, "lint the command itself, or what the tool makes of this file"
     )
+
+
+@checks(DoubtfulLine, "image-moving", "command-doubtful", "secret-written", "env-meaning", "cache-lost", "gpus-too-few")
+def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
+    """Notes about images, keys and settings outside of any command that starts a server."""
+    if line.row["rule"] != "image-moving" or not context.is_release_given:
+        found = finding(line.row["rule"], line.place, line.row["message"], line.row["suggestion"])
+        yield replace(found, severity="note")

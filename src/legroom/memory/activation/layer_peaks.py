@@ -252,9 +252,11 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
         fit = constants()["eager"]
         library = "transformers" if at.execution.on_transformers else "vllm"
         hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"][library]) * at.hidden
-        times = fit["plain_activations"][library].get(at.hidden_act, 3 if block.gated else 2)
-        # Block-wise fp8 quantizes the product before the gate is freed: one byte per value and a scale per 128.
-        quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0
+        plain = fit["plain_activations"][library]
+        times = plain.get(at.model_type, plain.get(at.hidden_act, 3 if block.gated else 2))
+        # The product is quantized before the gate is freed, save in LlamaMLP: a byte a value, a scale per block of 128.
+        kept = at.execution.quantized_activations and at.model_type not in fit["fused_static_fp8"]["families"]
+        quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else inner // 2 * kept
         fused = inner - inner // 2 if at.execution.fused_product and block.gated else 0
         elements = int(times * inner) - fused + hidden + quantized
         return LayerPeak("feed-forward", elements, f"{times} x intermediate + hidden states")
@@ -268,8 +270,7 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
 def _experts(block: Experts, at: Widths) -> LayerPeak:
     """Live elements per token at the peak of an MoE block, without the fused-experts buffers (`ExpertScratch`)."""
     shared = 3 * cdiv(block.shared_intermediate_size, at.execution.ranks)
-    beside = block.parallel_dense
-    if beside is not None:
+    if beside := block.parallel_dense:
         shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.execution.ranks))
     # Either the shared experts are at their widest, or their output lives beside that of the routed ones.
     waiting = 7 * at.hidden + at.held if at.execution.compiled else 6 * at.hidden

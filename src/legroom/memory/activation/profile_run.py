@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from legroom.facts.fit import constants, runs_on_transformers
 from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
-from legroom.facts.model import Experts, Model, latent, recurrent
+from legroom.facts.model import Experts, Model, Quantization, latent, recurrent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.encoder_profile import encoder_profile
@@ -24,6 +24,7 @@ from legroom.memory.figure_cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import EAGLE3_STATES
+from legroom.memory.weights.rank_modules import scheme_in_use
 from legroom.records import dataclass
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import EngineSettings, draft_method, predicts_itself
@@ -109,16 +110,14 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     at_sampling, how = _sampling_peak(model, settings, gpu, pp_rank)
     # A multimodal model reads the batch's embeddings from a persistent buffer, a text model allocates them.
     is_buffered = encoder is not None and not is_compiled(settings) and settings.engine != "V0"
+    is_buffered = is_buffered and not model.model_type.startswith(tuple(constants()["eager"]["fresh_residuals"]))
     buffered = settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings) if is_buffered else 0
     terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
     doubt = 0
     in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
     if encoder and in_tower > images + max(at_forward - buffered, at_sampling + kept):
-        cublas = in_tower - encoder.peak_bytes
-        terms = (
-            Term("encoder", encoder.peak_bytes, encoder.peak_how),
-            Term("cuBLAS workspace", cublas, "kept by torch"),
-        )
+        tower = Term("encoder", encoder.peak_bytes, encoder.peak_how)
+        terms = (tower, Term("cuBLAS workspace", in_tower - encoder.peak_bytes, "kept by torch"))
         peak, doubt = in_tower, encoder.spread_bytes
     elif at_sampling + kept > at_forward - buffered:
         peak = at_sampling + kept + images
@@ -174,15 +173,16 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
 
 def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[LayerPeak, ...]:
     """The peaks of these layers, in elements per token."""
-    scheme, fused = model.quantization, constants()["eager"]["fused_static_fp8"]
+    scheme, fused = scheme_in_use(model, settings), constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
     fuses_product = static and in_release and model.model_type in fused["families"]
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
-        _quantizes_activations(model),
-        bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
+        # What torch.compile writes in 8 bits was measured with quantized checkpoints only.
+        _quantizes_activations(model.quantization if is_compiled(settings) else scheme),
+        bool(scheme and scheme.block and scheme.weight_bits == 8),
         fuses_product,
         runs_on_transformers(model.model_type, settings.release),
         known_release(settings.release).at_least(constants()["eager"]["fused_gated_norm"]["since"]),
@@ -214,7 +214,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
             label += f" + {waiting} x hidden for the draft" if waiting else ""
             best_terms += (Term(moment.where, live, label),)
     # Quantized dense models, mxfp4 aside, reach their peak before the first cuBLAS product, the one of the output head.
-    scheme = model.quantization
+    scheme = scheme_in_use(model, settings)
     experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     never_calls_cublas = scheme is not None and not experts and scheme.method != "mxfp4"
     cublas = 0 if never_calls_cublas else cublas_workspace(gpu)
@@ -277,9 +277,8 @@ def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
     return hidden + sample.bytes + cublas_workspace(gpu), sample.how
 
 
-def _quantizes_activations(model: Model) -> bool:
+def _quantizes_activations(scheme: Quantization | None) -> bool:
     """Whether activations are quantized to 8 bits with one scale per token or tensor."""
-    scheme = model.quantization
     if scheme is None or scheme.block is not None or scheme.weight_bits != 8:
         return False
     return scheme.dynamic_activations or scheme.static_activations
@@ -294,7 +293,8 @@ def _half_band(peak: int) -> int:
 # Bytes for each logit alive at once, beside the model's own copy: float32 logits, softmax and noise.
 _MASKING = 12
 # The sampler that sorts keeps values, 64-bit indices and the radix sort's own buffers: 36 beside the model's copy.
-_SORTING = 36
+# Between 2 and 127 rows torch sorts all at once with their row numbers (SortStable.cu): 12 more.
+_SORTING, _SORTING_TOGETHER = 36, 48
 # With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
 _REJECTING = 28
 
@@ -330,7 +330,8 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         rejecting = settings.num_speculative_tokens > 0
         each = (_REJECTING if rejecting else _MASKING) + width
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
-    each, masking = _SORTING + width, logits * (_MASKING + width)
+    each = (_SORTING_TOGETHER if 1 < sequences < 128 else _SORTING) + width
+    masking = logits * (_MASKING + width)
     flashinfer_switch = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
     takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= (8, 0)
     if takes_flashinfer and flashinfer_switch == "1":

@@ -10,7 +10,7 @@ from legroom.facts.model import Model, Quantization, latent
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, share
 from legroom.memory.weights.storage import StorageContext
-from legroom.units import MIB, round_up
+from legroom.units import MIB, cdiv, round_up
 from legroom.vllm.args import EngineSettings
 
 
@@ -38,6 +38,13 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
         yield Module("hyper-connections", "hc_head_fn", copies, copies * hidden, dtype="float32")
         yield Module("hyper-connections", "hc_head_base", copies, dtype="float32")
         yield Module("hyper-connections", "hc_head_scale", 1, dtype="float32")
+    if config.get("model_type") == "zamba2":
+        wide, inner = (
+            share(_number(config, name), tp, name) for name in ("attention_hidden_size", "intermediate_size")
+        )
+        shapes = ((3 * wide, 2 * hidden), (hidden, wide), (2 * inner, hidden), (hidden, inner), (3 * hidden, 1))
+        for _ in range(_number(config, "num_mem_blocks", 1)):
+            yield from (Module("shared blocks", "shared_transformer", *shape) for shape in shapes)
     streams = _number(config, "altup_num_inputs")
     for number in range(2 * (streams - 1) if streams else 0):
         yield Module("embeddings", f"altup_projection{number}", share(hidden, tp, "the hidden size"), hidden)
@@ -57,9 +64,18 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
     return 2 * connection
 
 
-def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:
-    """Hyper-connections, per-layer inputs, AltUp and Laurel modules of one layer."""
+def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: bool = False) -> list[Module]:
+    """Hyper-connections, per-layer inputs, AltUp, Laurel and shared blocks' adapters of one layer."""
     out: list[Module] = _hyper_connections(config, hidden)
+    if is_hybrid and config.get("model_type") == "zamba2":  # a projection, and adapters of the shared MLP and attention
+        wide, inner = _number(config, "attention_hidden_size"), 2 * _number(config, "intermediate_size")
+        adapted = [(hidden, inner)] + 3 * [(wide, wide)] * bool(config.get("use_shared_attention_adapter"))
+        rank, out = _number(config, "adapter_rank", 128), [*out, Module("shared blocks", "linear", hidden, hidden)]
+        for inputs, outputs in adapted:
+            out += [
+                Module("shared blocks", "A", cdiv(rank, tp), inputs),
+                Module("shared blocks", "B", outputs // tp, rank),
+            ]
     width = _layer_input_width(config)
     if width:
         out += [

@@ -137,10 +137,12 @@ def _weights_figure(
 
 
 def _doubt(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
-    """Bytes fewer and more if linear attention, or tables of a model known by name, are stored against assumption."""
+    """Bytes fewer and more if linear attention, tables, or all of a model quantized by its name alone, differ."""
     scheme = model.quantization
     if scheme is None or scheme.weight_bits >= 16:
         return 0, 0
+    if scheme.named:
+        return 0, sum(max(0, 2 * each.module.elements - sum(each.storage.kept)) for each in stored)
     if scheme.mean_bits:
         # The mean may be of the tables too, or leave out the scales: at most 8 bits for 16 weights (NVFP4).
         lean = [(sum(each.storage.kept), int(each.module.elements * scheme.mean_bits / 8)) for each in stored]

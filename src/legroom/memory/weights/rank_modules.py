@@ -305,7 +305,9 @@ def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     workspaces = with_first_attention(model, build.settings, context)
     layers = _StoredLayers(build)
     for index in stage:
-        due = tuple(rope for rope in pending if _is_same_layer_kind(model, rope.layer, index))
+        # A pipeline stage that starts after a table's layer creates it at the next layer of that kind.
+        mixer = model.layers[index].mixer
+        due = tuple(r for r in pending if r.layer <= index and model.layers[r.layer].mixer == mixer)
         pending = [rope for rope in pending if rope not in due]
         if not due and not workspaces:
             yield from layers.of(index)
@@ -322,15 +324,13 @@ def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
             yield StoredModule(Module("buffers", "none", 0), Storage(()), due)
 
 
-def _is_same_layer_kind(model: Model, first: int, index: int) -> bool:
-    """Whether a pipeline stage that starts after layer `first` creates its rotary table at `index`."""
-    return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
-
-
-def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
-    """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3)."""
-    config = model.config
-    if not with_kv_heads([mixer]) or not isinstance(config.get("kv_lora_rank"), int):
+def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
+    """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3); up to 0.27 layers that share
+    the KV cache of another have keys and values of their own that nothing reads (Gemma 4 and 3n)."""
+    config, heads = build.model.config, with_kv_heads([mixer])
+    if heads and heads[0].shares_kv and known_release(build.settings.release).before("0.28.0"):
+        return replace(heads[0], shares_kv=False)
+    if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
     return LatentAttention(
         mixer.heads,
@@ -346,10 +346,13 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms
     """The modules of a layer on one rank; `scalars`: scales per attention, `norms`: None for the usual number."""
     shape, ranks = build.shape, build.ranks
     out: list[Module] = []
+    extras = layer_extras(build.model.config, hidden, ranks.tensor, is_hybrid=bool(layer.also))
+    if build.model.model_type == "zamba2":
+        layer = replace(layer, also=(), feedforward=None)  # in the shared blocks, beside the embeddings
     for mixer in (layer.mixer, *layer.also):
         if mixer is None:
             continue
-        out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
+        out += mixer_modules(_stored_mixer(mixer, build), hidden, shape, ranks)
         if attending([mixer]):
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:
@@ -359,5 +362,4 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms
     )
     for number in range(count):
         out += norm("norms", f"norm{number}", hidden, shape)
-    out += layer_extras(build.model.config, hidden, ranks.tensor)
-    return out + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer
+    return out + extras + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer
