@@ -118,6 +118,13 @@ def test_a_base_model_that_no_checkpoint_stands_in_for_is_quantized_while_it_loa
     assert with_advice(start).advice[0].flags["quantization"] == "fp8"
 
 
+def test_where_only_more_cards_help_nothing_tight_is_added(target):
+    name = "qwen2.5-32b-w8a8"
+    advised = with_advice(plan(target(name, "rtx 4090"), ServeArgs(model=name)))
+    assert all(each.plan.args.gpus_needed > 1 for each in advised.advice)
+    assert with_longer_tight_advice(advised) == advised
+
+
 def test_a_smaller_model_of_the_series_is_the_last_resort(target):
     """Of 14B, 8B, 4B and less, the largest that the card holds."""
     start = plan(replace(target("qwen3-32b", "rtx 3060"), gpus_given=True), ServeArgs(model="qwen3-32b"))

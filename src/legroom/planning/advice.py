@@ -65,9 +65,9 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
 def with_longer_tight_advice(advised: Plan) -> Plan:
     """The advised plan with one more, tight advice where the first shortens the context and more of it would start."""
     first = next(iter(advised.advice), None)
-    if first is None or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
-        return advised
     here = [each.plan for each in advised.advice if each.plan.args.gpus_needed <= advised.target.gpus]
+    if first is None or not here or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
+        return advised
     longest, args = max(each.settings.max_model_len for each in here), _args_to_search(advised, frozenset(), False)
     for context in _context_lengths(advised, frozenset()):
         if context < 2 * longest:
