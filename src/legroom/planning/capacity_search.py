@@ -107,6 +107,10 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     state.options.sort(key=lambda option: option.cost)
     starting = _starting_plans(state.options, base_args, max_answers)
     plans = [(_fitting_or_same(laid_out, base_args, goal), option.losses) for option, laid_out in starting]
+    if plans:  # a sure fit on no more GPUs goes before the tight ones
+        most = plans[0][0].args.gpus_needed
+        sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
+        plans = sure + [each for each in plans if each not in sure]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.

@@ -113,7 +113,7 @@ class CardModels:
 
     @property
     def best_of_each(self) -> list[CardModel]:
-        """For each base model the fitting checkpoint with the fewest losses, then the largest weights."""
+        """For each base model its best checkpoint: sure to fit, then the fewest losses, then the largest weights."""
         best: dict[str, CardModel] = {}
         for each in sorted(self.fitting, key=_preference):
             best.setdefault(each.family, each)
@@ -143,10 +143,11 @@ class CardModels:
         }
 
 
-def _preference(each: CardModel) -> tuple[int, float]:
-    """Sort key: checkpoints with the fewest concessions (8-bit KV, shorter context) first, then the largest weights."""
-    weights = each.fit.plan.layout.weights.bytes if each.fit.plan else 0
-    return len(each.fit.losses), -weights
+def _preference(each: CardModel) -> tuple[bool, int, float]:
+    """Sort key: a sure fit before a tight one, then the fewest concessions, then the largest weights."""
+    plan = each.fit.plan
+    is_tight = plan is not None and plan.verdict == "tight"
+    return is_tight, len(each.fit.losses), -plan.layout.weights.bytes if plan else 0
 
 
 def _largest_first(each: CardModel) -> tuple[int, str]:
