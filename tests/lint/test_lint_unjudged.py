@@ -185,3 +185,11 @@ def test_a_line_that_is_a_mistake_wherever_it_stands_is_a_note(path, text, rule)
 def test_a_quantization_method_that_no_release_has_needs_no_release_to_be_wrong(method, expected):
     text = f"vllm serve org/m --host 127.0.0.1 --quantization {method}\n"
     assert [each for each in found(("a.sh", text)) if each[0] == "flag-value"] == expected
+
+
+def test_a_value_that_a_template_fills_in_is_a_value(tmp_path):
+    file = tmp_path / "pod.yaml.j2"
+    file.write_text(
+        deployment(args="\n        - --model\n        - {{ model }}\n        - --dtype\n        - {{ dtype }}")
+    )
+    assert "flag-value" not in [each.rule for each in lint_files([str(file)], LintOptions()).findings]

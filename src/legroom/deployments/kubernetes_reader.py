@@ -216,10 +216,11 @@ def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
 
 
 def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
-    """The scalars of a `command` or `args` list with $(VARIABLES) replaced, and `$@` where a template may add any."""
+    """The words of a `command` or `args` list with $(VARIABLES) replaced, and `$@` where a template may add any."""
     values = {name: word.text for name, word in env.items()}
-    items = [item for item in (node.list() if node is not None else ()) if item.scalar is not None]
-    words = tuple(item.word().with_text(expand_variables(item.scalar or "", values)) for item in items)
+    items = node.list() if node is not None else ()  # an item that is no scalar is what a template fills in
+    texts = ["$_template_" if item.scalar is None else expand_variables(item.scalar, values) for item in items]
+    words = tuple(item.word().with_text(text) for item, text in zip(items, texts, strict=True))
     rest = node.source.text[node.offset :] if node is not None else ""
     is_open = node is not None and "{{" in rest[: max(node.end - node.offset, rest.find("\n"))]
     return (*words, Word("$@", node.offset)) if node is not None and is_open else words

@@ -67,7 +67,8 @@ def _refused_container(container: Node) -> Iterator[_Refusal]:
             yield node, f"{node.scalar} is no text here, and only texts are taken", f'write "{node.scalar}"'
     limits = {name: amount.scalar for name, amount in container.items("resources", "limits")}
     for name, amount in container.items("resources", "requests"):
-        if GPU_RESOURCE.fullmatch(name) and limits.get(name) != amount.scalar:
+        is_open = any("$" in (each or "") for each in (amount.scalar, limits.get(name)))
+        if GPU_RESOURCE.fullmatch(name) and limits.get(name) != amount.scalar and not is_open:
             given = f"the limit is {limits[name]}" if name in limits else "there is no limit"
             yield amount, f"{name} is requested {amount.scalar} times and {given}", "write the same number in limits"
 
