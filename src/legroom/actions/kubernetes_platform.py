@@ -149,6 +149,7 @@ class KubernetesLease:
     context: str | None = None
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
+        """Take the group's lease for the holder, for that many seconds; False where another one holds it."""
         return await asyncio.to_thread(
             _call_api, self.context, "taking the lease", lambda api: self._take_lease(api, group, holder, seconds)
         )

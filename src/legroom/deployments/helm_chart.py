@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from legroom.deployments.source_text import Place, Text, read_text
+from legroom.deployments.source_text import OPEN_WORD, Place, Text, read_text
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
 from legroom.records import dataclass, field
@@ -25,8 +25,8 @@ _TOKEN = re.compile(
 )
 _UNKNOWN = object()
 """What only the cluster, the release or a missing file tells."""
-_FILLER, _DROPPED = "$_template_", " # {{ }}"
-"""Stand for an unknown value, which is not judged, and for unknown lines, with which the result stays a template."""
+_DROPPED = " # {{ }}"
+"""Stands for unknown lines, with which the result stays a template; OPEN_WORD for an unknown value."""
 _OF_METADATA = re.compile(r"labels|annotations|name", re.IGNORECASE)
 """Templates that neither a container nor its volumes depend on."""
 _Pieces = tuple[tuple[str, Text | None, int], ...]
@@ -158,7 +158,7 @@ class _Renderer:
         if printed is None:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})
             self.is_complete &= not is_block or bool(_OF_METADATA.search(" ".join(block.words)))
-            printed = _Printed(((_DROPPED if is_block else _FILLER, None, 0),))
+            printed = _Printed(((_DROPPED if is_block else OPEN_WORD, None, 0),))
         for text, source, start in printed.pieces:
             is_own = source is None
             self.pieces.append((text, source or self.source, block.offset if is_own else start, not is_own))
@@ -233,7 +233,7 @@ class _Renderer:
         inner = _Renderer(source, self.named, dot)
         inner.render(block.body, dot)
         self.is_complete &= inner.is_complete
-        is_told = not any(_FILLER in text for text, *_ in inner.pieces)
+        is_told = not any(OPEN_WORD in text for text, *_ in inner.pieces)
         return _Printed(tuple((text, at, start) for text, at, start, _moves in inner.pieces)) if is_told else _UNKNOWN
 
 

@@ -13,7 +13,7 @@ from legroom.deployments.container_parts import Mount, Probe, PublishedPort, Tim
 from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
-from legroom.deployments.source_text import Place, Text
+from legroom.deployments.source_text import OPEN_WORD, Place, Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
@@ -219,7 +219,7 @@ def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
     """The words of a `command` or `args` list with $(VARIABLES) replaced, and `$@` where a template may add any."""
     values = {name: word.text for name, word in env.items()}
     items = node.list() if node is not None else ()  # an item that is no scalar is what a template fills in
-    texts = ["$_template_" if item.scalar is None else expand_variables(item.scalar, values) for item in items]
+    texts = [OPEN_WORD if item.scalar is None else expand_variables(item.scalar, values) for item in items]
     words = tuple(item.word().with_text(text) for item, text in zip(items, texts, strict=True))
     rest = node.source.text[node.offset :] if node is not None else ""
     is_open = node is not None and "{{" in rest[: max(node.end - node.offset, rest.find("\n"))]

@@ -14,6 +14,9 @@ from legroom.records import dataclass
 MAX_FILE_BYTES = 10 * 2**20
 """Deployment files are a thousand times smaller; logs are not read here."""
 
+OPEN_WORD = "$_template_"
+"""Stands for a word that a template fills in with what is not known."""
+
 
 def read_text(path: Path) -> str:
     """The text of a file of at most MAX_FILE_BYTES."""
