@@ -159,7 +159,7 @@ def container(
     """The server's container; `more`: flags of its rank, `wrapper`: a shell line around the command."""
     why, pre_stop = _pre_stop_hook(server)
     return {
-        **_command_and_env(server, settings, more, wrapper),
+        **_vllm_container(server, settings, more, wrapper),
         "ports": [{"name": "http", "containerPort": server.port}],
         "resources": resource_requests(server),
         **health_probes(server),
@@ -176,17 +176,17 @@ def worker_container(
     why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
     why += "which need every rank."
     return {
-        **_command_and_env(server, settings, more, wrapper),
+        **_vllm_container(server, settings, more, wrapper),
         "resources": resource_requests(server),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
         "volumeMounts": _volume_mounts(server, settings),
     }
 
 
-def _command_and_env(
+def _vllm_container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
-    """The vLLM container's name, image, command, args and env; a `wrapper` script gets the command as arguments."""
+    """The container up to env and securityContext; `wrapper`: a script for sh that gets the entrypoint as arguments."""
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
