@@ -189,8 +189,13 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    plan = planner.failed_plan if is_open and not case.has_site_frame else None
-    if plan is None or plan.verdict == "fits" or case.platform.trainer:
+    if not is_open or case.has_site_frame or case.platform.trainer:
+        return None
+    plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
+    if plan is None and case.has("parameters_told") and total and (weights or 0) > total:
+        why = f"In 16 bits the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
+        return cause_of("weights_too_big"), Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
+    if plan is None or plan.verdict == "fits":
         return None
     is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
     is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less

@@ -27,6 +27,9 @@ def examine(case: Case) -> Assessment | None:
                 "Sleep mode's allocator maps the pool beside what the profile run kept, and the card has no more room."
             )
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
+    if _freed_nothing(case):
+        why = "Sleep freed nothing: it gives back only what sleep mode's own allocator holds, and that holds nothing."
+        return Assessment(0.8, proof(case.first("sleep_freed"), case.first_failure), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
         return Assessment(0.9, proof(grew), why)
@@ -53,6 +56,12 @@ def examine(case: Case) -> Assessment | None:
             0.4, proof(case.first("sleep_on")), "Sleep mode is on; its pool cannot give memory back to others."
         )
     return None
+
+
+def _freed_nothing(case: Case) -> bool:
+    """Whether every sleep of the text gave back 0 bytes."""
+    freed = [item.number("freed_bytes") for item in case.all("sleep_freed")]
+    return bool(freed) and not any(size is None or size > 0 for size in freed)
 
 
 def _is_first_mapping(case: Case) -> bool:
@@ -94,6 +103,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         order = known_fix("others_sleep_first")
     off: Fix | None = known_fix("no_sleep_mode")
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
+    if _freed_nothing(planner.case):
+        yield known_fix("sleep_mode_on")
+    if planner.case.has("training_step"):
+        yield known_fix("smaller_training_step")
     if _is_first_mapping(planner.case):
         why = "What sleep mode's allocator keeps beside the budget needs room."
         yield from (planner.lower_utilization(planner.oom_shortage_bytes + GIB, why), off, newer)
