@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.finding import reason
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.ledger import own_process_bytes
@@ -94,10 +95,7 @@ def _assess_orphans(case: Case) -> Assessment | None:
     killed, again = case.first("killed_by_hand"), case.first("orphans_told")
     if killed is None or again is None or case.first_failure is None:
         return None
-    why = (
-        "SIGKILL ends the API server alone: its engine and workers (VLLM::EngineCore, VLLM::Worker) get no signal, "
-        "live on and hold their share of every card, so the next server finds too little free."
-    )
+    why = reason("orphans_of_sigkill")
     return Assessment(0.9, proof(killed, again, case.first_failure), why)
 
 
@@ -232,10 +230,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
         charging = older and not case.has("available_kv")
-    why = (
-        "Nothing is left for the KV cache. In this generation of vLLM the measurement counted the memory of every "
-        "process on the card, so a neighbour or an orphaned worker is charged to this one."
-    )
+    why = reason("others_are_charged")
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     charging = charging or case.has("several_servers")
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
@@ -43,10 +43,7 @@ def examine(case: Case) -> Assessment | None:
     counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
     is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
     if trainer and (is_short or counts_nothing):
-        why = (
-            "A training framework runs the engine on GPUs that it uses "
-            "itself: its weights, gradients and optimizer are on the card too."
-        )
+        why = reason("trainer_on_the_card")
         if trainer.id == "training_step":
             why = "The traceback goes through a training step, which no server has: the trainer ran out of memory."
         # A server of its own, which the trainer only calls, fails as any server does.
