@@ -63,7 +63,7 @@ def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
     """A service that uses a GPU of which the services before it leave less than it asks for."""
     used = _shares(server, context)
     for other in context.servers[: context.servers.index(server)] if used and server in context.servers else ():
-        can_meet = not server.profiles and not other.profiles
+        can_meet = {*server.profiles} & {*other.profiles} or not (server.profiles or other.profiles)
         for gpu, share in _shares(other, context).items() if can_meet else ():
             if used.get(gpu, 0.0) + share > 1:
                 message = f"it asks for {used[gpu]:g} of GPU {gpu}, and {other.read_as} for {share:g}"
@@ -169,5 +169,4 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     if name is not None and is_called_vllm and "own-port" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
-        found = finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
-        yield found if context.servers else replace(found, severity="note")
+        yield finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))

@@ -135,7 +135,7 @@ def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     )
 
 
-@checks(DoubtfulLine, "image-moving", "command-doubtful", "secret-written", "env-meaning", "cache-lost", "gpus-too-few")
+@checks(DoubtfulLine, *dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"]))
 def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
     if line.row["rule"] != "image-moving" or not context.is_release_given:
