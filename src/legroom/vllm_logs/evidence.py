@@ -34,6 +34,8 @@ _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\
 """Lines about optional steps: a library that is not found is no failure there."""
 _QUOTING = re.compile(r"^Dumping |\bFAILED \S+::")
 """Lines that name files for other reasons than a traceback: dumped inputs, pytest's summary."""
+_TITLE = re.compile(r"\W*\[(?:Bug|Usage|Performance|Feature|Misc|Installation|CI Failure)\]")
+"""How titles of vLLM's issues begin."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
@@ -118,7 +120,9 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
                 line.time,
                 line.at,
                 is_warning,
-                message.role == "told" or (message.role == "milestone" and _is_mention(line, match.start())),
+                message.role == "told"
+                or bool(_TITLE.match(line.raw) and message.role == "failure")
+                or (message.role == "milestone" and _is_mention(line, match.start())),
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data
 from legroom.vllm_logs.evidence import Evidence
@@ -24,10 +24,7 @@ def examine(case: Case) -> Assessment | None:
         and error.facts.get("initial_bytes") is not None
         and error.facts.get("initial_bytes") == error.facts.get("current_bytes")
     ):
-        why = (
-            "Free memory before and after is the same, so nobody took or "
-            "released any: the check itself is wrong for this platform."
-        )
+        why = reason("same_free_memory")
         return Assessment(0.93, proof(error), why)
     lookalike = assess_lookalike(case, _LABEL)
     if lookalike:
