@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.ledger import possible_moments
@@ -17,23 +17,23 @@ def examine(case: Case) -> Assessment | None:
     """Assesses an allocation that fails while the model is built or loaded: a parameter."""
     if not case.is_oom or case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return None
-    confidence = _confidence(case)
-    if not confidence:
+    strength = _strength(case)
+    if not strength:
         return None
     proven = proof(case.first("load_oom_hint"), case.first("torch_oom", "cuda_oom"), case.last("shards"))
-    return Assessment(confidence, proven, _explanation(case))
+    return Assessment(strength, proven, _explanation(case))
 
 
-def _confidence(case: Case) -> float:
-    """Confidence (0 to 1) that the weights alone exceed the card."""
+def _strength(case: Case) -> Strength:
+    """How strongly the text shows that the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint"):
-        return 0.88
+        return Strength.NAMED
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        return 0.6 if case.last("shards") and not case.has_site_frame else 0.8
+        return Strength.SUGGESTED if case.last("shards") and not case.has_site_frame else Strength.SHOWN
     if case.site and case.site != "quant":
-        return 0.0
-    return 0.7 if nothing_was_freed(case) else 0.3
+        return Strength.NONE
+    return Strength.LIKELY if nothing_was_freed(case) else Strength.USUAL
 
 
 def nothing_was_freed(case: Case) -> bool:
@@ -59,8 +59,10 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether torch held more than all planned weights, and no traceback frame shows that they were loading."""
+    """Whether the card would hold the weights without other processes, or weights cannot have been loading."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
+    if plan is not None and (case.ledger.other_processes_bytes or 0) > GIB and planner.known.ranks_known:
+        return plan.layout.weights.high + GIB < plan.layout.total_bytes
     if oom is None or oom.torch_bytes is None or plan is None or case.has_site_frame or case.has("load_oom_hint"):
         return False
     return planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
