@@ -38,7 +38,7 @@ def examine(case: Case) -> Assessment | None:
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the allocation failed in CUDA graph capture."""
     if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
-        return Strength.NAMED
+        return Strength.SHOWN
     if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
         return Strength.SHOWN  # the pool was sized, and torch already has a private pool: capture had begun
     if not case.site and _captured_anyway(case):

@@ -36,7 +36,7 @@ def _strength(case: Case) -> Strength:
     """How strongly the text shows that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
     if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
-        return Strength.NAMED
+        return Strength.SHOWN
     if _is_sampler_table(case) or case.site == "profile" or (case.has_site_frame and is_pool_oversized(case)):
         return Strength.SHOWN
     if oom is None or case.has_site_frame or case.site == "serving" or case.ledger.free_exceeds_request:

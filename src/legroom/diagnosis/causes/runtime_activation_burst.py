@@ -36,7 +36,7 @@ def _strength(case: Case) -> Strength:
     if case.ledger.larger_than_card or (case.ledger.free_exceeds_request and not steps_ran(case)):
         return Strength.FAINT
     if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
-        return Strength.NAMED
+        return Strength.SHOWN
     if case.site in ("spec", "lora", "sampling"):
         return Strength.SUGGESTED
     if not case.has_site_frame and case.site in ("kv", "graph") and steps_ran(case):

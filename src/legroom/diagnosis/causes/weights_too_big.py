@@ -27,7 +27,7 @@ def examine(case: Case) -> Assessment | None:
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint"):
-        return Strength.NAMED
+        return Strength.SHOWN
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
         return Strength.SUGGESTED if case.last("shards") and not case.has_site_frame else Strength.SHOWN
