@@ -110,11 +110,19 @@ def test_releases_with_the_same_metrics_have_the_same_rules():
     assert next(series) == next(series)
 
 
+def one_case_an_alert(cases):
+    """A healthy server, and the first case of each alert."""
+    firsts = {name: case for case in reversed(cases) for name in case.fires}
+    return [case for case in cases if case.servers == (HEALTHY,) or case in firsts.values()]
+
+
 @pytest.mark.parametrize(("written_for", "version"), WRITTEN_FOR, ids=lambda value: value)
 def test_exactly_the_right_alerts_fire(promtool, tmp_path, written_for, version):
     cases = [case for case in CASES if not case.since or release(version).at_least(case.since)]
     if (written_for, version) not in WITH_OPTIONS:
+        # Releases in between differ in the names of metrics alone: an alert that fires reads those of its release.
         cases = [case for case in cases if not case.options]
+        cases = cases if version == TRIED[0] else one_case_an_alert(cases)
     fire_exactly(promtool, tmp_path, cases, written_for, version)
 
 

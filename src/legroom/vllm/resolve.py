@@ -164,7 +164,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         enable_chunked_prefill=batching.enable_chunked_prefill,
         enable_prefix_caching=batching.enable_prefix_caching,
         async_scheduling=async_scheduling,
-        max_concurrent_batches=_concurrent_batches(async_scheduling, runner, pipeline),
+        max_concurrent_batches=pipeline + 1 if async_scheduling and (runner == "V2" or pipeline == 1) else pipeline,
         disable_hybrid_kv_cache_manager=_hybrid_manager_off(args, model, release),
         num_speculative_tokens=num_speculative_tokens(args),
         given=args,
@@ -197,11 +197,6 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
         traits(model).has_state and args.mamba_cache_mode in ("align", "all") and release.within("0.15.0", "0.17.1"),
     )
     return not any(against)
-
-
-def _concurrent_batches(async_scheduling: bool, runner: str, pipeline: int) -> int:
-    """max_concurrent_batches: one per pipeline stage, and one more with async scheduling."""
-    return pipeline + 1 if async_scheduling and (runner == "V2" or pipeline == 1) else pipeline
 
 
 def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool:

@@ -88,7 +88,7 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
     by_design = f"\nunless\n{record.RUNNING}{{{batch}}}" if batch else ""
     suffering = f"{record.QUEUED} > 0"
     if counted:
-        suffering += f" or {record.PREEMPTIONS} >= {levels.min_preemptions_per_s:g}"
+        suffering += f" or {record.PREEMPTIONS} >= {detect.preemptions_least / detect.preemption_over_s:g}"
     per_running = f"{record.QUEUED} >= {detect.queue_per_running_ratio:g} * {record.RUNNING}"
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"

@@ -265,7 +265,17 @@ def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[
         "headroom_bytes": result.headroom_bytes,
         "order": result.order if isinstance(result.order, str) else list(result.order),
         "cards": [_card_json(use) for use in result.cards],
-        "changes": [_change_json(change) for change in changes],
+        "changes": [
+            {
+                "server": change.server,
+                "flags": dict(change.flags),
+                "gpus": change.gpus,
+                "why": change.why,
+                "verdict": change.result.verdict,
+                "headroom_bytes": change.result.headroom_bytes,
+            }
+            for change in changes
+        ],
     }
     if result.request.shifts:
         document["shifts"] = [{"name": shift.name, "awake": sorted(shift.awake)} for shift in result.request.shifts]
@@ -299,15 +309,4 @@ def _card_json(use: PackedCard) -> dict[str, Any]:
         "awake": dict(use.awake),
         "asleep": dict(use.asleep),
         "others": {other.name: other.bytes for other in use.card.others},
-    }
-
-
-def _change_json(change: PackChange) -> dict[str, Any]:
-    return {
-        "server": change.server,
-        "flags": dict(change.flags),
-        "gpus": change.gpus,
-        "why": change.why,
-        "verdict": change.result.verdict,
-        "headroom_bytes": change.result.headroom_bytes,
     }

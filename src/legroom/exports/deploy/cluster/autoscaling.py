@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from legroom.exports.deploy.cluster.pod import metadata
+from legroom.exports.deploy.cluster.nodes import NodeSpread
+from legroom.exports.deploy.cluster.pod import ClusterSettings, metadata
 from legroom.exports.deploy.cluster.pod_groups import group_name
+from legroom.exports.deploy.exported_server import ExportedServer
 from legroom.exports.deploy.yaml_text import Commented, manifest
 from legroom.exports.prometheus.measures import Measures, in_parens
 from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.nodes import NodeSpread
-    from legroom.exports.deploy.cluster.pod import ClusterSettings
-    from legroom.exports.deploy.exported_server import ExportedServer
 
 _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 """Metric names of the adapter; Kubernetes allows no colon."""
