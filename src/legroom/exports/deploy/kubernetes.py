@@ -141,7 +141,10 @@ def _optional_objects(server: ExportedServer, settings: ClusterSettings, over: N
     if server.options.sidecar:
         yield sidecar_config_map(server, settings)
     if settings.many_replicas:
-        yield disruption_budget(server, settings)
+        why = "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: "
+        why += "all of its pods leave and come back together."
+        budget = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
+        yield manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), budget)
     if settings.scaler:
         yield autoscaling.scaler_manifest(server, settings, over)
     if settings.network_policy:
@@ -204,14 +207,6 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
 
 CLIENT = {"legroom.dev/vllm-client": "true"}
 """The label of client pods."""
-
-
-def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The PodDisruptionBudget that lets a node drain evict one pod at a time."""
-    why = "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: "
-    why += "all of its pods leave and come back together."
-    spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
-    return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 
 
 def network_policy(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:

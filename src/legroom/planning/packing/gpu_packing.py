@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from legroom.memory.overhead import charges_device_wide
 from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
@@ -217,7 +218,7 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
         if needs.block_bytes:
             flags["kv_cache_memory_bytes"] = pool_bytes
         return flags
-    charged = beside_bytes if needs.is_charged_for_neighbours else 0
+    charged = beside_bytes if charges_device_wide(needs.settings) else 0
     share = (needs.counted_bytes + pool_bytes + charged) / total_bytes
     if release.version == "0.9.1":
         flags["gpu_memory_utilization"] = min(math.floor(share * 1000) / 1000, 1.0)

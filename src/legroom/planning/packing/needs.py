@@ -116,11 +116,6 @@ class ServerNeeds:
         """Whether the KV cache is sized by --kv-cache-memory-bytes, without profiling."""
         return takes_pool_bytes(self.settings)
 
-    @property
-    def is_charged_for_neighbours(self) -> bool:
-        """Whether the release counts memory of other processes into its budget."""
-        return charges_device_wide(self.settings)
-
 
 def takes_pool_bytes(settings: EngineSettings) -> bool:
     """Whether the release and its engine have --kv-cache-memory-bytes."""
