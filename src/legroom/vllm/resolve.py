@@ -127,8 +127,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     if dtype_note:
         notes.append(dtype_note)
     length = max_model_len(args, model, release)
-    batch_rule = batching_v0 if engine == "V0" else batching_v1
-    batching = batch_rule(args, model, gpu, release, length)
+    batching = (batching_v0 if engine == "V0" else batching_v1)(args, model, gpu, release, length)
     runner = runner_of(args, model, gpu, release)
     graphs = graph_plan(args, model, gpu, release, engine, batching)
     async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)

@@ -200,8 +200,7 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     for index, names in enumerate(buckets):
         number = number_of(index)
         if is_state(index):
-            fitting = max(anchor // specs[names[0]].page_bytes, 1)
-            number = max(number, cdiv(len(names), fitting))
+            number = max(number, cdiv(len(names), max(anchor // specs[names[0]].page_bytes, 1)))
         if number == 1:
             groups.append(_group(specs, names))
             continue

@@ -192,8 +192,7 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     fixed = replace(settings, max_model_len=length, auto_fit_len=False)
     plenty = plan_of_shape(shape, fixed, [_PLENTY_BYTES] * len(shape.stages))
     request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
-    requests = server.goal.concurrency if server.goal else 1.0
-    blocks = math.ceil(requests * request)
+    blocks = math.ceil((server.goal.concurrency if server.goal else 1.0) * request)
     least = _smallest_passing_pool(shape, fixed, block, blocks)
     most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
     return (given, given, block) if given else (least, most, block)
