@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from legroom.units import parse_count
+
 PAGE = Path(__file__).parents[2] / "page" / "src"
 
 
@@ -126,3 +128,10 @@ def test_the_memory_field_shows_that_of_the_chosen_card():
         "24GiB",
         "",
     ]
+
+
+def test_a_flag_is_read_as_the_command_line_reads_it():
+    texts = ["8k", "8K", "0.9", "-1", " 2m ", "8x", "", "k"]
+    counts = evaluated("setup.js", f"{json.dumps(texts)}.map(page.readCount)")
+    assert counts[:5] == [parse_count("8k"), parse_count("8K"), 0.9, -1, 2_000_000]
+    assert counts[5:] == [None, None, None]

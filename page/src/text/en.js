@@ -66,6 +66,7 @@ export const en = {
   "flag.reset": "Back to vLLM's default",
   "flag.none": "none",
   "unit.tokens": "tokens",
+  "number.unread": "A number, like 4096, 32k (32,000) or 32K (32,768).",
   cold: "First start: the compile cache is cold",
 
   "plan.example": "An example: Llama 3.1 8B on an H100. Choose your own model and GPU.",
@@ -152,6 +153,7 @@ export const en = {
   "upgrade.to": "From {from} to",
   "upgrade.go": "Compare",
   "upgrade.keeps": "The command that keeps today's capacity on {to}",
+  "upgrade.flags": "Flags",
   "upgrade.pool": "KV cache: {before} with {from}, {after} with {to}.",
   "pack.title": "Do several servers fit on this machine?",
   "pack.label": "One command a line, all on {gpus} × {gpu}",
@@ -187,6 +189,7 @@ export const en = {
   "models.stop": "Stop",
   "models.progress": "{done} of {all} models planned",
   "models.none": "No known model fits here.",
+  "models.no_name": "No bundled model has these words in its name. Plan takes any Hugging Face id.",
   "models.count": "{fit} of {all} models fit.",
   "models.model": "Model",
   "models.weights": "Weights",

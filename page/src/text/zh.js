@@ -64,6 +64,7 @@ export const zh = {
   "flag.set": "已改动",
   "flag.reset": "恢复 vLLM 默认值",
   "flag.none": "无",
+  "number.unread": "请填数字，如 4096、32k（32,000）或 32K（32,768）。",
   "unit.tokens": "token",
   cold: "首次启动：编译缓存为空",
 
@@ -151,6 +152,7 @@ export const zh = {
   "upgrade.to": "从 {from} 换到",
   "upgrade.go": "比较",
   "upgrade.keeps": "在 {to} 上保持现有容量的命令",
+  "upgrade.flags": "参数",
   "upgrade.pool": "KV 缓存：{from} 为 {before}，{to} 为 {after}。",
   "pack.title": "多个服务放得进这台机器吗？",
   "pack.label": "每行一个命令，都在 {gpus} × {gpu} 上",
@@ -186,6 +188,7 @@ export const zh = {
   "models.stop": "停止",
   "models.progress": "已规划 {done} / {all} 个模型",
   "models.none": "没有已知模型放得下。",
+  "models.no_name": "没有名称含这些词的内置模型。规划页可填任意 Hugging Face id。",
   "models.count": "{all} 个模型中有 {fit} 个放得下。",
   "models.model": "模型",
   "models.weights": "权重",

@@ -56,7 +56,7 @@ _COUNT_FLAGS = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
-    mix = "poisson, uniform or bursts, then KEY=VALUE: rate, prompt, output, requests, long, prefix, burst"
+    mix = "'poisson rate=8 prompt=1000 output=300 requests=500', or uniform, bursts, with long=, prefix=, burst="
     load.add_argument("--synthetic", metavar="MIX", help=f"a mix of requests instead of TRACE: {mix}")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
     load.add_argument(

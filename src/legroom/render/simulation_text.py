@@ -121,6 +121,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
+        ("load", _load_text(timeline.trace)),
         ("steps", count(tally.steps)),
         ("preemptions", f"{count(tally.preemptions)}, {count(tally.recomputed_tokens)} tokens computed again"),
         ("peak blocks", f"{count(tally.peak_blocks)} of {count(settings.usable_blocks)} ({share:.0%})"),
@@ -147,6 +148,14 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
     figures.append(("by block size", "  ".join(f"{size}: {ratio:.1%}" for size, ratio in wasted.items())))
     figures.append(("fragmentation", "none between blocks: any free block serves any request"))
     return figures
+
+
+def _load_text(trace: Trace) -> str:
+    """How many requests, and the middle and the longest hundredth of their prompts and outputs."""
+    lens = [sorted(map(float, each)) for each in (trace.prompt_lens, trace.output_lens)]
+    spread = [(percentile(each, 0.5), percentile(each, 0.99)) for each in lens]
+    prompt, output = (f"{p50:,.0f} (p99 {p99:,.0f})" for p50, p99 in spread)
+    return f"{plural(len(trace), 'request')}: prompts of {prompt}, outputs of {output} tokens (p50)"
 
 
 def _percentiles_text(values: list[float], unit: str) -> str:

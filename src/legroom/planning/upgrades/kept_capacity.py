@@ -46,8 +46,9 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
     good = [choice for choice in choices if choice.keeps_requests]
     # A command that may fail within the error band is named only where none is known to start: then the unchanged one.
+    # An unchanged command that is sure to start and holds as much is never worse than a changed one.
     sure = [choice for choice in good if choice.plan.verdict == "fits"]
-    if not sure and good and not good[0].flags and good[0].plan.layout.headroom_bytes >= 0:
+    if good and not good[0].flags and (good[0] in sure or (not sure and good[0].plan.layout.headroom_bytes >= 0)):
         return good[0]
     good = sure or good
     both = next((choice for choice in good if choice.keeps_headroom), None)
