@@ -68,7 +68,7 @@ def test_a_tight_command_is_called_tight_before_it_can_be_copied(made):
     last = section(upgrade_text(changed) + "\n\n", "The command that keeps today's capacity on 0.20.0")
     assert last.index("The unchanged command fits") < last.index("This one is tight: why.") < last.index("$ vllm serve")
     words = upgrade_words(changed)
-    assert words["conclusion"].endswith("--max-num-seqs 8 keeps that number, but tightly.")
+    assert words["conclusion"].endswith("--max-num-seqs 8 keeps today's capacity, but tightly.")
     assert words["caveats"][-1] == "This one is tight: why."
     assert all(text in " ".join(upgrade_text(changed).split()) for text in (words["conclusion"], words["kept"]))
 

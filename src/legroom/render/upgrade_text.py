@@ -174,9 +174,8 @@ def _conclusion(made: Upgrade) -> str:
         return "Nothing has to change: the same command keeps today's capacity."
     tightly = ", but tightly" if kept.plan.verdict == "tight" else ""
     changes = " ".join(change_words(kept.flags)) or "the flags named below"
-    return (
-        f"As it is, it holds {_held(new)} requests at once (today {_held(old)}); {changes} keeps that number{tightly}."
-    )
+    lead = f"it holds {_held(new)} requests at once (today {_held(old)})" if new.starts else "it does not start"
+    return f"As it is, {lead}; {changes} keeps today's capacity{tightly}."
 
 
 def _held(plan: Plan) -> str:
