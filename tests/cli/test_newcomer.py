@@ -274,7 +274,8 @@ def test_what_is_in_use_of_a_card_is_not_packed(capsys):
 
 def test_a_simulated_load_says_how_long_its_requests_are(capsys):
     assert main(["simulate", "--synthetic", "poisson rate=8 requests=50", "--blocks", "4000", "--step-ms", "30"]) == 0
-    assert re.search(r"load +50 requests: prompts of [\d,]+ \(p99 [\d,]+\), outputs of [\d,]+", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search(r"load +50 requests; input tokens p50 [\d,]+, p99 [\d,]+; output tokens p50 [\d,]+, p99", out)
 
 
 def test_a_pool_of_windowed_layers_is_counted_in_one_way(capsys):

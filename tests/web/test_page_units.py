@@ -82,13 +82,11 @@ def test_a_wish_and_what_was_found_are_in_the_address():
 
 
 def test_the_end_of_the_card_is_never_written_over_its_name():
-    places = (
-        "[[120, 900], [800, 900], [120, 340]].map(([at, width]) => page.endLabel('x'.repeat(30), 'end', at, width))"
-    )
+    places = "[[120, 900], [800, 900], [120, 340]].map(([at, width]) => page.labelAt('x'.repeat(30), 'end', at, width))"
     beside, before, none = evaluated("parts/layout.js", places)
     assert beside["anchor"] == "start" and beside["x"] > 30 * 7
     assert before == {"x": 800, "anchor": "end"}
-    assert evaluated("parts/layout.js", "page.endLabel('x'.repeat(30), 'end of the card', 120, 300)") is None
+    assert evaluated("parts/layout.js", "page.labelAt('x'.repeat(30), 'end of the card', 120, 300)") is None
     assert none["x"] > 30 * 7
 
 

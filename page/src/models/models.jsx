@@ -211,9 +211,7 @@ function Fitting({ rows, asked, label }) {
       name: "gives_up",
       title: t("models.gives_up"),
       isText: true,
-      cell: (row) => (
-        <span class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ") || "–"}</span>
-      ),
+      cell: (row) => row.gives_up.length > 0 && <span class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ")}</span>,
     },
   ];
   const rowClass = (row) => (row.asked === asked ? undefined : "soft");

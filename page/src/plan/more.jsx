@@ -127,7 +127,7 @@ function UpgradeAnswer({ answer }) {
         <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
           <table>
             <tbody>
-              {changes.map((change, index) => (
+              {changes.map((change, index) => Math.abs(change.bytes) >= 2 ** 20 && (
                 <tr key={index}>
                   <th scope="row" class="figure">
                     {signed(change.bytes)}

@@ -129,7 +129,7 @@ function Found({ answer, onTake, onKeep }) {
                     <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
                   </code>
                 </button>
-                <p class="soft">
+                <p class="hint">
                   {words.alternatives[index].text} · {words.alternatives[index].gives_up}
                 </p>
               </li>

@@ -39,7 +39,7 @@ export const en = {
   gpus: "How many",
   gpu_memory: "Memory of one GPU",
   host_memory: "Host memory limit",
-  gpu_used: "Already used by a desktop or other programs, GiB",
+  gpu_used: "Already in use, GiB",
   unknown: "unknown",
   newest: "{version} (newest)",
   "picker.more": "{count} more: keep typing",

@@ -38,7 +38,7 @@ export const zh = {
   gpus: "数量",
   gpu_memory: "单卡显存",
   host_memory: "主机内存上限",
-  gpu_used: "桌面或其他程序已占用（GiB）",
+  gpu_used: "已占用（GiB）",
   unknown: "未知",
   newest: "{version}（最新）",
   "picker.more": "还有 {count} 个：继续输入以筛选",

@@ -167,11 +167,8 @@ def gpu_count(text: str | None, option: str) -> int | None:
 def add_sweep_options(group: Any, default: str) -> None:
     """Adds --workers and --ray; `default` is the default shown in the help."""
     group.add_argument("--workers", type=int, metavar="N", help=f"processes, or tasks on Ray (default: {default})")
-    group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="run on this Ray cluster: host:port, ray://host:10001, or auto for the one this machine is a node of",
-    )
+    about = "run on this Ray cluster: host:port, ray://host:10001, or auto for the one this machine is a node of"
+    group.add_argument("--ray", metavar="ADDRESS", help=about)
 
 
 def add_latency_goals(group: Any, unit: str) -> None:
@@ -182,11 +179,8 @@ def add_latency_goals(group: Any, unit: str) -> None:
 
 def add_disaggregate_option(group: Any) -> None:
     """Adds --disaggregate, the pools of prefill and decode servers."""
-    group.add_argument(
-        "--disaggregate",
-        metavar="prefill=N,decode=N,link=GB/S",
-        help="prefill and decode on servers of their own, and the rate at which each decode server gets KV cache",
-    )
+    about = "prefill and decode on servers of their own, and the rate at which each decode server gets KV cache"
+    group.add_argument("--disaggregate", metavar="prefill=N,decode=N,link=GB/S", help=about)
 
 
 def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:

@@ -69,12 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_scheduler_options(parser)
     _add_choose_options(parser)
     group = parser.add_argument_group("a fleet that is scaled")
-    group.add_argument(
-        "--autoscale",
-        type=int,
-        metavar="N",
-        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
-    )
+    about = "replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it"
+    group.add_argument("--autoscale", type=int, metavar="N", help=about)
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
     group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
     shared_options.add_disaggregate_option(group)
@@ -121,12 +117,8 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     shared_options.add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
-    group.add_argument(
-        "--max-preemptions",
-        type=int,
-        metavar="N",
-        help="choose no setting with more of them (default: any number, counted as what they cost)",
-    )
+    about = "choose no setting with more of them (default: any number, counted as what they cost)"
+    group.add_argument("--max-preemptions", type=int, metavar="N", help=about)
     shared_options.add_sweep_options(group, "one per core")
 
 

@@ -151,11 +151,13 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 
 def _load_text(trace: Trace) -> str:
-    """How many requests, and the middle and the longest hundredth of their prompts and outputs."""
-    lens = [sorted(map(float, each)) for each in (trace.prompt_lens, trace.output_lens)]
-    spread = [(percentile(each, 0.5), percentile(each, 0.99)) for each in lens]
-    prompt, output = (f"{p50:,.0f} (p99 {p99:,.0f})" for p50, p99 in spread)
-    return f"{plural(len(trace), 'request')}: prompts of {prompt}, outputs of {output} tokens (p50)"
+    """How many requests, and the median and p99 of their tokens."""
+    lens = {"input": sorted(map(float, trace.prompt_lens)), "output": sorted(map(float, trace.output_lens))}
+    spread = (
+        f"{name} tokens p50 {percentile(each, 0.5):,.0f}, p99 {percentile(each, 0.99):,.0f}"
+        for name, each in lens.items()
+    )
+    return "; ".join((plural(len(trace), "request"), *spread))
 
 
 def _percentiles_text(values: list[float], unit: str) -> str:

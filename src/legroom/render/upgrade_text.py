@@ -170,9 +170,9 @@ def _conclusion(made: Upgrade) -> str:
         return "No command that was tried starts there and keeps today's capacity."
     if not kept.keeps_requests:
         return f"It holds less than today: {kept.plan.memory.kv.max_concurrency:.2f} of {_held(old)} requests at once."
-    if not _is_changed(made):
-        return "Nothing has to change: the same command keeps today's capacity."
     tightly = ", but tightly" if kept.plan.verdict == "tight" else ""
+    if not _is_changed(made):
+        return f"Nothing has to change: the same command keeps today's capacity{tightly}."
     changes = " ".join(change_words(kept.flags)) or "the flags named below"
     lead = f"it holds {_held(new)} requests at once (today {_held(old)})" if new.starts else "it does not start"
     return f"As it is, {lead}; {changes} keeps today's capacity{tightly}."

@@ -168,7 +168,7 @@ def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page)
         f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090&max_model_len=8192&gpu_memory_utilization=0.95"
     )
     assert "--gpu-used 0" in verdict(page)
-    page.get_by_label("Already used by a desktop or other programs").fill("0")
+    page.get_by_label("Already in use").fill("0")
     page.keyboard.press("Tab")
     wait_until(page, "document.querySelector('.verdict .badge').innerText === 'Fits'")
     wait_until(page, "location.hash.includes('gpu_used=0')")
@@ -221,7 +221,7 @@ def test_models_are_sorted_by_any_column_with_the_keyboard(served, open_page):
 def test_what_a_desktop_uses_is_asked_beside_the_card_of_models_and_carried_to_the_plan(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b&users=2")
     page.get_by_role("link", name="qwen3-8b").first.wait_for()
-    page.get_by_label("Already used by a desktop or other programs").last.fill("3")
+    page.get_by_label("Already in use").last.fill("3")
     page.keyboard.press("Tab")
     wait_until(page, "location.hash.includes('gpu_used=3GiB')")
     page.wait_for_selector("text=models fit.")
