@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -215,7 +215,8 @@ def _combinations(
     """Every valid combination of the flags other than utilization, for one set of parallel sizes."""
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
-    if (minimum := _too_large_minimum(axes, combined, goal)) is not None:
+    minimum = combined([axis[-1] for axis in axes.values()])
+    if minimum is not None and minimum.shortfall_bytes(goal) > 0:
         yield minimum
         return
     for choice in itertools.product(*axes.values()):
@@ -241,18 +242,15 @@ def _best_combinations(
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
     minimum = combined([axis[-1] for axis in axes.values()])
-    found = False
-    for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
-        if minimum is not None and minimum.shortfall_bytes(goal) > 0:
-            break
+    is_too_large, answers = minimum is not None and minimum.shortfall_bytes(goal) > 0, 0
+    for sufficient in () if is_too_large else (meets_goal, leaves_room) if variant else (meets_goal,):
         branches = itertools.chain.from_iterable(
             _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
-        best = next((combination for combination in branches if meets_goal(combination)), None)
-        if best is not None:
-            found = True
+        for best in itertools.islice(filter(meets_goal, branches), 1):
+            answers += 1
             yield best
-    if not found and minimum is not None:
+    if not answers and minimum is not None:
         yield minimum  # what it lacks is the answer
 
 
@@ -267,14 +265,6 @@ def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: Engine
         return flag_combination(room, args, flags)
 
     return combined
-
-
-def _too_large_minimum(
-    axes: Mapping[str, list[Flags]], combined: Combiner, goal: CapacityGoal
-) -> FlagCombination | None:
-    """The combination with the least memory (last choice of every axis) where even that misses the goal; else None."""
-    minimum = combined([axis[-1] for axis in axes.values()])
-    return minimum if minimum is not None and minimum.shortfall_bytes(goal) > 0 else None
 
 
 def _sufficient_combinations(

@@ -170,16 +170,13 @@ class FlagCombination:
 
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
         """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
-        total, pool = self.target.gpu.total_bytes, self._goal_pool(goal)
-        lacks = [
-            max(
-                pool - min(self.kv_bytes(u, band_kept)),
-                -self.headroom_bytes(u, band_kept),
-                int(u * total) - self.room_bytes,
-            )
-            for u in utilizations
-        ]
-        return max(self.shortfall_bytes(goal, band_kept), min(lacks), 0)
+
+        def lacks(share: float) -> int:
+            pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(share, band_kept))
+            over = int(share * self.target.gpu.total_bytes) - self.room_bytes
+            return max(pool_lacks, over, -self.headroom_bytes(share, band_kept))
+
+        return max(self.shortfall_bytes(goal, band_kept), min(map(lacks, utilizations)), 0)
 
     def why_short(self, goal: CapacityGoal, lacking_bytes: int, band_kept: float) -> str:
         """A sentence with the memory that the goal needs and the card has."""

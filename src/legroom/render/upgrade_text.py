@@ -43,7 +43,7 @@ def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN
         "Beside the budget": _byte_lines(made.outside, style),
         "Before you compare two logs": wrapped(made.remarks, "  "),
         "Flags": wrapped(_flag_texts(made)),
-        "Metrics and alerts": _metric_lines(made, alerts, style),
+        "Metrics and alerts": wrapped(_metric_texts(made, alerts)),
         "Known memory bugs": wrapped(_bug_texts(made)),
     }
     titled = ([style.paint(title, "bold"), *body] for title, lines in sections.items() if (body := list(lines)))
@@ -124,20 +124,15 @@ def _flag_texts(made: Upgrade) -> Iterator[str]:
         yield f"{name}{flag.why}{dot}{instead}"
 
 
-def _metric_lines(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str]:
+def _metric_texts(made: Upgrade, alerts: Sequence[str]) -> Iterator[str]:
     """vLLM metrics that are gone in the new release, and the exported alerts that would fall silent."""
     release = made.new.target.release
-    for metric in made.metrics:
-        if metric.instead:
-            yield from wrap(f"{metric.name} is gone in {release}: {metric.instead}", style.width, "  ", "    ")
-    lost = ", ".join(metric.name for metric in made.metrics if not metric.instead)
-    if lost:
-        yield from wrap(f"Gone in {release}, with nothing in their place: {lost}", style.width, "  ", "    ")
+    yield from (f"{each.name} is gone in {release}: {each.instead}" for each in made.metrics if each.instead)
+    if lost := ", ".join(metric.name for metric in made.metrics if not metric.instead):
+        yield f"Gone in {release}, with nothing in their place: {lost}"
     if alerts:
-        names = ", ".join(alerts)
-        text = f"Of the alerts exported for {made.old.target.release} these would fall silent: {names}. "
-        again = f"Export them anew: legroom export prometheus --vllm {release}"
-        yield from wrap(text + again, style.width, "  ", "    ")
+        silent = f"Of the alerts exported for {made.old.target.release} these would fall silent: {', '.join(alerts)}."
+        yield f"{silent} Export them anew: legroom export prometheus --vllm {release}"
 
 
 def _bug_texts(made: Upgrade) -> Iterator[str]:
@@ -233,34 +228,17 @@ def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_step_row(step) for step in steps if step.differs]
     same = sum(not step.differs for step in steps)
-    lines = [f"  {line}" for line in columns(rows, "<>>>><")]
-    if same:
-        lines.append(style.paint(f"  {same} releases between them change none of these figures", "dim"))
-    return lines
+    alike = [style.paint(f"  {same} releases between them change none of these figures", "dim")] if same else []
+    return [*(f"  {line}" for line in columns(rows, "<>>>><")), *alike]
 
 
 def _step_row(step: ReleaseStep) -> tuple[str, ...]:
-    """A release's KV GiB, KV tokens, concurrency, free GiB and largest change, or why it refuses the command."""
-    made = step.plan
-    if made is None:
+    """A release's KV GiB, KV tokens, concurrency, free GiB, largest change and verdict, or why it refuses."""
+    if (made := step.plan) is None:
         return (step.release.version, "", "", "", "", step.refused)
-    kv, layout = made.memory.kv, made.layout
-    return (
-        step.release.version,
-        f"{layout.kv_cache.bytes / GIB:.2f}",
-        f"{max(kv.tokens, 0):,}",
-        f"{kv.max_concurrency:.2f}",
-        f"{layout.headroom_bytes / GIB:.2f}",
-        _largest_change_text(step, made),
-    )
-
-
-def _largest_change_text(step: ReleaseStep, made: Plan) -> str:
-    """The largest change, the number of others, and the verdict unless it fits."""
     large = [change for change in step.changes if abs(change.bytes) >= _SMALL_BYTES]
-    words = [f"{_signed_bytes(change.bytes)} {change.what}" for change in large[:1]]
-    if len(large) > 1:
-        words.append(f"{len(large) - 1} more")
-    if made.verdict != "fits":
-        words.append(_WORDS[made.verdict])
-    return ", ".join(words)
+    moved = [f"{_signed_bytes(change.bytes)} {change.what}" for change in large[:1]]
+    moved += [f"{len(large) - 1} more"] if len(large) > 1 else []
+    moved += [_WORDS[made.verdict]] if made.verdict != "fits" else []
+    pool, free = (f"{bytes_ / GIB:.2f}" for bytes_ in (made.layout.kv_cache.bytes, made.layout.headroom_bytes))
+    return step.release.version, pool, f"{max(made.memory.kv.tokens, 0):,}", _held(made), free, ", ".join(moved)

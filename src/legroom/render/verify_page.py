@@ -94,11 +94,8 @@ def percentiles(values: Sequence[float]) -> str:
     if not values:
         return "not measured"
     ranked = sorted(values)
-
-    def at(share: float) -> float:
-        return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-
-    return f"p50 {at(0.5):.2f} s  p99 {at(0.99):.2f} s  max {ranked[-1]:.2f} s"
+    p50, p99 = (ranked[min(len(ranked) - 1, int(share * len(ranked)))] for share in (0.5, 0.99))
+    return f"p50 {p50:.2f} s  p99 {p99:.2f} s  max {ranked[-1]:.2f} s"
 
 
 def verification_svg(verification: Verification) -> str:
