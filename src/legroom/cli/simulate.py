@@ -59,11 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     mix = "'poisson rate=8 prompt=1000 output=300 requests=500', or uniform, bursts, with long=, prefix=, burst="
     load.add_argument("--synthetic", metavar="MIX", help=f"a mix of requests instead of TRACE: {mix}")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
-    load.add_argument(
-        "--format",
-        choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
-        help="format of TRACE (default: detected)",
-    )
+    formats = ("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log")
+    load.add_argument("--format", choices=formats, help="format of TRACE (default: detected)")
     load.add_argument("--limit", type=int, metavar="N", help="read only the first N lines of TRACE")
     _add_pool_options(parser)
     _add_scheduler_options(parser)
@@ -88,12 +85,10 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     shared_options.add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
     pool.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step, not the estimate")
-    pool.add_argument(
-        "--measured-step-ms",
-        metavar="MS[@RUNNING,TOKENS]",
-        help="scale the estimate to this time between tokens, measured with RUNNING requests (default: 1) that hold "
-        "TOKENS tokens of KV cache (default: 0)",
+    about = (
+        "scale the estimate to this time between tokens, of RUNNING requests (default: 1) that hold TOKENS of KV cache"
     )
+    pool.add_argument("--measured-step-ms", metavar="MS[@RUNNING,TOKENS]", help=f"{about} (default: 0)")
     shared_options.add_source_options(parser)
 
 
@@ -277,10 +272,8 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
     from legroom.simulation.autoscale import replay_autoscaled
 
     if not 1 <= args.replicas < args.autoscale:
-        raise LegroomError(
-            f"--autoscale {args.autoscale} with --replicas {args.replicas} leaves nothing to scale",
-            "name more servers than the fewest",
-        )
+        wrong = f"--autoscale {args.autoscale} with --replicas {args.replicas} leaves nothing to scale"
+        raise LegroomError(wrong, "name more servers than the fewest")
     settings = pool.settings
     at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
     policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
