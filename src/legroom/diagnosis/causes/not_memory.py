@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.fixes.flag_repair import named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data
 from legroom.vllm_logs.evidence import Evidence
@@ -79,6 +80,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if error is None:
         yield _crashed_step_fix(planner)
         return
+    yield named_value_fix(planner, _exception_message(error))
     yield _exception_fix(error, planner)
     if case.has("failed_execution_dump"):
         yield _crashed_step_fix(planner)
