@@ -172,8 +172,7 @@ class FlagCombination:
         """A sentence with the memory that the goal needs and the card has."""
         stage = max(self.stages, key=lambda layout: self._needed_bytes(layout, goal))
         needed, pool = self._needed_bytes(stage, goal), self._goal_pool(goal)
-        settings = self.settings
-        gpus = settings.gpus_used
+        gpus = self.settings.gpus_used
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
         return (
             f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
