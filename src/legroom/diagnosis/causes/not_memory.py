@@ -20,11 +20,8 @@ _NONE_TYPE_ERROR = "'NoneType' object"
 def examine(case: Case) -> Assessment | None:
     """Assesses known look-alikes, and exceptions without any memory message."""
     error = case.first("profiling_error")
-    if (
-        error
-        and error.facts.get("initial_bytes") is not None
-        and error.facts.get("initial_bytes") == error.facts.get("current_bytes")
-    ):
+    initial = error.number("initial_bytes") if error else None
+    if error and initial is not None and initial == error.number("current_bytes"):
         why = reason("same_free_memory")
         return Assessment(0.93, proof(error), why)
     lookalike = assess_lookalike(case, _LABEL)
