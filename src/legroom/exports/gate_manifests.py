@@ -141,8 +141,7 @@ def _tls_secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
 
 def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
     """The Issuer and Certificate of cert-manager, which makes and renews the Secret."""
-    issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
-    certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
+    about = _metadata(namespace)
     spec = {
         "secretName": f"{NAME_IN_CLUSTER}-tls",
         "dnsNames": list(gate_dns_names(namespace)),
@@ -151,7 +150,8 @@ def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
         "renewBefore": "720h",
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
     }
-    return [{**issuer, "spec": {"selfSigned": {}}}, {**certificate, "spec": spec}]
+    specs = {"Issuer": {"selfSigned": {}}, "Certificate": spec}
+    return [manifest("cert-manager.io/v1", kind, about, each) for kind, each in specs.items()]
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:

@@ -174,7 +174,8 @@ def kv_band(
     """Bytes below and above the KV cache in its band; `first_start_bytes`: what an empty compile cache would take."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
-    half = half_band("kv_cache", of.properties, math.hypot(*own_errors(parts[1:])), gpu.total_bytes)
+    errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))
+    half = half_band("kv_cache", of.properties, math.hypot(*errors), gpu.total_bytes)
     weights = parts[0]
     smaller, larger = total_spread(settings, gpu)
     spare = possible_spare(parts[1:], settings, gpu)
@@ -204,11 +205,6 @@ def possible_saving(value: Figure) -> int:
 def possible_extra(value: Figure) -> int:
     """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; else 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
-
-
-def own_errors(parts: Sequence[Figure]) -> tuple[float, ...]:
-    """The usual errors in bytes of activation, CUDA graph estimate and non-torch memory in a well-known deployment."""
-    return tuple(own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts, strict=True))
 
 
 COUNTED = ("activation", "cuda_graph", "non_torch")

@@ -253,7 +253,7 @@ class _Controller:
         if desired > self.replicas:
             desired = min(desired, 2 * self._replicas_before(time_s, policy.up_period_s, growing=True))
         elif desired < self.replicas:
-            desired = max(desired, self._replicas_before(time_s, policy.down_period_s, growing=False) - 1)
+            desired = max(desired, self._replicas_before(time_s, policy.up_period_s, growing=False) - 1)
         if desired != self.replicas:
             self.changes.append((time_s, self.replicas, desired))
             self.replicas = desired

@@ -203,27 +203,25 @@ def planned_server(
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
     own_secrets = (name for name, value in given.items() if is_secret(name, value))
+    hub, guard = () if is_local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
+    # systemd, Docker and Kubernetes accept such a name.
+    last_part = words.model.rstrip("/").rpartition("/")[2].lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", last_part).strip("-")[:40].strip("-")
     return ExportedServer(
-        name=options.name or deployment_name(words.model),
+        name=options.name or (f"vllm-{slug}" if slug else "vllm"),
         model=words.model,
         release=release,
         words=words,
         lines=lines,
         env=server_environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
-        secrets=secrets_of(words, options, is_local, (*secret_names, *own_secrets)),
+        secrets=tuple(dict.fromkeys((*words.secrets, *secret_names, *own_secrets, *hub, *guard))),
         gpus=gpus,
         plan=plan,
         times=times,
         host=host_needs_of(words, gpus, engines, checkpoint, plan, given),
         options=options,
     )
-
-
-def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
-    """Variables that must come from a secret store: those of the command, the Hub token, the guard's, `given`."""
-    hub, guard = () if local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
-    return tuple(dict.fromkeys((*words.secrets, *given, *hub, *guard)))
 
 
 def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
@@ -277,13 +275,6 @@ def host_needs_of(
         offloaded_bytes=offloaded // max(gpus, 1),
     )
     return host_needs(settings)
-
-
-def deployment_name(model: str) -> str:
-    """A name from the model's that systemd, Docker and Kubernetes accept."""
-    last = model.rstrip("/").rpartition("/")[2].lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:40].strip("-")
-    return f"vllm-{slug}" if slug else "vllm"
 
 
 def _with_memory_flags(words: ServeCommand, plan: PlanDocument, release: Release) -> ServeCommand:

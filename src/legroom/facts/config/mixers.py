@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -93,21 +93,16 @@ def _lightning_widths(text: Mapping[str, Any]) -> dict[str, int]:
     return {"num_heads": heads, "head_dim": head_dim}
 
 
-def _short_conv_widths(text: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions of a short-convolution mixer, by name, from the text config."""
-    return {
-        "intermediate_size": int_field(text, "conv_dim", default=int_field(text, "hidden_size")),
-        "conv_kernel": int_field(text, "conv_L_cache", default=3),
-    }
-
-
-_STATE_SPACES = {
+_STATE_SPACES: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
     "mamba1": _mamba1_widths,
     "mamba2": _mamba2_widths,
     "gdn": _gated_delta_net_widths,
     "kda": _kda_widths,
     "lightning": _lightning_widths,
-    "short_conv": _short_conv_widths,
+    "short_conv": lambda text: {
+        "intermediate_size": int_field(text, "conv_dim", default=int_field(text, "hidden_size")),
+        "conv_kernel": int_field(text, "conv_L_cache", default=3),
+    },
 }
 _LATENT_TYPES = frozenset(
     {"axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "deepseek_ref"}

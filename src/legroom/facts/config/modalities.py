@@ -26,8 +26,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
-    family = _tower_family(config)
-    row = families().get(family)
+    row = families().get(_tower_family(config))
     text = nested_text_config(config) or config
     usual = config_defaults().get(str(text.get("model_type")), {})
     width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)

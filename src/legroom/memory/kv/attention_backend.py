@@ -146,8 +146,9 @@ def aligned_block_size(
     latents = latent(layer.mixer for layer in model.layers)
     step = _alignment_step(backend, bool(latents), gpu, release, block_size)
     if state_cache_mode(model, settings) == "all":
-        chunk = settings.given.mamba_block_size or _scan_chunk(model)
-        step = lcm(chunk, step)
+        states = recurrent(layer.mixer for layer in model.layers)
+        scanned = max((dict(mixer.config).get("chunk_size", 1) for mixer in states), default=1)
+        step = lcm(settings.given.mamba_block_size or scanned, step)
         wanted = step * cdiv(cdiv(state_bytes, token_bytes), step)
     else:
         wanted = step * cdiv(state_bytes, step * token_bytes)
@@ -166,9 +167,3 @@ def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Releas
         return 32 if gpu.compute_capability[0] == 10 and release.before("0.19.0") else 16
     step = max(backend.smallest_block, block_size)
     return max(step, 128) if is_latent else step
-
-
-def _scan_chunk(model: Model) -> int:
-    """The largest scan chunk of the recurrent layers in tokens; 1 where none states one."""
-    chunks = [dict(mixer.config).get("chunk_size", 1) for mixer in recurrent(layer.mixer for layer in model.layers)]
-    return max(chunks, default=1)

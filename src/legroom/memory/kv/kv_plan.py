@@ -185,9 +185,7 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
     here = shape.stages[stage]
     if shape.engine == "V0":
         return here.bytes_per_block // shape.block_size
-    blocks = shape.blocks(length, stage)
-    longest = max(length, shape.block_size)
-    return cdiv(here.bytes_per_block * blocks, longest)
+    return cdiv(here.bytes_per_block * shape.blocks(length, stage), max(length, shape.block_size))
 
 
 def _failed_check(

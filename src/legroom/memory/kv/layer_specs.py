@@ -209,9 +209,9 @@ def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) ->
     """The cache specs of an MLA layer by name: its own and, where it has one, its indexer's."""
     if mixer.window is not None:
         return _compressed_specs(name, mixer, deployment)
-    if not keeps_latent(deployment.settings):
-        return {name: _unfolded_spec(mixer, deployment)}
     settings = deployment.settings
+    if deployment.release.before("0.7.1") or settings.given.env.get("VLLM_MLA_DISABLE", "0") == "1":
+        return {name: _unfolded_spec(mixer, deployment)}  # keys and values are cached, not the latent
     width = mixer.latent_width
     dtype = settings.kv_cache_dtype
     if mixer.index_head_dim and dtype.startswith("fp8"):
@@ -231,11 +231,6 @@ def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) ->
 def _index_key_bytes(mixer: LatentAttention) -> int:
     """The indexer's FP8 key of one token, with a float32 scale per 128 values."""
     return mixer.index_head_dim + mixer.index_head_dim // 128 * 4
-
-
-def keeps_latent(settings: EngineSettings) -> bool:
-    """Whether the MLA latent itself is cached (0.7.1+, without VLLM_MLA_DISABLE)."""
-    return known_release(settings.release).at_least("0.7.1") and settings.given.env.get("VLLM_MLA_DISABLE", "0") != "1"
 
 
 def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAttentionSpec:

@@ -231,8 +231,7 @@ def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings
     limited = gpu.vendor == "nvidia" and known_release(settings.release).at_least("0.21.0")
     env = settings.given.env
     conf = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    expandable = "expandable_segments:True" in conf
-    return AllocatorSettings(expandable, 20 * MIB if limited else None)
+    return AllocatorSettings("expandable_segments:True" in conf, 20 * MIB if limited else None)
 
 
 def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> list[bool]:

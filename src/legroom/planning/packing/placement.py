@@ -170,12 +170,8 @@ def _grow_pools(
     needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
 ) -> dict[str, float]:
     """The KV cache bytes of each server, those in `growing` raised by `level` x weight up to their maximum."""
-    grown = dict(pools)
-    for each in needs:
-        if each.server.name in growing:
-            more = pools[each.server.name] + level * each.server.weight
-            grown[each.server.name] = min(more, float(each.most_pool_bytes))
-    return grown
+    raised = {each.server.name: (level * each.server.weight, float(each.most_pool_bytes)) for each in needs}
+    return {**pools, **{name: min(pools[name] + raised[name][0], raised[name][1]) for name in growing}}
 
 
 def _pools_fit(
@@ -203,14 +199,8 @@ def _cannot_grow(
     growing: set[str],
 ) -> set[str]:
     """The servers whose KV cache cannot grow by a block."""
-    blocked = set()
-    for each in needs:
-        name = each.server.name
-        if name in growing and not _pools_fit(
-            problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}
-        ):
-            blocked.add(name)
-    return blocked
+    larger = {each.server.name: pools[each.server.name] + each.block_bytes for each in needs}
+    return {name for name in growing if not _pools_fit(problem, needs, placement, {**pools, name: larger[name]})}
 
 
 def _whole_blocks(needs: ServerNeeds, pool: float) -> int:
