@@ -311,6 +311,14 @@ def test_two_engines_in_one_text_are_no_ranks() -> None:
         ("HSA_STATUS_ERROR_EXCEPTION: a hardware exception\nvllm serve Qwen/Qwen3-8B", "not_memory"),
         ("vllm 启动时 FlashInfer 采样算子编译报错，nvcc 版本和头文件不兼容", "not_memory"),
         ("TypeError: Dispatcher.dispatch() got an unexpected keyword argument 'n' (vllm 0.11.0)", "not_memory"),
+        ("Capturing CUDA graphs (PIECEWISE):  88%|##| 59/67 CUDA out of memory. vllm", "cudagraph_capture_oom"),
+        ("Mixtral 8x22B with vLLM: OOM at 78% of the shards", "weights_too_big"),
+        ("vllm gaudi: Allocation failed for size::2147483648 (2048)MB during warmup", "profiling_activation_peak"),
+        ("vLLM 拒绝启动：max_model_len=131072 需要 16 GiB 的 KV cache，只有 9.2 GiB 可用", "kv_too_small_for_max_len"),
+        ("another tenant runs a notebook on the GPU, vllm ends in CUDA out of memory", "gpu_shared_or_not_free"),
+        ("WSL2: vllm is Killed during loading", "host_ram_oom"),
+        ("vllm-ascend: EZ9999: Inner Error! AICORE kernel execute failed", "not_memory"),
+        ("vllm 一直卡在 NCCL 初始化", "not_memory"),
         (
             "[Bug]: OOM when processing Marlin weights (vllm)\nStarting to load model X...",
             "quantization_kernel_workspace",
@@ -337,3 +345,16 @@ def test_the_log_of_another_engine_is_named(engine: str) -> None:
     run = read_log([f"{engine}\ntorch.OutOfMemoryError: CUDA out of memory.".encode()]).runs[0]
     assert not run.findings
     assert "not vLLM's" in run.notes[0]
+
+
+def test_a_start_up_check_that_is_wrapped_between_two_words_keeps_its_figures() -> None:
+    text = (
+        "Free memory on device cuda:0 (105.35/117.51 GiB) on startup is less than\n"
+        "desired GPU memory utilization (0.9, 105.76 GiB)."
+    )
+    assert fix(text).flags == {"gpu_memory_utilization": 0.89}
+
+
+def test_a_refused_value_that_the_message_names_is_taken_out() -> None:
+    text = "vllm serve Qwen/Qwen3-8B --kv-cache-dtype fp8_e5m2\nValueError: fp8_e5m2 is not supported by this backend"
+    assert fix(text).flags == {"kv_cache_dtype": None}

@@ -203,7 +203,7 @@ class Case:
             for evidence in before
             if failure is None
             or failure.is_told
-            or evidence.line < failure.line + (_SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
+            or evidence.line <= failure.line + (_SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
         )
 
     @cached_property

@@ -332,7 +332,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
-    if case.site in ("build", "load") and (raised := next(budget_for_weights(planner), None)) and raised.flags:
+    raised = next(budget_for_weights(planner), None) if case.site in ("build", "load") else None
+    if raised is not None and "gpu_memory_utilization" in raised.flags:
         # The share was made for what is free beside the others: on a free card it still holds no weights.
         more = f"then --gpu-memory-utilization {raised.flags['gpu_memory_utilization']:g}: {raised.why}"
         free_it = replace(free_it, steps=(*free_it.steps, more))

@@ -18,6 +18,7 @@ from legroom.diagnosis.causes import (
     proof,
     reason,
 )
+from legroom.diagnosis.fixes.flag_repair import named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data
 from legroom.vllm_logs.evidence import Evidence
@@ -30,11 +31,8 @@ _NONE_TYPE_ERROR = "'NoneType' object"
 def examine(case: Case) -> Assessment | None:
     """Assesses known look-alikes, and exceptions without any memory message."""
     error = case.first("profiling_error")
-    if (
-        error
-        and error.facts.get("initial_bytes") is not None
-        and error.facts.get("initial_bytes") == error.facts.get("current_bytes")
-    ):
+    initial = error.number("initial_bytes") if error else None
+    if error and initial is not None and initial == error.number("current_bytes"):
         why = reason("same_free_memory")
         return Assessment(Strength.NAMED, proof(error), why)
     lookalike = assess_lookalike(case, _LABEL)
@@ -90,6 +88,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if error is None:
         yield _crashed_step_fix(planner)
         return
+    yield named_value_fix(planner, _exception_message(error))
     yield _exception_fix(error, planner)
     if case.has("failed_execution_dump"):
         yield _crashed_step_fix(planner)

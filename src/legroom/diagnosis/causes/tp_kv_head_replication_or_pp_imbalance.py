@@ -95,6 +95,7 @@ def _layer_partition(planner: FixPlanner) -> str:
 
 
 CAUSE = Cause(
+    priority=-1,  # more specific than a pool that is too small
     entry="LR204",
     title=Localized("ranks or pipeline stages carry unequal shares", "各张量并行/流水线分段负担不均或 KV 头被复制"),
 )
