@@ -38,7 +38,7 @@ from legroom.explain.entry import Localized
 
 def examine(case):
     error = case.first("state_blocks_short")
-    return Assessment(Strength.TRIED, proof(error), "because") if error else None
+    return Assessment(Strength.COMPARED, proof(error), "because") if error else None
 
 def remedies(planner):
     yield planner.plan_change("max_num_seqs", {"max_num_seqs": 1}, "fewer")

@@ -97,8 +97,8 @@ class Strength(IntEnum):
     """A stack frame or the arithmetic of the sizes shows it."""
     NAMED = 7
     """The message that ended the run names it."""
-    TRIED = 8
-    """The text says that the server starts without it."""
+    COMPARED = 8
+    """The text compares: the server starts without it, or only one rank has it."""
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment
     """The assessment above every other where the text says that the server starts without what this cause is about."""
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
-    return replace(assessment, strength=Strength.TRIED) if is_told else assessment
+    return replace(assessment, strength=Strength.COMPARED) if is_told else assessment
 
 
 def _planned_parts(layout: Layout) -> str:
@@ -258,7 +258,7 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
-    if likely and not (is_incomplete and likely[0][1].strength < Strength.POSSIBLE):
+    if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
         return "cause above"

@@ -25,7 +25,7 @@ def examine(case: Case) -> Assessment | None:
     ledger = case.ledger
     if oom is None or not ledger.reserve_covers_request or ledger.free_exceeds_request or oom.unallocated_bytes is None:
         return None
-    strength = Strength.LIKELY
+    strength = Strength.SUGGESTED
     if case.has_site_frame or case.site == "serving" or nothing_was_freed(case):
         strength = Strength.POSSIBLE
     elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:

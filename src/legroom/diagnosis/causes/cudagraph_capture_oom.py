@@ -51,7 +51,8 @@ def _strength(case: Case) -> Strength:
 def is_ruled_out(planner: FixPlanner) -> bool:
     """Whether eager mode is on and nothing was captured."""
     case = planner.case
-    return bool(planner.known.args.enforce_eager) and not (_captured_anyway(case) or case.has("capturing"))
+    is_sized = case.oom is not None  # without sizes the flag may be of another run
+    return is_sized and bool(planner.known.args.enforce_eager) and not (_captured_anyway(case) or case.has("capturing"))
 
 
 def _captured_anyway(case: Case) -> bool:

@@ -332,11 +332,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
-    raised = next(budget_for_weights(planner), None) if case.site in ("build", "load") else None
-    if raised is not None and "gpu_memory_utilization" in raised.flags:
+    layout = planner.failed_plan.layout if planner.failed_plan is not None else None
+    if case.site in ("build", "load") and layout is not None and layout.weights.bytes > layout.budget_bytes:
         # The share was made for what is free beside the others: on a free card it still holds no weights.
-        more = f"then --gpu-memory-utilization {raised.flags['gpu_memory_utilization']:g}: {raised.why}"
-        free_it = replace(free_it, steps=(*free_it.steps, more))
+        needed = layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes + GIB
+        share = math.ceil(needed / layout.total_bytes * 100) / 100
+        more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
+        free_it = replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):

@@ -38,7 +38,7 @@ def examine(case: Case) -> Assessment | None:
             f"{short.facts.get('profiled_count')} for each: the profile run that follows encodes all of them at once. "
             "The text ends before it says how that went."
         )
-        return Assessment(Strength.USUAL, proof(short), why)
+        return Assessment(Strength.POSSIBLE, proof(short), why)
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
     vision = bool(case.frames & {"frame_vision"})

@@ -20,7 +20,7 @@ def examine(case: Case) -> Assessment | None:
         other_failure = case.first_failure is not None and case.first_failure.id != "exception"
         if case.has("captured", "kv_sized") and case.has("frame_serving") and not other_failure:
             why = "The log ends in a model step right after start-up, with the pool holding the whole budget."
-            return Assessment(Strength.USUAL, proof(case.first("frame_serving"), case.last("profile_v0")), why)
+            return Assessment(Strength.POSSIBLE, proof(case.first("frame_serving"), case.last("profile_v0")), why)
         return None
     strength = _strength(case)
     if not strength:
@@ -44,7 +44,7 @@ def _strength(case: Case) -> Strength:
     if case.site or case.has("engine_start_failed", "start_told"):
         return Strength.NONE
     return (
-        Strength.SUGGESTED if case.oom is not None and case.oom.pools_bytes else Strength.USUAL
+        Strength.SUGGESTED if case.oom is not None and case.oom.pools_bytes else Strength.POSSIBLE
     )  # graphs had a pool: the start was over
 
 

@@ -35,7 +35,7 @@ def examine(case: Case) -> Assessment | None:
             f"{gib(high)} on the richest. The poorest decides for all."
         )
         return Assessment(
-            Strength.NAMED if error else Strength.SUGGESTED,
+            Strength.COMPARED if error else Strength.SUGGESTED,
             proof(case.all("available_kv", "weights_loaded"), error),
             why,
         )
@@ -95,7 +95,6 @@ def _layer_partition(planner: FixPlanner) -> str:
 
 
 CAUSE = Cause(
-    priority=-1,  # more specific than a pool that is too small
     entry="LR204",
     title=Localized("ranks or pipeline stages carry unequal shares", "各张量并行/流水线分段负担不均或 KV 头被复制"),
 )

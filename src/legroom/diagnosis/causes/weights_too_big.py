@@ -59,10 +59,8 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the card would hold the weights without other processes, or weights cannot have been loading."""
+    """Whether torch held more than all planned weights, and no traceback frame shows that they were loading."""
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
-    if plan is not None and (case.ledger.other_processes_bytes or 0) > GIB and planner.known.ranks_known:
-        return plan.layout.weights.high + GIB < plan.layout.total_bytes
     if oom is None or oom.torch_bytes is None or plan is None or case.has_site_frame or case.has("load_oom_hint"):
         return False
     return planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
