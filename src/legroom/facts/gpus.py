@@ -114,9 +114,8 @@ def gpu(name: str) -> Gpu:
         return _card_of_size(name)
     counted = _COUNTED.fullmatch(name)
     if counted and _normalized_name(counted.group(2)) in _cards_by_name():
-        raise LegroomError(
-            f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
-        )
+        why = f"{name!r} names {counted.group(1)} GPUs"
+        raise LegroomError(why, f"give the GPU ({counted.group(2)}) and the count apart")
     card = _find_gpu(name)
     if card is None and (platform := other_platform(name)):
         raise unmodelled_platform(platform)

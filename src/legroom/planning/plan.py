@@ -228,10 +228,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     needed = args.gpus_needed
     if needed > target.gpus:
         there = "is only 1" if target.gpus == 1 else f"are only {target.gpus}"
-        raise LegroomError(
-            f"the flags ask for {needed} GPUs (the product of the parallel sizes), but there {there}",
-            f"say --gpus {needed}, or lower the parallel sizes",
-        )
+        why = f"the flags ask for {needed} GPUs (the product of the parallel sizes), but there {there}"
+        raise LegroomError(why, f"say --gpus {needed}, or lower the parallel sizes")
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)

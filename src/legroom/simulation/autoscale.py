@@ -289,10 +289,8 @@ def replay_autoscaled(
     """Replay a trace in seconds over a fleet that the policy scales."""
     trace = trace.checked()
     if cost is None or not trace.in_seconds:
-        raise LegroomError(
-            "a policy decides every fifteen seconds, and this trace tells arrivals in steps",
-            "give a trace with arrivals in seconds, and a GPU and a model or --step-ms",
-        )
+        hint = "give a trace with arrivals in seconds, and a GPU and a model or --step-ms"
+        raise LegroomError("a policy decides every fifteen seconds, and this trace tells arrivals in steps", hint)
     if settings.engine == "V0":
         raise LegroomError("fleets of the V0 engine are not simulated", "plan a release from 0.8.0 on")
     return _Fleet(trace, replace(settings, async_scheduling=False), cost, policy).run(progress)

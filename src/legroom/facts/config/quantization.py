@@ -23,9 +23,8 @@ def quantization(config: Config) -> Quantization | None:
     method = _method_name(section)
     reader = _READERS.get(method)
     if reader is None:
-        raise LegroomError(
-            f"quantization method {method!r} is not known", f"methods known: {', '.join(sorted(set(_READERS)))}"
-        )
+        hint = f"methods known: {', '.join(sorted(set(_READERS)))}"
+        raise LegroomError(f"quantization method {method!r} is not known", hint)
     scheme = _with_expert_dtype(reader(section), config, section)
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
     readable = readable and not scheme.mean_bits

@@ -340,10 +340,8 @@ def _per_rank(total: int, settings: EngineSettings, what: str) -> int:
     """`total` divided by the tensor-parallel ranks; LegroomError, naming `what`, where it does not divide."""
     ranks = settings.tensor_parallel_size
     if total % ranks:
-        raise LegroomError(
-            f"{what} {total} does not divide over {ranks} tensor-parallel ranks",
-            "choose another --tensor-parallel-size",
-        )
+        hint = "choose another --tensor-parallel-size"
+        raise LegroomError(f"{what} {total} does not divide over {ranks} tensor-parallel ranks", hint)
     return total // ranks
 
 

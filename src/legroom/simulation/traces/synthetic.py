@@ -83,9 +83,8 @@ def _length_distribution(text: str) -> Draw:
         return lambda rng: rng.uniform(*numbers)
     if call[1] in ("exponential", "geometric") and len(numbers) == 1 and numbers[0] > 0:
         return lambda rng: rng.expovariate(1 / numbers[0])
-    raise LegroomError(
-        f"{text!r} is not a distribution of lengths", "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
-    )
+    hint = "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
+    raise LegroomError(f"{text!r} is not a distribution of lengths", hint)
 
 
 def _parse_number(text: str, what: str) -> float:
