@@ -148,17 +148,9 @@ def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
 def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Mapping[str, int]) -> Observation:
     """The observation of a deployment that `legroom probe` started; `profile`: the engine's accounting in bytes."""
     planned = make_plan(args, release, Machine(gpu), advice=False)
-    return Observation(
-        planned.target.gpu.name,
-        profile["total_bytes"],
-        args.model,
-        release.version,
-        settings_key(planned.settings),
-        profiled_terms(profile),
-        "legroom probe",
-        datetime.date.today().isoformat(),
-        model_fingerprint(planned.target.model),
-    )
+    where = (planned.target.gpu.name, profile["total_bytes"], args.model, release.version)
+    key, terms, today = settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
+    return Observation(*where, key, terms, "legroom probe", today, model_fingerprint(planned.target.model))
 
 
 def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:
