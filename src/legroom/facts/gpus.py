@@ -142,15 +142,8 @@ def unmodelled_platform(name: str) -> LegroomError:
 def with_total(card: Gpu, total_bytes: int) -> Gpu:
     """The same card with the total that the user's own machine reports."""
     _check_size(total_bytes, gib(total_bytes))
-    return replace(
-        card,
-        total_bytes=total_bytes,
-        total_low_bytes=total_bytes,
-        total_high_bytes=total_bytes,
-        total_source="given",
-        note="",  # it explained the assumed size
-        larger="",
-    )
+    totals: dict[str, Any] = dict.fromkeys(("total_bytes", "total_low_bytes", "total_high_bytes"), total_bytes)
+    return replace(card, **totals, total_source="given", note="", larger="")  # the note explained the assumed size
 
 
 def all_gpus() -> tuple[Gpu, ...]:

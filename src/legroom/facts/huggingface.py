@@ -318,11 +318,8 @@ def _http_error(repo: str, error: Any) -> LegroomError:
     """The error to raise for an HTTP error of the Hub, by its status."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return LegroomError(
-            f"the Hub refused {repo} ({status})",
-            f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}",
-            UNREACHABLE,
-        )
+        hint = f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}"
+        return LegroomError(f"the Hub refused {repo} ({status})", hint, UNREACHABLE)
     return LegroomError(
         f"the Hub answered {status or 'with an error'} for {repo}", "try again, or pass a config.json", UNREACHABLE
     )
