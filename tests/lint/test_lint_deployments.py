@@ -57,9 +57,7 @@ CASES = {
         {"probe-path"},
     ),
     "a gated model without a token": (
-        deployment(
-            f"--model, {GATED}, --max-model-len, '4096'", PORTS + CACHE + READY.replace("PATH", "/health"), pod=CLAIM
-        ),
+        deployment(f"--model, {GATED}, --max-model-len, '4096'", PORTS + READY.replace("PATH", "/health")),
         {"model-gated"},
     ),
     "a gated model with a token": (
@@ -147,9 +145,9 @@ def test_a_default_of_two_quotes_is_an_empty_argument(default, is_empty):
 def test_a_service_without_a_gpu_is_named_where_no_other_file_can_reserve_one(tmp_path):
     path = tmp_path / "compose.yaml"
     path.write_text(service(secured(), devices=""))
-    assert ("gpus-too-few", "warning") in found(path.read_text(), str(path))
+    assert ("gpus-too-few", "note") in found(path.read_text(), str(path))
     (tmp_path / "compose.gpu.yaml").write_text("services: {}\n")
-    assert ("gpus-too-few", "warning") not in found(path.read_text(), str(path))
+    assert ("gpus-too-few", "note") not in found(path.read_text(), str(path))
 
 
 UNITS = {

@@ -207,7 +207,7 @@ def test_code_blocks_are_read_each_by_its_kind():
         "vllm serve org/m --max-model-len 8192 \\\n  ...",
         "echo 'vllm serve org/m --no-such-flag'",
         "vllm serve org/m --help=page",
-        "docker run vllm/vllm-router:nightly vllm-router --no-such-flag",
+        "docker run vllm/vllm-router:v1 vllm-router --no-such-flag",
         "docker run $IMAGE bash -c 'echo vllm'",
         "kubectl exec pod -- nvidia-smi -L",
         "pkill -f port-forward",

@@ -219,7 +219,7 @@ def test_a_script_runs_in_the_image_beside_it():
 
 def test_a_document_about_one_image_is_of_the_release_that_the_image_names():
     text = "```bash\ndocker pull intel/vllm:0.11.0-xpu\n```\n\n```bash\nvllm serve m --swap-space 4\n```\n"
-    assert judged(text, "a.md") == [("flag-ignored", "warning", 6)]
+    assert judged(text, "a.md") == [("flag-ignored", "note", 6)]
 
 
 def test_a_document_about_an_image_that_hides_its_release_is_judged_with_care():

@@ -40,7 +40,7 @@ CASES = {
     "no GPU at all": (
         "d.yaml",
         deployment(f"{{image: '{IMAGE}', args: [--model, org/m], ports: [{{containerPort: 8000}}]}}"),
-        ("gpus-too-few", "warning"),
+        ("gpus-too-few", "note"),
     ),
     "a root that is read-only": (
         "d.yaml",
@@ -139,7 +139,7 @@ def test_a_service_is_judged_by_the_dockerfile_that_it_builds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beside", "expected"), [("vllm==0.20.0\n", ["warning"]), ("torch\n", ["note"]), ("vllm==0.9.0", [])]
+    ("beside", "expected"), [("vllm==0.20.0\n", ["note"]), ("torch\n", ["note"]), ("vllm==0.9.0", [])]
 )
 def test_a_release_that_a_file_beside_pins_is_likely(beside, expected, tmp_path):
     (tmp_path / "requirements.txt").write_text(beside)

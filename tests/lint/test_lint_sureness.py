@@ -10,14 +10,14 @@ from legroom.lint.linter import LintOptions, lint_texts
 
 def judged(text, path="a.sh", **options):
     findings = lint_texts([(path, text)], LintOptions(**options)).findings
-    return [(finding.rule, finding.severity) for finding in findings]
+    return [(finding.rule, finding.severity) for finding in findings if finding.rule != "image-moving"]
 
 
 @pytest.mark.parametrize(
     ("text", "severity"),
     [
         ("vllm serve org/m --swap-space 4\n", "note"),
-        ("# vllm==0.20.0\nvllm serve org/m --swap-space 4\n", "warning"),
+        ("# vllm==0.20.0\nvllm serve org/m --swap-space 4\n", "note"),
         ("pip install vllm==0.20.0\nvllm serve org/m --swap-space 4\n", "error"),
         ("docker run vllm/vllm-openai:v0.20.0 --model org/m --swap-space 4\n", "error"),
         ("docker run vllm/vllm-openai:latest --model org/m --swap-space 4\n", "error"),
@@ -120,9 +120,9 @@ def test_what_is_a_plugin_s_or_another_program_s_is_left_alone(text, path):
 @pytest.mark.parametrize(
     "image", ["us/vllm-openai:v0.6.1-edb07092-20250118", "rocm/vllm:v0.6.1", "intel/vllm:0.6.1-xpu"]
 )
-def test_a_build_that_is_not_vllm_s_own_makes_a_flag_of_another_release_a_warning(image):
+def test_a_build_that_is_not_vllm_s_own_makes_a_flag_of_another_release_a_note(image):
     text = f"docker run {image} --model org/m --disable-fastapi-docs\n"
-    assert judged(text, "a.sh") == [("flag-not-yet", "warning")]
+    assert judged(text, "a.sh") == [("flag-not-yet", "note")]
 
 
 def test_a_document_with_several_images_does_not_say_which_one_a_command_runs_in():
@@ -194,7 +194,7 @@ def test_processes_that_have_nothing_to_do_with_serving_may_be_ended_by_a_patter
 
 def test_a_build_for_another_system_may_have_flags_that_its_release_lacks():
     command = "docker run me/vllm-openai:v0.10.0-macos --model org/m --runner generate\n"
-    assert judged(command) == [("flag-not-yet", "warning")]
+    assert judged(command) == [("flag-not-yet", "note")]
 
 
 @pytest.mark.parametrize(

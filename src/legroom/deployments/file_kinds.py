@@ -9,7 +9,8 @@ from typing import Literal
 
 from legroom.facts import read_data
 
-Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "document"]
+Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "text", "document"]
+"""`text`: a file of another tool, in which only single lines are judged."""
 
 
 def _kind_by(names: str) -> dict[str, Kind]:
@@ -31,12 +32,14 @@ def kind_of(path: str, text: str) -> Kind:
     name = PurePath(plain_path(path))
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]
-    if name.name.startswith(".env"):
+    if re.search(r"(^|[._-])env$|^\.env", name.name):
         return "env"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
     if is_makefile(path):
         return "shell"
+    if re.match(r"requirements.*\.txt$", name.name):
+        return "text"
     kind = kind_by_first_line(text)
     return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
 

@@ -84,12 +84,13 @@ def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
     """The servers and commands of a manifest's containers; GPUs count over all pods of a LeaderWorkerSet group."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
+    is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself
     pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
 
     def described(server: StartedServer) -> StartedServer:
         pod_gpus = server.gpu_count
         gpus = pod_gpus * pods if pod_gpus is not None and pods > 1 else server.gpus
-        shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
+        shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else "KubeRay's" if is_of_ray else None)
         return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
     yield from change_servers(_container_subjects(document, config_maps), described)
@@ -264,8 +265,8 @@ def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
 def start_limit(container: Node) -> TimeLimit | None:
     """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
     probe = _probe(container, "startup") or _probe(container, "liveness")
-    if probe is None:
-        return None
+    if probe is None or container.get("lifecycle", "postStart") is not None:
+        return None  # no probe runs before that hook has ended
     period = float_at(probe, "periodSeconds", 10.0)
     seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
     return TimeLimit(seconds, probe.source.place(probe.offset))

@@ -28,12 +28,14 @@ _RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", r
 _NOTHING = {
     "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
     "env": "it sets no variable of vLLM",
+    "text": "nothing in it is about a server of vLLM",
     "python": "it starts no vLLM and names none of its series",
     "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
 }
 """Why a file of a kind has nothing to check."""
 _VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
 """A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
+_ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
@@ -73,8 +75,8 @@ class LintedPart:
     """Whether it is a dashboard or holds rules alone: flags in it stand in sentences."""
 
 
-def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
-    """The parts of a file, and the parts of it that cannot be read or have nothing to check."""
+def linted_parts(path: str, text: str, release: Release, around: str = "") -> Iterator[LintedPart | Unread | Skipped]:
+    """The parts of a file, and what of it cannot be read or has nothing to check; `around`: all files of the call."""
     if path.endswith(".py") and _VLLM_SOURCE.search(text):
         yield Skipped(path, "a copy of a module of vLLM")
         return
@@ -102,7 +104,7 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         unclaimed = _unclaimed_flags(path, text, read_lines)
         is_empty = is_empty and unclaimed is None
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
-    lines = tuple(_doubtful_lines(path, text, kind)) if re.search(r"(?i)vllm|\bray start\b", text) else ()
+    lines = tuple(_doubtful_lines(path, text, kind, around)) if _ABOUT_VLLM.search(f"{path} {text}") else ()
     is_empty = is_empty and not lines
     yield LintedPart(lines)
     nothing = nothing or _NOTHING.get(kind or "", "")
@@ -123,12 +125,21 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
     return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
 
 
-def _doubtful_lines(path: str, text: str, kind: Kind | None) -> Iterator[DoubtfulLine]:
-    """The first line of each kind of `line_mistakes.json` in a file."""
-    for row in read_data("line_mistakes.json")["rows"]:
-        is_met = kind not in row["kinds"] or ("unless" in row and re.search(row["unless"], text))
-        if not is_met and (found := re.search(row["pattern"], text, re.MULTILINE)):
+def _doubtful_lines(path: str, text: str, kind: Kind | None, around: str) -> Iterator[DoubtfulLine]:
+    """The first line of each kind of `line_mistakes.json` in a file; `lacks` and `needs` are about all files."""
+    told = without_comments(text)
+    for row in read_data("line_mistakes.json")["rows"] if kind not in (None, "document") else ():
+        if kind not in row["kinds"] or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
+            continue
+        found = re.search(row["pattern"], text if "comments" in row else told, re.MULTILINE)
+        is_met = found is not None and re.search(row.get("about", ""), told) and re.search(row.get("needs", ""), around)
+        if found is not None and is_met and not ("lacks" in row and re.search(row["lacks"], around, re.MULTILINE)):
             yield DoubtfulLine(Text(path, text).place(found.start("at")), row)
+
+
+def without_comments(text: str) -> str:
+    """The text with spaces for its lines of comments."""
+    return re.sub(r"(?m)^[ 	]*(?:#|//).*$", lambda line: " " * len(line[0]), text)
 
 
 def _linted_part(part: FilePart) -> LintedPart | None:
@@ -152,7 +163,7 @@ def _linted_part(part: FilePart) -> LintedPart | None:
         return LintedPart((*part.subjects, *program_series(part.source)))
     if part.kind == "document":
         return LintedPart(part.subjects)
-    return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
+    return LintedPart(part.subjects, is_known=part.kind not in ("env", "text") and part.is_whole)
 
 
 def _linted_yaml(part: FilePart) -> LintedPart:

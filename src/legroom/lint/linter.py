@@ -18,7 +18,7 @@ from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
-from legroom.lint.linted_parts import LintedPart, linted_parts
+from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, without_comments
 from legroom.lint.rule import Context, LintFinding
 from legroom.lint.rules import all_checks
 from legroom.lint.rules.metric_names import is_series_of_exporter
@@ -43,6 +43,9 @@ _PASSED_ON = re.compile(r"""\b(VLLM_\w+)(?:=|:\s*)["']?\$\{?\1\b""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
+_OF_TEMPLATE = re.compile(r"(^|/)templates/|(^|/)[\w.-]*values[\w.-]*\.ya?ml$|\.(j2|tpl|tmpl|template)$")
+_LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "model-gated", "host-memory"})
+"""What whoever installs a chart sets: its defaults need not start a server."""
 _ALL_RULES = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
 _OWN_DASHBOARD = "written by legroom export grafana"
@@ -87,11 +90,12 @@ def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
 
 SEARCHED = frozenset(
     {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
-    | {".dockerfile", ".sbatch", ".slurm", ".ps1"}
+    | {".dockerfile", ".sbatch", ".slurm", ".ps1", ".tf", ".tfvars", ".hcl", ".toml", ".template", ".tmpl", ".j2"}
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = re.compile(
     r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)|\.env(\.[\w.-]+)?"
+    r"|requirements[\w-]*\.txt"
 )
 
 
@@ -144,8 +148,9 @@ def _files_in(path: str) -> Iterable[str]:
         yield path
         return
     for inner in sorted(folder.rglob("*")):
-        name = Path(plain_path(inner.name))
-        is_searched = name.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(name.name)
+        name = plain_path(inner.name)
+        suffixes = {Path(each).suffix.lower() for each in (name, inner.name)}
+        is_searched = not SEARCHED.isdisjoint(suffixes) or _BY_NAME.fullmatch(name)
         is_hidden = any(re.match(r"\.(?!env(\.|$))", part) for part in inner.relative_to(folder).parts)
         if is_searched and not is_hidden and inner.is_file():
             yield str(inner)
@@ -157,11 +162,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     not_read, skipped = list(unread), []
     contexts = {path: _context_of(text, options) for path, text in texts}
     parts: list[tuple[str, LintedPart]] = []
+    around = "\n".join(without_comments(text) for path, text in texts if kind_of(path, text) != "document")
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
             continue
-        for item in linted_parts(path, text, contexts[path].release):
+        for item in linted_parts(path, text, contexts[path].release, around):
             if isinstance(item, Unread):
                 not_read.append(item)
             elif isinstance(item, Skipped):
@@ -197,11 +203,17 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             platform_signs=signs,
             names_api_key=path in with_key,
         )
+        is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
+        said = {(each.place.path, each.rule) for each in (*distinct, *silenced)} if is_of_lines else set()
         for finding in _check_part(part, context, options.only):
+            if not isinstance(finding, Unread) and (path, finding.rule) in said:
+                continue  # a rule that read the server says it already
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or comments[path].silences(finding):
                 silenced[finding] = None
+            elif finding.rule in _LEFT_TO_USER and _OF_TEMPLATE.search(finding.place.path):
+                distinct[replace(finding, severity="note")] = None
             elif finding.severity == "error" and path in examples:  # it may show a mistake on purpose
                 distinct[replace(finding, severity="warning")] = None
             else:

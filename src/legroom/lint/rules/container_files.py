@@ -109,8 +109,8 @@ def gated_model_without_token(server: StartedServer, context: Context) -> Findin
     if not is_judged or not args.model or not _gated_models().match(args.model):
         return
     mount = _mount_that_holds(server.mounts or (), _cache_folder(server, args))
-    # A cache of the host may hold the token of `hf auth login`, and the weights.
-    is_cached = not is_container or (mount is not None and mount.holds == "host")
+    # A volume may hold the token of `hf auth login`, and the weights.
+    is_cached = not is_container or (mount is not None and mount.holds != "empty")
     word = next((word for word in server.words if word.text.endswith(args.model)), server.words[0])
     message = f"{args.model} is gated, and the server gets no token: the Hub answers 401"
     found = finding("model-gated", server.place_of(word), message, "set HF_TOKEN from a Secret", len(args.model))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
@@ -112,7 +114,9 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
         and not has_open_words(server)
     ):
         suggestion = _GIVE_GPUS.get(server.runs, "")
-        yield finding("gpus-too-few", server.place, "the container gets no GPU", suggestion, is_certain=False)
+        # Where NVIDIA's runtime is the node's default the container sees every GPU.
+        found = finding("gpus-too-few", server.place, "the container gets no GPU", suggestion)
+        yield replace(found, severity="note")
     word, gpus = server.env.get(_CUDA_DEVICES), server.gpus
     shown = [part.strip() for part in word.text.split(",")] if word is not None else []
     if word is not None and gpus and all(map(str.isdecimal, shown)) and max(map(int, shown)) >= gpus:

@@ -153,7 +153,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
     found = finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
-    is_open = problem.kind in (*_OTHER_RELEASE, "ignored") and not is_certain and not context.is_release_told(server)
+    is_open = problem.kind in (*_OTHER_RELEASE, "ignored") and not is_certain
     return replace(found, severity="note") if is_open else found
 
 

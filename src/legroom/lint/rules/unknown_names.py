@@ -51,7 +51,8 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
     port = server.env.get("VLLM_PORT")
     if port is not None and server.runs != "config" and port.text == served_port(args):
         message = f"VLLM_PORT={port.text} is the first port of vLLM's own processes, and the API listens there already"
-        yield finding("env-meaning", server.place_of(port), message, "leave it out", len("VLLM_PORT"))
+        found = finding("env-meaning", server.place_of(port), message, "leave it out", len("VLLM_PORT"))
+        yield replace(found, severity="note")  # they then take the next free one
     used = next((word for word in server.words if re.search(r"\$\{VLLM_PORT:?-", word.raw)), None)
     if used is not None and port is None and server.runs in ("shell", "systemd"):
         message = "where VLLM_PORT is exported vLLM takes it for the ports of its own processes too"
@@ -134,7 +135,7 @@ def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     )
 
 
-@checks(DoubtfulLine, "image-moving", "command-doubtful", "secret-written", "env-meaning", "cache-lost", "gpus-too-few")
+@checks(DoubtfulLine, *dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"]))
 def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
     if line.row["rule"] != "image-moving" or not context.is_release_given:
