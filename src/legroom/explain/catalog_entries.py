@@ -286,9 +286,7 @@ def _similar_words(term: str, index: _Index) -> list[str]:
 
 def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
     """The term's weight on the page, half that of the best similar term, or 0."""
-    if term in page:
-        return float(page[term])
-    return max((page[word] / 2 for word in similar if word in page), default=0)
+    return float(page[term]) if term in page else max((page[word] / 2 for word in similar if word in page), default=0)
 
 
 def _name_score(query: str, entry: catalog.Entry) -> float:

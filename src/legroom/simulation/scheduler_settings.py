@@ -126,9 +126,7 @@ class SchedulerSettings:
         if group.fixed_blocks:
             return group.fixed_blocks
         needed = cdiv(tokens, group.block_size or self.block_size)
-        if group.sliding_window is None:
-            return needed
-        return min(needed, self.window_blocks(group))
+        return needed if group.sliding_window is None else min(needed, self.window_blocks(group))
 
     def window_blocks(self, group: LayerGroup) -> int:
         """Most blocks that a sliding-window group holds: the window, the tokens in flight, and one for alignment."""

@@ -289,15 +289,10 @@ def _mxfp4_scheme(section: Config) -> Quantization:
 def _bitsandbytes_scheme(section: Config) -> Quantization:
     """The scheme of a bitsandbytes config: 4 or 8 bits."""
     eight = bool(section.get("load_in_8bit"))
-    return Quantization(
-        "bitsandbytes",
-        8 if eight else 4,
-        None if eight else 64,
-        scale_bits=32,
-        ignored=_unquantized_modules(section, "llm_int8_skip_modules"),
-        number="int" if eight else "float",
-        strategy="channel" if eight else "group",
-    )
+    ignored = _unquantized_modules(section, "llm_int8_skip_modules")
+    if eight:
+        return Quantization("bitsandbytes", 8, None, scale_bits=32, ignored=ignored, number="int", strategy="channel")
+    return Quantization("bitsandbytes", 4, 64, scale_bits=32, ignored=ignored, number="float", strategy="group")
 
 
 def _auto_round_scheme(section: Config) -> Quantization:

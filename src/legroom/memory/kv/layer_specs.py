@@ -331,9 +331,7 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
         return conv, configured if isinstance(configured, str) else "float32"
     if "Qwen3_5" in model.architecture and isinstance(configured, str):
         return conv, configured
-    if mixer.kind == "kda":
-        return conv, "float32"
-    return conv, conv
+    return (conv, "float32") if mixer.kind == "kda" else (conv, conv)
 
 
 def _per_rank(total: int, settings: EngineSettings, what: str) -> int:

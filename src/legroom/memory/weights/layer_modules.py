@@ -32,9 +32,7 @@ from legroom.vllm.traits import built_encoders, replicates_encoders
 
 def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
     """The parameters of one norm; none for families with parameter-free norms."""
-    if anatomy.norm == "none":
-        return []
-    return [Module(part, name, size, bias=anatomy.norm == "layer")]
+    return [] if anatomy.norm == "none" else [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
