@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,6 +62,12 @@ def known_fix(name: str) -> Fix:
     """A fix that is the same for every run (`diagnosis_texts.json`)."""
     row = read_data("diagnosis_texts.json")["fixes"][name]
     return Fix(**{**row, "steps": tuple(row.get("steps", ()))})
+
+
+def reason(name: str, facts: Mapping[str, object] | None = None) -> str:
+    """Why a failure is of this cause (`diagnosis_texts.json`), with the message's facts filled in."""
+    texts = read_data("diagnosis_texts.json")["reasons"]
+    return str(texts.get(name, texts[""])).format_map(defaultdict(str, facts or {}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
-from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
+from legroom.diagnosis.finding import Assessment, Finding, Fix, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
@@ -109,14 +109,13 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         _make_finding(cause, assessment, confidence, planner, lever_of(wanted))
         for (cause, assessment), confidence in zip(likely, shares, strict=True)
     )
-    if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
-        findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
-    if findings and findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
-        why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
-        findings = (replace(findings[0], why=why), *findings[1:])
-    if findings and case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
-        why = f"{findings[0].why} {_planned_parts(planner.failed_plan.layout)}"
-        findings = (replace(findings[0], why=why), *findings[1:])
+    if findings:
+        why = [findings[0].why, tensor_sentence(wanted, case.oom.wanted_bytes) if case.oom else ""]
+        if findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
+            why.append(f"The plan does not explain {gib(gap)} of what was in use.")
+        if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
+            why.append(_planned_parts(planner.failed_plan.layout))
+        findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -189,8 +188,13 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    plan = planner.failed_plan if is_open and not case.has_site_frame else None
-    if plan is None or plan.verdict == "fits" or case.platform.trainer:
+    if not is_open or case.has_site_frame or case.platform.trainer:
+        return None
+    plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
+    if plan is None and case.has("parameters_told") and total and (weights or 0) > total:
+        why = f"In 16 bits the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
+        return cause_of("weights_too_big"), Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
+    if plan is None or plan.verdict == "fits":
         return None
     is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
     is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less
@@ -223,10 +227,7 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
-    why = (
-        "The log breaks off before the error itself. If memory ran out at this place it was this; the traceback's last "
-        "line, which names the error, would tell."
-    )
+    why = reason("error_is_cut_off")
     return [(usual, Assessment(_GUESS_WEIGHT, proof(frames[-3:]), why))]
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 from legroom.diagnosis.case import Case, Phase
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, known_fix, proof
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, known_fix, proof, reason
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.facts import read_data
 from legroom.records import dataclass
 
 __all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized"]
-__all__ += ["cause_of", "causes", "known_fix", "proof"]
+__all__ += ["cause_of", "causes", "known_fix", "proof", "reason"]
 """Also what a file of this folder needs from other modules, so that it has one import."""
 
 _RULES = ("examine", "is_ruled_out", "impossible", "remedies")

@@ -58,10 +58,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = planner.case.oom
     is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
     name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"
-    if oom is not None and oom.platform == "NPU":
-        name = "PYTORCH_NPU_ALLOC_CONF"
-    env = {name: "expandable_segments:True"}
-    several = planner.known.ranks > 1
+    is_npu = oom is not None and oom.platform == "NPU"
+    env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
+    several = planner.known.ranks > 1 and not is_npu
     why = "Expandable segments join free pieces into one."
     if several:
         why += " With several ranks they clash with custom all-reduce, which goes off with them."
@@ -89,6 +88,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")
     # On ROCm torch ignores them before 2.11 (pytorch#177974), and some builds hang with them since (pytorch#192259).
     without = oom is not None and oom.platform == "HIP"
+    if is_npu:
+        yield lower  # new releases of vllm-ascend have them on unless sleep mode is
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.units import GIB, gib
 
@@ -17,10 +17,7 @@ def examine(case: Case) -> Assessment | None:
     notice = case.last("capturing")
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
-            why = (
-                "The log ends in the middle of registering CUDA-graph "
-                "buffers, after the pool had taken the whole budget."
-            )
+            why = reason("ends_in_registration")
             return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
         return None
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure

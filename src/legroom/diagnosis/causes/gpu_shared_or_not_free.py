@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.finding import reason
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.facts.releases import logged_release
 from legroom.units import GIB, MIB, gib
+from legroom.vllm_logs.evidence import Evidence
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
 """The command that lists the processes on a card that is not NVIDIA's."""
@@ -93,10 +95,7 @@ def _assess_orphans(case: Case) -> Assessment | None:
     killed, again = case.first("killed_by_hand"), case.first("orphans_told")
     if killed is None or again is None or case.first_failure is None:
         return None
-    why = (
-        "SIGKILL ends the API server alone: its engine and workers (VLLM::EngineCore, VLLM::Worker) get no signal, "
-        "live on and hold their share of every card, so the next server finds too little free."
-    )
+    why = reason("orphans_of_sigkill")
     return Assessment(0.9, proof(killed, again, case.first_failure), why)
 
 
@@ -231,10 +230,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
         charging = older and not case.has("available_kv")
-    why = (
-        "Nothing is left for the KV cache. In this generation of vLLM the measurement counted the memory of every "
-        "process on the card, so a neighbour or an orphaned worker is charged to this one."
-    )
+    why = reason("others_are_charged")
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     charging = charging or case.has("several_servers")
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
@@ -246,7 +242,10 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
         return Assessment(0.85, proof(kept, case.first_failure), why)
-    shares = told_shares(case)
+    shares, holder = told_shares(case), _told_holder(case)
+    if holder is not None and case.is_oom and case.ledger.total_bytes is None:
+        why = f"By the text another process holds {holder[1]} of the card: that is missing here."
+        return Assessment(0.9, proof(holder[0], case.first_failure), why)
     is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame
     if told is None or not (is_open or sum(shares) > 1) or case.platform.trainer:
         return None
@@ -257,6 +256,16 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
         why = "Every new engine takes its share of the card again, while the first one still holds its own."
         return Assessment(0.9, proof(told, case.first_failure), why)
     return Assessment(0.88 if sum(shares) > 1 else 0.7, proof(told, case.first_failure), why)
+
+
+def _told_holder(case: Case) -> tuple[Evidence, str] | None:
+    """Who holds memory of the card beside vLLM, by a sentence or by nvidia-smi's list, and how much; else None."""
+    told, listed = case.first("neighbour_holds"), case.all("smi_process")
+    if told is not None:
+        return told, f"{told.facts['what']} GiB"
+    others = [item for item in listed if not re.search(r"(?i)vllm|python", str(item.facts["what"]))]
+    sizes = [(item.number("held_bytes") or 0, item) for item in others]
+    return next(((item, gib(size)) for size, item in sizes if size > GIB), None)
 
 
 def told_shares(case: Case) -> list[float]:
@@ -303,6 +312,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
+    if _told_holder(case) is not None and case.is_oom:
+        free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.facts import read_data
 from legroom.facts.log_messages import message_group
@@ -69,11 +69,7 @@ def examine(case: Case) -> Assessment | None:
         why = f"The engine ended while it read a checkpoint of {size} with {ram} of RAM available, without an error."
         return Assessment(0.55, proof(short, case.last("shards"), case.secondary_failure), why)
     if case.unfinished_milestone is not None and case.phase_reached == "startup_load":
-        why = (
-            "The log ends while the weights are being read, without an error, as it does when the container's memory "
-            "limit or the kernel ends the process; a probe that gives up early, or a server that is still starting, "
-            "looks the same."
-        )
+        why = reason("ends_while_loading")
         return Assessment(0.3, proof(case.unfinished_milestone), why)
     if case.has("nccl_system_error"):
         why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import gib
@@ -61,10 +61,7 @@ def _explanation(case: Case) -> str:
             "over all patches of a large image without a flash kernel takes patches x patches; the image must become "
             "smaller or the kernel another."
         )
-    return (
-        "The vision or audio encoder runs over all patches of its "
-        "inputs at once; their number and size set what it needs."
-    )
+    return reason("encoder_takes_all_patches")
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:

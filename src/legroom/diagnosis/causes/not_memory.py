@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.fixes.flag_repair import named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data
 from legroom.vllm_logs.evidence import Evidence
@@ -19,15 +20,9 @@ _NONE_TYPE_ERROR = "'NoneType' object"
 def examine(case: Case) -> Assessment | None:
     """Assesses known look-alikes, and exceptions without any memory message."""
     error = case.first("profiling_error")
-    if (
-        error
-        and error.facts.get("initial_bytes") is not None
-        and error.facts.get("initial_bytes") == error.facts.get("current_bytes")
-    ):
-        why = (
-            "Free memory before and after is the same, so nobody took or "
-            "released any: the check itself is wrong for this platform."
-        )
+    initial = error.number("initial_bytes") if error else None
+    if error and initial is not None and initial == error.number("current_bytes"):
+        why = reason("same_free_memory")
         return Assessment(0.93, proof(error), why)
     lookalike = assess_lookalike(case, _LABEL)
     if lookalike:
@@ -82,6 +77,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if error is None:
         yield _crashed_step_fix(planner)
         return
+    yield named_value_fix(planner, _exception_message(error))
     yield _exception_fix(error, planner)
     if case.has("failed_execution_dump"):
         yield _crashed_step_fix(planner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     can_start_with_lower_utilization,
     is_page_cache_counted,
@@ -20,15 +20,9 @@ def examine(case: Case) -> Assessment | None:
     """Assesses a driver without pages, free memory that could not be allocated, or a shared-memory platform."""
     driver = case.first("driver_no_memory", "tegra_assert")
     if driver:
-        why = (
-            "The GPU driver asked the kernel for pages and got none: GPU and "
-            "CPU share one memory here, and the page cache counts as used."
-        )
+        why = reason("driver_without_pages")
         if driver.id == "tegra_assert":
-            why = (
-                "An allocation failed, and torch could not ask the driver (NVML) who holds the card: so it is on a "
-                "Jetson or GB10, where CPU and GPU share one memory, and also in a MIG slice or on a vGPU."
-            )
+            why = reason("holders_not_listed")
         is_named = driver.id == "driver_no_memory" or case.has("unified")
         return Assessment(0.92 if is_named else 0.6, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
@@ -60,10 +54,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
         confidence = 0.5  # vLLM's own account says that the budget is short
     if not case.platform.unified:
         confidence = 0.45  # WSL says so on every start; by itself it explains nothing
-    why = (
-        "CPU and GPU draw on one memory here: files in the page "
-        "cache, other programs and the GPU's own allocations compete."
-    )
+    why = reason("one_memory")
     oom = case.oom
     if case.platform.integrated and oom and oom.total_bytes:
         why = (
