@@ -121,9 +121,8 @@ def _localized(value: Mapping[str, str]) -> catalog.Localized:
 def _read_example(document: Mapping[str, Any] | None) -> catalog.Example | None:
     if document is None:
         return None
-    figures = {
-        name: catalog.ExampleFigure(item["value"], item["formula"]) for name, item in document["figures"].items()
-    }
+    given = document["figures"].items()
+    figures = {name: catalog.ExampleFigure(item["value"], item["formula"]) for name, item in given}
     return catalog.Example(_localized(document["text"]), figures, document["plan"])
 
 

@@ -215,9 +215,8 @@ def _card_of_size(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
-    known = read_data("gpus.json")["logged_totals"].get(
-        f"{total_bytes / GIB:.2f}"
-    )  # the only card with this total in logs
+    # The only card with this total in logs.
+    known = read_data("gpus.json")["logged_totals"].get(f"{total_bytes / GIB:.2f}")
     if known and (card := _exactly_named(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)

@@ -320,9 +320,8 @@ def _http_error(repo: str, error: Any) -> LegroomError:
     if status in (401, 403):
         hint = f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}"
         return LegroomError(f"the Hub refused {repo} ({status})", hint, UNREACHABLE)
-    return LegroomError(
-        f"the Hub answered {status or 'with an error'} for {repo}", "try again, or pass a config.json", UNREACHABLE
-    )
+    why = f"the Hub answered {status or 'with an error'} for {repo}"
+    return LegroomError(why, "try again, or pass a config.json", UNREACHABLE)
 
 
 def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomError:

@@ -238,6 +238,5 @@ def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     if value.kind == "exact" and not below + above:
         return value
     least_below, least_above = value.bytes - value.low, value.high - value.bytes
-    return _widened(
-        value, max(below, least_below, _MIN_WEIGHTS_BAND_BYTES), max(above, least_above, _MIN_WEIGHTS_BAND_BYTES)
-    )
+    least = _MIN_WEIGHTS_BAND_BYTES
+    return _widened(value, max(below, least_below, least), max(above, least_above, least))

@@ -239,9 +239,8 @@ def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAtten
     if deployment.release.before("0.7.1"):
         head_dim = max(head_dim, 256)
     heads = max(1, mixer.heads // deployment.settings.tensor_parallel_size)
-    token_bytes = heads * head_token_bytes(
-        head_dim, head_dim, deployment.settings.kv_cache_dtype, deployment.settings.dtype
-    )
+    settings = deployment.settings
+    token_bytes = heads * head_token_bytes(head_dim, head_dim, settings.kv_cache_dtype, settings.dtype)
     return FullAttentionSpec(deployment.block_size, heads, head_dim, head_dim, token_bytes)
 
 
