@@ -34,14 +34,17 @@ class Card:
         return sum(other.bytes for other in self.others)
 
 
-def offered_cards(gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = ()) -> tuple[Card, ...]:
-    """The cards of a machine, with the programs that run on them by the card's number."""
+def offered_cards(
+    gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = (), used_bytes: int = 0
+) -> tuple[Card, ...]:
+    """The cards of a machine, with the programs on them by the card's number, and what is in use of every card."""
+    in_use = (OtherProgram("in use", used_bytes),) if used_bytes else ()
     return tuple(
         Card(
             number,
             each,
             desktop_bytes(each) + reserve_bytes(each),
-            tuple(other for place, other in others if place == number),
+            (*in_use, *(its for at, its in others if at == number)),
         )
         for number, each in enumerate(gpus)
     )
