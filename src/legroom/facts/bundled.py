@@ -471,11 +471,6 @@ def _bundled_of(key: str) -> Bundled:
     """The bundled model of an entry's key."""
     entry = _entry_of_key(key)
     ids = tuple(entry.get("ids", ()))
-    return Bundled(
-        name=key,
-        ids=ids,
-        source=_shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0]),
-        parameters=entry.get("parameters", 0),
-        base=entry.get("base"),
-        entry=entry,
-    )
+    source = _shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0])
+    parameters, base = entry.get("parameters", 0), entry.get("base")
+    return Bundled(name=key, ids=ids, source=source, parameters=parameters, base=base, entry=entry)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from legroom.facts.config.quantization import LINEAR_ATTENTION
 from legroom.facts.fit import constants
@@ -208,15 +209,9 @@ def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float
 
 def on_one_card(settings: EngineSettings) -> EngineSettings:
     """The same server without any parallelism or offloading: its weights are the checkpoint's."""
-    return replace(
-        settings,
-        tensor_parallel_size=1,
-        pipeline_parallel_size=1,
-        data_parallel_size=1,
-        prefill_context_parallel_size=1,
-        enable_expert_parallel=False,
-        given=replace(settings.given, cpu_offload_gb=None),
-    )
+    sizes = (f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data", "prefill_context"))
+    alone: dict[str, Any] = dict.fromkeys(sizes, 1)
+    return replace(settings, **alone, enable_expert_parallel=False, given=replace(settings.given, cpu_offload_gb=None))
 
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:

@@ -324,14 +324,8 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
         return replace(heads[0], shares_kv=False)
     if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
-    return LatentAttention(
-        mixer.heads,
-        int(config["kv_lora_rank"]),
-        config.get("q_lora_rank"),
-        int(config.get("qk_nope_head_dim") or 0),
-        int(config.get("qk_rope_head_dim") or 0),
-        int(config.get("v_head_dim") or 0),
-    )
+    nope, rope, value = (int(config.get(f"{part}_head_dim") or 0) for part in ("qk_nope", "qk_rope", "v"))
+    return LatentAttention(mixer.heads, int(config["kv_lora_rank"]), config.get("q_lora_rank"), nope, rope, value)
 
 
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
