@@ -452,8 +452,8 @@ def test_a_card_that_becomes_free_still_needs_a_share_that_holds_the_weights() -
     oom = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 540.00 MiB. GPU 0 has a total capacity of "
         "139.80 GiB of which 321.56 MiB is free. Process 717 has 90.51 GiB memory in use. Including non-PyTorch "
-        "memory, this process has 48.97 GiB memory in use. Of the allocated memory 48.30 GiB is allocated by PyTorch, and "
-        "1.24 MiB is reserved by PyTorch but unallocated."
+        "memory, this process has 48.97 GiB memory in use. Of the allocated memory 48.30 GiB is allocated by PyTorch, "
+        "and 1.24 MiB is reserved by PyTorch but unallocated."
     )
     command = "vllm serve allenai/OLMo-2-0325-32B --gpu-memory-utilization 0.34 --max-model-len 4096 --enforce-eager"
     log = trace("load_model", "initialize_model", "create_weights", error=oom)
