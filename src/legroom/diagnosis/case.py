@@ -303,6 +303,7 @@ _SITES: tuple[tuple[str, Phase, frozenset[str]], ...] = (
     ("wake", "serving", frozenset({"frame_wake"})),
     ("sampler", "startup_graph", frozenset({"frame_dummy_sampler"})),
     ("quant", "startup_load", frozenset({"frame_quant"})),
+    ("graph_profile", "startup_profile", frozenset({"frame_graph_profile"})),
     ("graph", "startup_graph", frozenset({"frame_capture"})),
     ("profile", "startup_profile", frozenset({"frame_profile"})),
     ("warmup", "startup_graph", frozenset({"frame_warmup"})),
@@ -386,7 +387,10 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
     items = tuple(evidence)
     ids = {item.id for item in items}
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]
-    totals = [item.facts.get("total_bytes") for item in items] + [oom.total_bytes for oom in failed]
+    # Of the RAM of a node only GB10's 119 to 122 GiB count: an ordinary host of 128 GB shows 125.
+    nodes = [item for item in items if item.id == "ray_node_memory" and (item.number("total_bytes") or 0) > 122 * GIB]
+    totals = [item.facts.get("total_bytes") for item in items if item not in nodes]
+    totals += [oom.total_bytes for oom in failed]
     # 128 GB of shared memory shows as 115 to 129 GiB; no discrete card has a total there.
     unified = bool(ids & {"unified", "nv_sysmem"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)

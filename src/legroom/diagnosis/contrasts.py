@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,33 +13,19 @@ from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
 
 Contrast = tuple[Mapping[str, Any], bool, str]
-"""Settings by vLLM's Python names (None: taken away) or variables, whether the server started, and the clause."""
+"""Settings by vLLM's Python names (None: taken away) or variables, whether it started, and the clause."""
 
 _SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|\n|[。；]")
 _CLAUSE = re.compile(r"(?<=[a-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
-_MENTION = re.compile(
-    r"(?<![\w-])(?P<dashes>--?)?(?:vllm[_-])?(?P<name>tp|[a-z]+(?:[_-][a-z]+)+)[`'\"\]]*"
-    r"(?:(?: from)? \S+ ?(?:-?->|→|to) ?|\s?[=:→]\s?| (?:to |of |at )?)?[`'\"]?"
-    r"(?P<value>\d[\d.]*[KMGk]?(?![\w%])|[Tt]rue|fp8\w*)?"
-)
 _CONDITION = re.compile(r"(?i)\s*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
-_AT_SHARE = re.compile(r"(?i)\bat (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
-_LENGTH = re.compile(
-    r"(?<![\w.])(\d{1,4})[kK]\b(?=[^.]{0,24}\b(?:context|ctx|window|tokens?|works?|fits|starts?|runs?)\b)"
-)
-_BARE_VALUE = re.compile(
-    r"\b(?:with|at|to) (\d[\d.]*k?)\b(?! ?(?:[GMK]i?B|GPUs?|cards?|requests?|users?|x\b|%|of))|"
-    r"(?:^|\s)(\d[\d.]*k?)(?= (?:works|worked|fits|starts|runs|survives|is fine))|"
-    r"(?:改成|改为|设为|调到|降到)\s?(\d[\d.]*)"
-)
 _FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:_[a-z]+)+)(?=[`'\" ]?[=: ]\s?\d)")
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
 
 @cache
 def _words(name: str) -> re.Pattern[str]:
-    """How people say that a server started or failed, or name a feature (`evidence.json`)."""
+    """How people say that a server started or failed, or name a setting and its value (`evidence.json`)."""
     return re.compile(read_data("evidence.json")["contrasts"][name])
 
 
@@ -53,7 +39,7 @@ def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
 def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     """Each group of settings that a clause outside of logs and commands calls working or failing."""
     plain = "\n".join(plain_lines(text.split("\n")))
-    last_flag, last_feature, shares = "", "", bool(re.search(r"(?i)util", plain))
+    last_flag, last_feature, shares = "", "", bool(_words("about_shares").search(plain))
     for sentence in _SENTENCE.split(plain):
         fails_later, before = bool(_words("fails_later").search(sentence)), ""
         for part in _CLAUSE.split(sentence):
@@ -61,12 +47,12 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             failed = bool(_words("failed").search(_words("no_failure").sub("", clause)))
             if failed or (_words("worked").search(clause) and not fails_later):
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
-                if not settings and last_flag and (bare := _BARE_VALUE.search(clause)):
+                if not settings and last_flag and (bare := _words("bare_value").search(clause)):
                     settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2] or bare[3]}", release, shares))
                 if not failed:
                     settings |= dict(_remedies(clause, last_flag or last_feature))
                 if settings:
-                    yield settings, not failed, clause
+                    yield settings, not failed, sentence if failed else clause
             elif taken_away := dict(_only_with(clause)):
                 yield taken_away, True, ""
             before = "" if failed or _words("worked").search(clause) else part
@@ -75,9 +61,17 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
 
 
+def failed_shares(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
+    """Shares of the card, told without another setting, at which the run failed, and those that left no pool."""
+    alone = [(settings, where) for settings, worked, where in told if not worked and len(settings) == 1]
+    failed = [(settings.get("gpu_memory_utilization"), where) for settings, where in alone]
+    starved = {share for share, where in failed if share and _words("starved").search(where)}
+    return {share for share, where in failed if share and not _words("attempt").search(where)} - starved, starved
+
+
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
     """The settings of a clause with their values; a share without its flag counts where the text speaks of one."""
-    for match in _MENTION.finditer(clause):
+    for match in _words("mention").finditer(clause):
         name = "tensor_parallel_size" if match["name"] == "tp" else match["name"].replace("-", "_")
         if name not in SETTINGS or not (match["value"] or match["dashes"]):
             continue
@@ -85,10 +79,10 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
             yield name, value
     for ranks in _RANKS.findall(clause):
         yield "tensor_parallel_size", int(ranks)
-    for length in _LENGTH.findall(clause):
+    for length in _words("length").findall(clause):
         yield "max_model_len", int(length) * 1024
     said = [float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(clause)]
-    said += [float(share) for share in _AT_SHARE.findall(clause)] if shares else []
+    said += [float(one or other) for one, other in _words("share_alone").findall(clause)] if shares else []
     if said:
         yield "gpu_memory_utilization", said[0]
     yield from ((name, value) for name, value in _VARIABLE.findall(clause) if name.startswith(("VLLM_", "PYTORCH_")))

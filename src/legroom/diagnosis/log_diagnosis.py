@@ -9,7 +9,7 @@ from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
-from legroom.diagnosis.contrasts import contrasts
+from legroom.diagnosis.contrasts import contrasts, failed_shares
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
@@ -232,7 +232,11 @@ def _with_pasted_command(
         args = merge_args(args, own)
         cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
     card, reported = named_card(full_text), tuple((settings, worked) for settings, worked, _ in told)
-    cases = tuple(replace(case, reported=reported) for case in cases)
+    failed, starved = failed_shares(told)
+    if len(failed) == 1 and args.gpu_memory_utilization is None:
+        args = replace(args, gpu_memory_utilization=failed.pop())
+    least = max(starved | {cases[-1].too_small_share or 0}) or None
+    cases = tuple(replace(case, reported=reported, too_small_share=least) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 

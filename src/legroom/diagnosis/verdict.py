@@ -142,7 +142,7 @@ def _other_engine(case: Case) -> Evidence | None:
     by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation
     is_image = other is not None and "image" in other.facts  # frames by name may be of any engine
     framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
-    beside_vllm = other is not None and "vllm" in other.text.lower()
+    beside_vllm = other is not None and other.id != "engine_vllm_cpp" and "vllm" in other.text.lower()
     return None if by_vllm or beside_vllm or (framed and not is_image) else other
 
 
@@ -227,6 +227,8 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
     dead_ends = (*cause.impossible(planner), *cause.dead_ends)
+    if planner.case.site == "graph_profile":  # no pool is there yet that a larger share could make larger
+        dead_ends = tuple(end for end in dead_ends if "gpu_memory_utilization" not in end.action)
     fixes = checked_fixes(planner, cause.remedies(planner), dead_ends, is_memory=cause.is_memory)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))

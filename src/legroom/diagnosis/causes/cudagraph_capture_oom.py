@@ -37,6 +37,8 @@ def examine(case: Case) -> Assessment | None:
 
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the allocation failed in CUDA graph capture."""
+    if case.site == "graph_profile":
+        return Strength.SHOWN
     if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
         return Strength.SHOWN
     if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
@@ -63,6 +65,8 @@ def _captured_anyway(case: Case) -> bool:
 def _explanation(case: Case) -> str:
     """Why capture ran out of memory, with the bytes left outside gpu_memory_utilization's budget."""
     startup, oom = case.startup, case.oom
+    if case.site == "graph_profile":
+        return reason("graphs_measured_first")
     total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
     room = ""
     if total and share:
@@ -86,6 +90,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     eager = planner.plan_change("eager_or_fewer_graphs", flags, why, trades=trades) or Fix(
         "eager_or_fewer_graphs", why, flags, trades=trades, proven=case.site == "graph" and case.has_site_frame
     )
+    if case.site == "graph_profile":
+        yield from (known_fix("smaller_captures"), eager)
+        return
     if planner.failed_plan is None and 0 < (planner.accounting.pool_bytes or 0) < 2 * need:
         yield eager  # half of the pool would go
     yield room

@@ -68,7 +68,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     total, free = check.number("total_bytes"), check.number("free_bytes")
     if free is None or total is None or desired is None:
         return Assessment(
-            Strength.LIKELY,
+            Strength.SUGGESTED if case.platform.unified and case.has("page_cache_told") else Strength.LIKELY,
             proof(check),
             "The card had less free memory at start-up than the share vLLM was told to take.",
         )

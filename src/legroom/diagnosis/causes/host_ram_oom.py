@@ -185,6 +185,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         offload = None if _is_bare_sigkill(case) else _less_offload_fix(planner)
         if offload is not None and not offload.steps:
             yield offload
+        if case.platform.unified and case.has("ray_node_memory"):
+            yield known_fix("share_of_one_memory")
         fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
         # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
         yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes

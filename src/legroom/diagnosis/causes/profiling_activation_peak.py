@@ -8,6 +8,7 @@ from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
+from legroom.diagnosis.causes.weights_too_big import fill_the_budget
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -35,6 +36,8 @@ def examine(case: Case) -> Assessment | None:
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
+    if fill_the_budget(case):
+        return Strength.USUAL
     if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
         return Strength.SHOWN
     if _is_sampler_table(case) or case.site == "profile" or (case.has_site_frame and is_pool_oversized(case)):

@@ -136,6 +136,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
         is_blind = planner.model is not None and total is None and _has_trainer(planner.case)
+        if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
+            is_blind, lower = _has_trainer(planner.case), None  # a smaller budget holds even fewer blocks
         yield _trainer_offload_fix(planner.case) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 

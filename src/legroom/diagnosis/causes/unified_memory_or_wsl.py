@@ -25,6 +25,7 @@ from legroom.facts.log_messages import message_group
 from legroom.units import gib
 
 _SHORTAGES = message_group("shared_memory_shortage")
+_CACHE_SIGNS = ("page_cache_told", "free_below_desired", "free_below_desired_bare", "no_cache_blocks")
 
 
 def examine(case: Case) -> Assessment | None:
@@ -97,11 +98,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (utilization_within_free_memory(planner), drop, wait)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
         yield from (wsl, drop, lower)
-    elif case.site == "device":
+    elif case.site == "device" and not case.has("page_cache_told"):
         yield from (wait, drop, lower)
     else:
         is_large = pool is not None or (planner.utilization_known and case.has("sigkill", "killed_word", "oom_killer"))
-        is_large = is_large or case.phase == "serving"
+        is_large = is_large or case.phase == "serving" or not case.has(*_CACHE_SIGNS)
+        if case.has("no_cache_blocks") and case.has("page_cache_told") and pool is None:
+            yield known_fix("pool_in_bytes")  # the cache is measured as vLLM's
+            lower = None  # a smaller budget holds even fewer blocks
         yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
 
 

@@ -26,7 +26,7 @@ def examine(case: Case) -> Assessment | None:
 
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the weights alone exceed the card."""
-    if case.site == "build" or case.has("load_oom_hint"):
+    if case.site == "build" or case.has("load_oom_hint") or fill_the_budget(case):
         return Strength.SHOWN
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
@@ -34,6 +34,16 @@ def _strength(case: Case) -> Strength:
     if case.site and case.site != "quant":
         return Strength.NONE
     return Strength.LIKELY if nothing_was_freed(case) else Strength.USUAL
+
+
+def fill_the_budget(case: Case) -> bool:
+    """Whether the profile run asks for little while torch holds more than the budget by far: then the weights do."""
+    oom, startup = case.oom, case.startup
+    if case.site != "profile" or "frame_vision" in case.frames or startup.weights_bytes or oom is None:
+        return False
+    budget = (startup.args.gpu_memory_utilization or 0.9) * (oom.total_bytes or 0)
+    # The sampler holds four tensors of that size: logits, probabilities, their sorted copy and its indices.
+    return nothing_was_freed(case) and (oom.torch_bytes or 0) - budget > 4 * oom.wanted_bytes
 
 
 def nothing_was_freed(case: Case) -> bool:
@@ -51,6 +61,8 @@ def _explanation(case: Case) -> str:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
+    if fill_the_budget(case):
+        return "torch holds more than the budget and the profile run asks for little: the weights fill the card."
     return (
         f"torch already holds {gib(oom.torch_bytes)} of {gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} "
         "more while the model is still being built. Nothing but weights is allocated at that point, and "

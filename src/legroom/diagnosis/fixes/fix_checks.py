@@ -86,16 +86,22 @@ def _reported_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the text says that the server failed with this too; a lower share has to be below a share that failed."""
-    failed = {
-        name: value for settings, worked in planner.case.reported if not worked for name, value in settings.items()
-    }
-    share, least = failed.get("gpu_memory_utilization"), planner.case.too_small_share
+    """Whether the text says that the server failed with this too, or with a value on the safer side of it."""
+    case, least = planner.case, planner.case.too_small_share
     if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
-        return True  # an earlier attempt had no room for its pool at this share
-    if fix.kind == "lower_util" and share is not None and fix.flags.keys() == {"gpu_memory_utilization"}:
-        return bool(fix.flags["gpu_memory_utilization"] >= share)
-    return bool(fix.flags) and all(name in failed and failed[name] == value for name, value in fix.flags.items())
+        return True  # the pool was too small at this share
+    larger_fails = {"max_model_len", "max_num_seqs", "max_num_batched_tokens"}
+    if fix.kind == "lower_util" or (case.is_oom and case.site in ("", "serving", *_AFTER_POOL)):
+        larger_fails.add("gpu_memory_utilization")
+    failed = [(name, value) for settings, worked in case.reported if not worked for name, value in settings.items()]
+    return bool(fix.flags) and all(
+        any(
+            value == other or (name in larger_fails and value is not None and value > other > (least or 0))
+            for other_name, other in failed
+            if other_name == name
+        )
+        for name, value in fix.flags.items()
+    )
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
