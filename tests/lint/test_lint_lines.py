@@ -67,7 +67,7 @@ def test_another_file_may_hold_the_key_the_volume_or_the_probe():
     key = ("secret.yaml", "env:\n- name: VLLM_API_KEY\n  valueFrom: {secretKeyRef: {name: a, key: b}}\n")
     assert "api-open" not in rules(("service.yaml", SERVICE), key)
     claim = ("claim.yaml", "kind: PersistentVolumeClaim\nspec: {claimName: persistentVolumeClaim}\n")
-    assert "cache-lost" not in rules(("a.yaml", POD), claim)
+    assert "cache-lost" not in rules(("templates/a.yaml", POD + "# {{ x }}\nx: {{ .Values.x }}\n"), claim)
 
 
 def test_templates_and_files_of_other_tools_are_found_in_a_folder(tmp_path):

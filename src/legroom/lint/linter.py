@@ -46,6 +46,10 @@ _API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
 _OF_TEMPLATE = re.compile(r"(^|/)templates/|(^|/)[\w.-]*values[\w.-]*\.ya?ml$|\.(j2|tpl|tmpl|template)$")
 _LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "model-gated", "host-memory"})
 """What whoever installs a chart sets: its defaults need not start a server."""
+_ONCE_A_FILE = frozenset(
+    {"image-moving", "api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
+    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated"}
+)
 _ALL_RULES = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
 _OWN_DASHBOARD = "written by legroom export grafana"
@@ -184,6 +188,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
     uses_ray = any(_RAY.search(text) for _, text in texts)
+    manifests = tuple(each for _, part in parts for each in part.subjects if isinstance(each, Node))
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
@@ -202,11 +207,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             uses_ray=uses_ray,
             platform_signs=signs,
             names_api_key=path in with_key,
+            manifests=manifests,
         )
         is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
-        said = {(each.place.path, each.rule) for each in (*distinct, *silenced)} if is_of_lines else set()
+        said = {spot for each in (*distinct, *silenced) for spot in _spots(each)} if is_of_lines else set()
         for finding in _check_part(part, context, options.only):
-            if not isinstance(finding, Unread) and (path, finding.rule) in said:
+            if not isinstance(finding, Unread) and not said.isdisjoint(_spots(finding)):
                 continue  # a rule that read the server says it already
             if isinstance(finding, Unread):
                 not_read.append(finding)
@@ -228,6 +234,13 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     files = tuple(path for path, _ in texts)
     unread = tuple(dict.fromkeys(not_read))
     return LintReport(release.version, files, tuple(findings), unread, tuple(skipped), len(silenced))
+
+
+def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int]]:
+    """The rule with the line, and with the whole file where a second line of it would say the same."""
+    yield finding.place.path, finding.rule, finding.place.line
+    if finding.rule in _ONCE_A_FILE:
+        yield finding.place.path, finding.rule, 0
 
 
 def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list[LintFinding]:

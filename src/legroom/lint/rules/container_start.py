@@ -129,21 +129,6 @@ def _is_whole(server: StartedServer) -> bool:
     return server.mounts is not None or bool(server.probes) or server.start_limit is not None
 
 
-@checks(StartedServer, "image-moving")
-def image_without_release(server: StartedServer, context: Context) -> Findings:
-    """An image of vLLM whose tag moves to the next release."""
-    if (
-        (_is_whole(server) or server.gpus is not None)
-        and not server.is_release_assumed
-        and server.image != "vllm"  # KServe's own
-        and images.is_server_image(server.image)
-        and images.has_floating_tag(server.image)
-        and not context.is_release_given
-    ):
-        message = f"{server.image} is another release after the next pull"
-        yield finding("image-moving", server.place, message, "name a release, such as vllm/vllm-openai:v0.20.0")
-
-
 @checks(StartedServer, "release-unsafe")
 def release_with_known_holes(server: StartedServer, context: Context) -> Findings:
     """A release with a hole that whoever reaches the port can use."""

@@ -135,7 +135,10 @@ def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     )
 
 
-@checks(DoubtfulLine, *dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"]))
+_LINE_RULES = dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"])
+
+
+@checks(DoubtfulLine, "flag-removed", "env-unknown", "model-gated", *_LINE_RULES)
 def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
     if line.row["rule"] != "image-moving" or not context.is_release_given:
