@@ -39,6 +39,8 @@ _NOTHING = {
 _VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
 """A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
+_LONGEST_TEXT = 2**18
+"""Longer files are data, and their lines are not judged one by one."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
@@ -109,7 +111,8 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         unclaimed = _unclaimed_flags(path, text, read_lines)
         is_empty = is_empty and unclaimed is None
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
-    is_judged = kind not in (None, "document") and not is_monitoring and _ABOUT_VLLM.search(f"{path} {text}")
+    is_judged = kind not in (None, "document") and not is_monitoring and len(text) < _LONGEST_TEXT
+    is_judged = is_judged and _ABOUT_VLLM.search(f"{path} {text}") is not None
     lines = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
     is_empty = is_empty and not lines
     yield LintedPart(lines)
@@ -134,13 +137,17 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
 def _doubtful_lines(
     path: str, text: str, kind: Kind | None, around: str, judged: frozenset[str]
 ) -> Iterator[DoubtfulLine]:
-    """The first line of each kind of `line_mistakes.json` in a file; `lacks` and `needs` are about all files."""
-    told = without_comments(text)
-    seen: set[str] = set()
-    for offset, row in mistaken_names(told, kind, around, judged):
-        if row["message"] not in seen:
-            seen.add(row["message"])
-            yield DoubtfulLine(Text(path, text).place(offset), row)
+    """Mistakes of single lines, each said once a file."""
+    told, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
+    for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(text, told, kind, around)):
+        place = source.place(offset)
+        if not said & {(place.line, row["rule"]), (0, row["message"])}:
+            said |= {(place.line, row["rule"]), (0, row["message"])}
+            yield DoubtfulLine(place, row)
+
+
+def _lines_in_data(text: str, told: str, kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """The first line of each row of `line_mistakes.json`; `lacks` and `needs` are about all files."""
     for row in read_data("line_mistakes.json")["rows"]:
         read = text if "comments" in row else told
         found = re.search(row["pattern"], read, re.MULTILINE) if kind in row["kinds"] else None
@@ -148,7 +155,7 @@ def _doubtful_lines(
             continue
         is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)
         if is_met and not ("lacks" in row and _is_in(row["lacks"], around)):
-            yield DoubtfulLine(Text(path, text).place(found.start("at")), row)
+            yield found.start("at"), row
 
 
 @lru_cache(maxsize=256)

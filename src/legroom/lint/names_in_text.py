@@ -6,19 +6,23 @@ import re
 from collections.abc import Iterator, Mapping
 
 from legroom.deployments.file_kinds import Kind
-from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.flags import env_history, flag_name, flags_ever, flags_of, is_read_by_plugin
-from legroom.facts.releases import Release, latest
+from legroom.facts.releases import known_releases, latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
 _SETS_VARIABLE = re.compile(
-    r"^(?:ENV|export)?[ \t]*(?:-[ \t]*)?(?:name:[ \t]*)?[\"']?((?:VLLM_)?[A-Z][A-Z_]+)[\"']?[ \t]*(?:[:=]|$)",
+    r"^[ \t]*((?:ENV|-e|-?[ \t]*name:)[ \t]+)?(?:export[ \t]+|-[ \t]*)?"
+    r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=]|$)",
     re.MULTILINE,
 )
-_CLIENTS_OWN = re.compile(r"VLLM_(MODEL|HOST|PORT|API_KEY|URL|CONFIG|ROOT_PATH|TASK|REVISION)")
-"""Names that a client of the server, or its script, has for itself."""
+_PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
+"""`X=${X}` reads a variable only to set it."""
+_CLIENTS_OWN = re.compile(
+    r"VLLM_(\w*_)?(MODEL\w*|HOST|PORT|KEY|URL|ENDPOINT|BASE|IMAGE|VERSION|TAG|TOKEN|NAME|DIR|PATH|COMMIT|REF|BRANCH|REPO)"
+)
+"""Names that a client of the server, its script or its build has for itself."""
 _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE)_\w+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
@@ -40,7 +44,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
     """Variables that no release reads and no file uses, flags that are gone, and gated models without a token."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
         yield from _unread_variables(text, around)
-    releases = [known for version in set(_PINNED.findall(around)) if (known := _release_or_none(version))]
+    releases = [known_release(version) for version in {*_PINNED.findall(around)} & {*known_releases()}]
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
         if (
@@ -61,33 +65,20 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 
 def _unread_variables(text: str, around: str) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that neither vLLM nor a linted file reads."""
+    around = _PASSED_ON.sub("", around)
     for found in _SETS_VARIABLE.finditer(text):
-        name = found[1]
-        flag = flag_name(name.removeprefix("VLLM_").lower())
-        is_meant = (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in around) or (
-            name.startswith("VLLM_") and (flag in flags_of(latest()) or _OF_ENGINE.fullmatch(name))
-        )
-        history = env_history(name)
-        is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name)
+        is_given, name = found[1] is not None, found[2]
+        flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)
+        is_setting = is_given or flag in flags_of(latest()) or _OF_ENGINE.fullmatch(name)
+        is_meant = name.startswith("VLLM_") and is_setting
+        is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in around)
         used = rf"\$[{{(]?{name}\b|[\[(.]\s*[\"']?{name}\b[\"']?\s*[\]),]|\benv\.{name}\b"
-        if is_ours or not (is_meant or history) or re.search(used, around):
+        is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name)
+        is_read = history is not None and (not latest().after(history[-1][1]) or _PINNED.search(around))
+        if is_ours or is_read or not (is_meant or history) or re.search(used, around):
             continue
-        is_read = history and not latest().after(history[-1][1])
-        if history is None:
-            message, instead = (
-                f"vLLM does not read {name}",
-                f"write the flag {flag}" if flag in flags_of(latest()) else "",
-            )
-        elif is_read or _PINNED.search(around):
-            continue
-        else:
-            message, instead = f"vLLM reads {name} from {history[0][0]} to {history[-1][1]} alone", ""
-        row = {"rule": "env-unknown", "message": message, "suggestion": instead or "leave it out"}
-        yield found.start(1), row
-
-
-def _release_or_none(version: str) -> Release | None:
-    try:
-        return known_release(version)
-    except LegroomError:
-        return None
+        span = f" from {history[0][0]} to {history[-1][1]} alone" if history else ""
+        message = f"vLLM reads {name}{span}" if history else f"vLLM does not read {name}"
+        instead = f"write the flag {flag}" if not history and flag in flags_of(latest()) else "leave it out"
+        row = {"rule": "env-unknown", "message": message, "suggestion": instead}
+        yield found.start(2), row

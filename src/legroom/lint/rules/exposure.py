@@ -15,7 +15,7 @@ from legroom.vllm.args import other_value
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 _KEY = "VLLM_API_KEY"
-_PUBLISHING_KINDS = ("Ingress", "Route", "HTTPRoute")
+_WORKLOADS = ("Deployment", "StatefulSet")
 
 
 @checks(StartedServer, "port-unreachable")
@@ -40,11 +40,11 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
 @checks(Node, "port-unreachable")
 def service_of_another_port(document: Node, context: Context) -> Findings:
     """A Service that forwards to another port than the one server of its pods listens on."""
-    selector = {key: value.scalar for key, value in document.items("spec", "selector")}
+    selector = _labels(document, "spec", "selector")
     if document.text("kind") != "Service" or not selector:
         return
     for workload in context.documents:
-        labels = {key: value.scalar for key, value in workload.items("spec", "template", "metadata", "labels")}
+        labels = _labels(workload, "spec", "template", "metadata", "labels")
         containers = workload.list("spec", "template", "spec", "containers")
         if not selector.items() <= labels.items() or len(containers) != 1:
             continue
@@ -75,15 +75,15 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
         yield replace(found, severity="note")
 
 
+def _labels(manifest: Node, *keys: str) -> dict[str, str]:
+    return {key: value.scalar or "" for key, value in manifest.items(*keys)}
+
+
 def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """What keeps a Service from the pods of the linted manifests; nothing where a template or an operator tells."""
-    selector = service.get("spec", "selector")
-    wanted = {key: value.scalar or "" for key, value in service.items("spec", "selector")}
-    workloads = [each for each in manifests if each.text("kind") in ("Deployment", "StatefulSet")]
-    told = [
-        {key: value.scalar or "" for key, value in each.items("spec", "template", "metadata", "labels")}
-        for each in workloads
-    ]
+    selector, wanted = service.get("spec", "selector"), _labels(service, "spec", "selector")
+    workloads = [each for each in manifests if each.text("kind") in _WORKLOADS]
+    told = [_labels(each, "spec", "template", "metadata", "labels") for each in workloads]
     is_open = any("$" in value or "{{" in value for labels in (wanted, *told) for value in labels.values())
     if selector is None or not wanted or not workloads or is_open or any("/" in key for key in wanted):
         return
@@ -106,7 +106,7 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
 def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """The Service that an Ingress names and the linted manifests, which hold others, do not."""
     services = {each.text("metadata", "name") for each in manifests if each.text("kind") == "Service"}
-    workloads = any(each.text("kind") in ("Deployment", "StatefulSet") for each in manifests)
+    workloads = any(each.text("kind") in _WORKLOADS for each in manifests)
     for path in (path for rule in ingress.list("spec", "rules") for path in rule.list("http", "paths")):
         name = path.get("backend", "service", "name")
         is_told = name is not None and name.scalar and not re.search(r"[${]", "".join((name.scalar, *services)))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
-from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node, is_template
 from legroom.lint.rule import Context, Findings, checks, finding
 
@@ -164,15 +163,6 @@ def comments_in_folded_text(document: Node, context: Context) -> Findings:
             message = "a folded text has no comments: a shell drops all that follows, and Compose passes the words on"
             place = document.source.place(node.offset + comment.start(1))
             yield finding("flag-cut-off", place, message, "move it out of the command", is_certain=False)
-
-
-@checks(StartedServer, "env-meaning")
-def quoted_values(server: StartedServer, context: Context) -> Findings:
-    """Values of Compose's list form whose quotes stay in them."""
-    for name, word in server.env.items() if server.runs == "compose" else ():
-        if re.fullmatch(r"([\"']).*\1|\$\{\w+:?-(\"\"|'')\}", word.text) and word.raw.startswith(f"{name}="):
-            message = f"the quotes are part of {name}: Compose does not strip them in a list"
-            yield finding("env-meaning", server.place_of(word), message, f"write {name}= without quotes", len(name))
 
 
 @checks(Node, "rollout-stuck")

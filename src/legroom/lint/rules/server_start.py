@@ -15,10 +15,7 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
-_COMMON_CARD_BYTES = 80 * 10**9
-_SMALL_CARD_BYTES = 24 * 10**9
-"""The common smallest card."""
-_SHORTER = "write the length that requests need, or name the card"
+_SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
 _NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
@@ -54,7 +51,8 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             if args.max_model_len is None and not server.launcher:
                 message = f"without --max-model-len weights and one request of {length:,} tokens take "
                 message += f"{human_bytes(made.least_gpu_bytes)} of a GPU: vLLM refuses to start on a smaller one"
-                yield replace(finding("does-not-fit", server.place, message, _SHORTER), severity="note")
+                suggestion = "write the length that requests need, or name the card"
+                yield replace(finding("does-not-fit", server.place, message, suggestion), severity="note")
         return
     # Another rule is about the host's memory.
     own = file_plan_of(replace(server, memory_limit_bytes=None), release)
