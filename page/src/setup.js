@@ -77,7 +77,15 @@ export function fromParams(params, prefix = "") {
   return any ? setup : null;
 }
 
-// "32k" is 32,768 tokens, as on the command line.
+const SCALES = { "": 1, k: 1e3, K: 2 ** 10, m: 1e6, M: 2 ** 20, g: 1e9, G: 2 ** 30 };
+
+// The value of a flag, as vLLM reads it: "32k" is 32,000 and "32K" is 32,768.
+export function readCount(text) {
+  const [, digits, unit] = /^\s*(-?\d+(?:\.\d+)?)\s*([kKmMgG]?)\s*$/.exec(text) ?? [];
+  return digits === undefined ? null : Number(digits) * SCALES[unit];
+}
+
+// A wished length: "32k" is 32,768 tokens, as on the command line.
 export function readLength(text) {
   const [, digits, unit] = /^\s*(\d+(?:\.\d+)?)\s*([kKmM]?)\s*$/.exec(text) ?? [];
   const tokens = Math.round(Number(digits) * { "": 1, k: 1024, m: 1024 ** 2 }[(unit ?? "").toLowerCase()]);

@@ -237,3 +237,52 @@ def test_a_journal_that_is_none_is_told(journal, tmp_path, capsys):
     (tmp_path / "text").write_text("hello")
     assert main(["incidents", "--journal", str(tmp_path / journal)]) in (2, 3)
     assert os.linesep in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["simulate", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "8"], "--synthetic 'poisson rate=8"),
+        (["size", "llama-3.1-8b", "--rate", "8", "--prompt", "500", "--output", "100"], "--answer"),
+        (["plan", "llama-3.1-8b", "--gpu", "h100", "--context", "8k"], "--want-context"),
+    ],
+)
+def test_an_option_of_another_command_is_answered_with_the_one_for_it(words, option, capsys):
+    assert main(words) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_a_name_that_no_model_has_is_not_called_too_large(capsys):
+    assert main(["models", "--gpu", "rtx4090", "nonsuch"]) == 1
+    out = capsys.readouterr().out
+    assert "such a name" in out and "fits" not in out
+
+
+def test_a_model_that_no_card_serves_at_this_length_comes_with_the_reason(capsys):
+    assert main(["models", "--gpu", "rtx4090", "qwen3-30b-a3b-gptq-int4", "--context", "64k"]) == 1
+    assert "65536 is above the 40960 tokens" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_in_use_of_a_card_is_not_packed(capsys):
+    def free(*used):
+        words = ["pack", "--gpu", "rtx4090", *used, "--json", "--", "vllm", "serve", "llama-3.1-8b"]
+        assert main([*words, "--max-model-len", "8192"]) == 0
+        return json.loads(capsys.readouterr().out)["servers"][0]["kv"]["tokens"]
+
+    assert free("--gpu-used", "3GiB") < free("--gpu-used", "1GiB")
+
+
+def test_a_simulated_load_says_how_long_its_requests_are(capsys):
+    assert main(["simulate", "--synthetic", "poisson rate=8 requests=50", "--blocks", "4000", "--step-ms", "30"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"load +50 requests; input tokens p50 [\d,]+, p99 [\d,]+; output tokens p50 [\d,]+, p99", out)
+
+
+def test_a_pool_of_windowed_layers_is_counted_in_one_way(capsys):
+    words = ["plan", "openai/gpt-oss-20b", "--gpu", "rtx4090", "--vllm", "0.10.2", "--max-model-len", "16384"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    requests = float(re.search(r"concurrency +([\d.]+) requests", out)[1])
+    assert int(re.search(r"full-length requests hold ([\d,]+)", out)[1].replace(",", "")) == pytest.approx(
+        16384 * requests, rel=0.001
+    )

@@ -39,8 +39,9 @@ def test_an_npu_prints_what_is_left_in_bytes(available: int) -> None:
 
 
 def test_expandable_segments_of_an_npu_have_their_own_variable() -> None:
-    fix = first(oom(60.96, 2.0, 40.0, 12.0, "9.00 GiB")).fixes[0]
-    assert fix.env == {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+    smaller, join = first(oom(60.96, 2.0, 40.0, 12.0, "9.00 GiB")).fixes[:2]
+    assert list(smaller.flags) == ["gpu_memory_utilization"]
+    assert join.env == {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
 
 
 def test_torch_s_own_hint_is_no_setting_even_where_it_is_wrapped() -> None:

@@ -285,3 +285,80 @@ def test_two_engines_in_one_text_are_no_ranks() -> None:
     line = "(EngineCore pid={}) INFO 05-25 15:28:40 [gpu_worker.py:462] Available KV cache memory: {} GiB\n"
     error = "(EngineCore pid=208) ValueError: No available memory for the cache blocks"
     assert first(line.format(475, 16.42) + line.format(208, -6.54) + error).cause == "no_cache_blocks"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of "
+            "15.91 GiB of which 15.80 GiB is free.",
+            "driver_or_cuda_mismatch",
+        ),
+        ("vLLM OOMs at startup on my A100; nvidia-smi shows train.py using 61 GiB there", "gpu_shared_or_not_free"),
+        ("a 70B model on a 24 GB card with vLLM: CUDA out of memory", "weights_too_big"),
+        ("用 vllm 在一张 24G 的 4090 上部署 Qwen2.5-32B-Instruct，启动时报 CUDA out of memory", "weights_too_big"),
+        ("vllm 服务启动正常，第一次推理就报 CUDA out of memory", "runtime_activation_burst"),
+        (
+            "Model loading took 15 GiB\nvLLM: OOM on the first inference\nCUDA out of memory.",
+            "runtime_activation_burst",
+        ),
+        ("killed vllm with ctrl-c, GPU memory is still occupied and the next start OOMs", "gpu_shared_or_not_free"),
+        ("Sleep mode freed 0.00 GiB memory, 35.20 GiB memory is still in use.", "sleep_mode_or_rlhf_colocation"),
+        ("vllm: the max seq len 131072 is larger than the KV cache can hold", "kv_too_small_for_max_len"),
+        ("NvMapMemAllocInternalTagged: 1075072515 error 12 while vllm loads", "unified_memory_or_wsl"),
+        ("vllm GPU memory grows slowly; after 3 days of serving it dies with CUDA OOM", "leak_over_time"),
+        ("HSA_STATUS_ERROR_EXCEPTION: a hardware exception\nvllm serve Qwen/Qwen3-8B", "not_memory"),
+        ("vllm 启动时 FlashInfer 采样算子编译报错，nvcc 版本和头文件不兼容", "not_memory"),
+        ("TypeError: Dispatcher.dispatch() got an unexpected keyword argument 'n' (vllm 0.11.0)", "not_memory"),
+        ("Capturing CUDA graphs (PIECEWISE):  88%|##| 59/67 CUDA out of memory. vllm", "cudagraph_capture_oom"),
+        ("Mixtral 8x22B with vLLM: OOM at 78% of the shards", "weights_too_big"),
+        ("vllm gaudi: Allocation failed for size::2147483648 (2048)MB during warmup", "profiling_activation_peak"),
+        ("vLLM 拒绝启动：max_model_len=131072 需要 16 GiB 的 KV cache，只有 9.2 GiB 可用", "kv_too_small_for_max_len"),
+        ("another tenant runs a notebook on the GPU, vllm ends in CUDA out of memory", "gpu_shared_or_not_free"),
+        ("WSL2: vllm is Killed during loading", "host_ram_oom"),
+        ("GPU: 3090, model: Qwen2.5-32B-Instruct (bf16), vllm: CUDA out of memory", "weights_too_big"),
+        ("a 10 minute video ends the vllm server of Qwen2.5-VL with CUDA out of memory", "multimodal_inputs"),
+        ("残留的 VLLM::EngineCore 进程占着显存，重启 vllm 报 OOM", "gpu_shared_or_not_free"),
+        ("vllm num_preemptions_total rising, latency explodes", "kv_preemption_thrash"),
+        ("vllm-ascend: EZ9999: Inner Error! AICORE kernel execute failed", "not_memory"),
+        ("vllm 一直卡在 NCCL 初始化", "not_memory"),
+        (
+            "[Bug]: OOM when processing Marlin weights (vllm)\nStarting to load model X...",
+            "quantization_kernel_workspace",
+        ),
+    ],
+)
+def test_what_ran_short_is_read_from_a_sentence_or_its_sizes(text: str, cause: str) -> None:
+    assert first(text).cause == cause
+
+
+def test_a_share_of_a_few_per_cent_is_doubled_not_raised_to_the_whole_card() -> None:
+    assert fix("vllm_gpu_memory=0.05 on H100 80GB: No available memory for the cache blocks").flags == {
+        "gpu_memory_utilization": 0.1
+    }
+
+
+def test_weights_of_a_named_size_beyond_the_card_are_not_planned_where_the_server_served() -> None:
+    text = "vllm: a 27B model on a 24 GB card, CUDA out of memory while it answers requests"
+    assert first(text).cause == "runtime_activation_burst"
+
+
+@pytest.mark.parametrize("engine", ["lightllm.server.api_start", "mlx_lm.server", "tabbyAPI: exllamav3/model.py"])
+def test_the_log_of_another_engine_is_named(engine: str) -> None:
+    run = read_log([f"{engine}\ntorch.OutOfMemoryError: CUDA out of memory.".encode()]).runs[0]
+    assert not run.findings
+    assert "not vLLM's" in run.notes[0]
+
+
+def test_a_start_up_check_that_is_wrapped_between_two_words_keeps_its_figures() -> None:
+    text = (
+        "Free memory on device cuda:0 (105.35/117.51 GiB) on startup is less than\n"
+        "desired GPU memory utilization (0.9, 105.76 GiB)."
+    )
+    assert fix(text).flags == {"gpu_memory_utilization": 0.89}
+
+
+def test_a_refused_value_that_the_message_names_is_taken_out() -> None:
+    text = "vllm serve Qwen/Qwen3-8B --kv-cache-dtype fp8_e5m2\nValueError: fp8_e5m2 is not supported by this backend"
+    assert fix(text).flags == {"kv_cache_dtype": None}

@@ -86,9 +86,24 @@ def in_one_run(case):
     return tuple(case.options.items()), case.every_minutes, case.rules_every_minutes, case.minutes
 
 
-def fire_exactly(promtool, tmp_path, cases, written_for, version):
+def keep_one_alert(file, name):
+    """Leave an alert and the series that it reads of a file of rules: promtool's time is by the rule."""
+    groups = yaml.safe_load(file.read_text())["groups"]
+    rules = {rule.get("alert") or rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
+    read, left = set(), [name]
+    while left:
+        read.add(reader := left.pop())
+        left += [other for other in rules if other in rules[reader] and other not in read]
+    for group in groups:
+        group["rules"] = [rule for rule in group["rules"] if (rule.get("alert") or rule["record"]) in read]
+    file.write_text(json.dumps({"groups": groups}))
+
+
+def fire_exactly(promtool, tmp_path, cases, written_for, version, alert=None):
     for number, ((options, _, every, _), alike) in enumerate(groupby(sorted(cases, key=in_one_run), in_one_run)):
         folder = exported(written_for, tmp_path / str(number), **dict(options))
+        if alert:
+            keep_one_alert(folder / prometheus.RULES_FILE, alert)
         groups = yaml.safe_load((folder / prometheus.RULES_FILE).read_text())["groups"]
         document = {
             "rule_files": [prometheus.RULES_FILE],
@@ -110,11 +125,19 @@ def test_releases_with_the_same_metrics_have_the_same_rules():
     assert next(series) == next(series)
 
 
+def one_case_an_alert(cases):
+    """A healthy server, and the first case of each alert."""
+    firsts = {name: case for case in reversed(cases) for name in case.fires}
+    return [case for case in cases if case.servers == (HEALTHY,) or case in firsts.values()]
+
+
 @pytest.mark.parametrize(("written_for", "version"), WRITTEN_FOR, ids=lambda value: value)
 def test_exactly_the_right_alerts_fire(promtool, tmp_path, written_for, version):
     cases = [case for case in CASES if not case.since or release(version).at_least(case.since)]
     if (written_for, version) not in WITH_OPTIONS:
+        # Releases in between differ in the names of metrics alone: an alert that fires reads those of its release.
         cases = [case for case in cases if not case.options]
+        cases = cases if version == TRIED[0] else one_case_an_alert(cases)
     fire_exactly(promtool, tmp_path, cases, written_for, version)
 
 
@@ -132,7 +155,7 @@ def test_rules_of_another_release_say_that_they_miss_its_metrics_and_nothing_tha
 
 @pytest.mark.parametrize(("written_for", "version"), WITH_OPTIONS)
 def test_a_server_is_compared_with_itself_a_week_ago(promtool, tmp_path, written_for, version):
-    fire_exactly(promtool, tmp_path, WEEK_CASES, written_for, version)
+    fire_exactly(promtool, tmp_path, WEEK_CASES, written_for, version, alert="VllmTrafficStopped")
 
 
 def test_exactly_the_right_alerts_fire_on_what_legroom_itself_measures(promtool, tmp_path):
@@ -285,6 +308,7 @@ WANTED = {
 
 def test_targets_that_are_gone_from_discovery_are_missed_by_namespace(promtool, tmp_path):
     exported("0.32.0", tmp_path)
+    keep_one_alert(tmp_path / prometheus.RULES_FILE, "VllmTargetsMissing")
     rows = [
         {"series": f'up{{job="vllm",cluster="c1",namespace="{case}",instance="{name}"}}', "values": values}
         for case, (targets, _) in TARGETS.items()

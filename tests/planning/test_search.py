@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from legroom.planning.capacity_search import search_flags
 from legroom.planning.search_space import CapacityGoal
+from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 
 
@@ -91,3 +94,16 @@ def test_a_setting_that_fits_is_preferred_to_a_tight_one_that_grants_the_same_wi
     found = search_flags([target("qwen3-14b-awq", "rtx 4090")], ServeArgs(), CapacityGoal(context, users)).best
     assert found is not None and found.verdict == "fits"
     assert found.memory.kv.max_concurrency >= users
+
+
+@pytest.mark.parametrize(("context", "users"), [(32768, 4), (16384, 8), (40960, 4)])
+@pytest.mark.parametrize("max_answers", [1, 4])
+def test_a_wish_that_no_setting_grants_lacks_bytes_and_needs_more_than_the_card_has(
+    target, context, users, max_answers
+):
+    card = target("qwen3-30b-a3b-gptq-int4", "rtx 4090")
+    found = search_flags([card], ServeArgs(), CapacityGoal(context, users), max_answers=max_answers)
+    assert found.best is None and found.short_bytes > 0
+    needed, has = map(float, re.search(r"needs ([\d.]+) GiB of ([\d.]+) GiB", found.short_by).groups())
+    assert needed > has
+    assert found.short_bytes / GIB == pytest.approx(needed - has, abs=0.02)

@@ -179,7 +179,7 @@ def test_the_svg_draws_nothing_outside_its_page(case, request):
     [
         (1.5, "fits", "starts; "),
         (1.5, "tight", "starts, but it is tight: why"),
-        (9.5, "tight", "will probably run out of memory: why"),
+        (9.5, "tight", "is tight and may run out of memory: why"),
     ],
 )
 def test_the_headline_of_a_card_that_runs_over_does_not_say_that_it_starts(real, outside, verdict, says):

@@ -9,7 +9,7 @@ from legroom.facts.releases import release
 from legroom.planning.machine import Machine
 from legroom.planning.upgrades.kv_changes import ByteChange
 from legroom.planning.upgrades.release_upgrade import upgrade
-from legroom.render.upgrade_text import upgrade_text
+from legroom.render.upgrade_text import upgrade_text, upgrade_words
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 
@@ -60,3 +60,22 @@ def test_a_command_that_cannot_keep_the_capacity_says_so(made):
 
 def test_the_ascii_text_is_ascii(made):
     assert upgrade_text(made, (), Style(width=80, unicode=False)).isascii()
+
+
+def test_a_tight_command_is_called_tight_before_it_can_be_copied(made):
+    tight = replace(made.kept, plan=replace(made.kept.plan, verdict="tight", reason="why"), flags={"max_num_seqs": 8})
+    changed = replace(made, kept=tight)
+    last = section(upgrade_text(changed) + "\n\n", "The command that keeps today's capacity on 0.20.0")
+    assert last.index("The unchanged command fits") < last.index("This one is tight: why.") < last.index("$ vllm serve")
+    words = upgrade_words(changed)
+    assert words["conclusion"].endswith("--max-num-seqs 8 keeps today's capacity, but tightly.")
+    assert words["caveats"][-1] == "This one is tight: why."
+    assert all(text in " ".join(upgrade_text(changed).split()) for text in (words["conclusion"], words["kept"]))
+
+
+def test_an_unchanged_command_that_is_sure_to_hold_as_much_is_not_changed():
+    args = ServeArgs("llama-3.1-8b", max_model_len=16384)
+    made = upgrade(args, release("0.11.0"), release("0.32.0"), Machine("rtx4090"))
+    assert made.new.verdict == "fits" and made.new.memory.kv.max_concurrency > made.old.memory.kv.max_concurrency
+    assert made.kept.flags == {}
+    assert upgrade_words(made)["conclusion"].startswith("Nothing has to change")

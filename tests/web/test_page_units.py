@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from legroom.units import parse_count
+
 PAGE = Path(__file__).parents[2] / "page" / "src"
 
 
@@ -80,13 +82,11 @@ def test_a_wish_and_what_was_found_are_in_the_address():
 
 
 def test_the_end_of_the_card_is_never_written_over_its_name():
-    places = (
-        "[[120, 900], [800, 900], [120, 340]].map(([at, width]) => page.endLabel('x'.repeat(30), 'end', at, width))"
-    )
+    places = "[[120, 900], [800, 900], [120, 340]].map(([at, width]) => page.labelAt('x'.repeat(30), 'end', at, width))"
     beside, before, none = evaluated("parts/layout.js", places)
     assert beside["anchor"] == "start" and beside["x"] > 30 * 7
     assert before == {"x": 800, "anchor": "end"}
-    assert evaluated("parts/layout.js", "page.endLabel('x'.repeat(30), 'end of the card', 120, 300)") is None
+    assert evaluated("parts/layout.js", "page.labelAt('x'.repeat(30), 'end of the card', 120, 300)") is None
     assert none["x"] > 30 * 7
 
 
@@ -126,3 +126,10 @@ def test_the_memory_field_shows_that_of_the_chosen_card():
         "24GiB",
         "",
     ]
+
+
+def test_a_flag_is_read_as_the_command_line_reads_it():
+    texts = ["8k", "8K", "0.9", "-1", " 2m ", "8x", "", "k"]
+    counts = evaluated("setup.js", f"{json.dumps(texts)}.map(page.readCount)")
+    assert counts[:5] == [parse_count("8k"), parse_count("8K"), 0.9, -1, 2_000_000]
+    assert counts[5:] == [None, None, None]

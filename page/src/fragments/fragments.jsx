@@ -97,7 +97,7 @@ function Report({ report }) {
         />
       </div>
       <ul>
-        {report.parts.map((part) => (
+        {report.parts.filter((part) => !report.headline.startsWith(part.text)).map((part) => (
           <li key={part.part}>
             {part.bytes == null ? "" : `${bytesWords(part.bytes)}: `}
             {part.text}

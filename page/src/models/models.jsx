@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
 import { ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
-import { SortableTable } from "../parts/table.jsx";
+import { SortableTable, figureColumn, nameColumn } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
 import { cardQuestionOf, isExample, readLength } from "../setup.js";
@@ -119,7 +119,7 @@ export function ModelsArea({ params, active }) {
     <TextField
       label={t(label)}
       value={asked[name]}
-      valid={Boolean(valid)}
+      problem={valid ? "" : t("models.unread")}
       onInput={(text) => setAsked({ ...asked, [name]: text })}
     />
   );
@@ -143,11 +143,6 @@ export function ModelsArea({ params, active }) {
           {field("users", "models.users", users)}
           {field("words", "models.filter")}
         </div>
-        {!(context && users && gpus) && (
-          <p class="note fair" role="status">
-            {t("models.unread")}
-          </p>
-        )}
         {busy && (
           <div class="row">
             <progress max={state.all} value={state.done} aria-label={t("models.title")} />
@@ -173,7 +168,7 @@ export function ModelsArea({ params, active }) {
           <Fitting rows={special} asked={asked} label={t("models.special")} />
         </section>
       )}
-      {!busy && state.for === asked && !state.error && !state.rows.length && <p class="note">{t("models.none")}</p>}
+      {!busy && state.for === asked && !state.error && !state.rows.length && <p class="note">{t(state.models ? "models.none" : "models.no_name")}</p>}
       {!busy && state.for === asked && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} several={Number(state.for?.gpus) > 1} />}
     </div>
   );
@@ -198,38 +193,25 @@ const planOf = (row, { gpu, gpus, gpu_used, context, users }) => {
 function Fitting({ rows, asked, label }) {
   const t = useText();
   const users = Number(rows[0].asked.users);
-  const figure = (name, title, by, cell) => ({ name, title, by, cell: (row) => (by(row) == null ? "–" : cell(by(row), row)) });
-  const rate = (name, title) => ({
-    name,
-    title,
-    by: (row) => (generates(row) ? row[name]?.estimate : null),
-    cell: (row) => (generates(row) ? rateRange(row[name]) : "–"),
-  });
+  const rate = (name, title) =>
+    figureColumn(name, title, (row) => (generates(row) ? row[name]?.estimate : null), (_, row) => rateRange(row[name]));
   const holds = (requests, row) => heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
   const columns = [
-    {
-      name: "name",
-      title: t("models.model"),
-      isText: true,
-      by: (row) => row.name,
-      cell: (row) => (
-        <>
-          <a href={planOf(row, row.asked)}>{row.name}</a> {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
-        </>
-      ),
-    },
-    figure("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
-    figure("users", t("models.holds"), (row) => row.max_concurrency || null, holds),
-    figure("context", t("models.longest"), (row) => row.longest_len, count),
+    nameColumn("name", t("models.model"), (row) => (
+      <>
+        <a href={planOf(row, row.asked)}>{row.name}</a> {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
+      </>
+    )),
+    figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
+    figureColumn("users", t("models.holds"), (row) => row.max_concurrency || null, holds),
+    figureColumn("context", t("models.longest"), (row) => row.longest_len, count),
     rate("tokens_per_s", t("models.speed")),
     ...(users > 1 ? [rate("all_users_tokens_per_s", t("models.speed_all", { users }))] : []),
     {
       name: "gives_up",
       title: t("models.gives_up"),
       isText: true,
-      cell: (row) => (
-        <span class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ") || "–"}</span>
-      ),
+      cell: (row) => row.gives_up.length > 0 && <span class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ")}</span>,
     },
   ];
   const rowClass = (row) => (row.asked === asked ? undefined : "soft");

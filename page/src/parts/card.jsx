@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useText } from "../text/language.jsx";
 import { GIB, bytesWords, gib, percent, tokensShort } from "../units.js";
-import { endLabel, isEstimate, scaleOf, segments } from "./layout.js";
+import { isEstimate, labelAt, scaleOf, segments, widthOf } from "./layout.js";
 
 // Labels inside the bar are drawn at their real size, so the picture must know how wide it is.
 export function useWidth(initial = 720) {
@@ -28,7 +28,7 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
   const total = x(layout.total_bytes);
   const over = span > layout.total_bytes;
   const title = `${gpu.name} · ${gib(layout.total_bytes)}`;
-  const end = over ? endLabel(title, t("card.end"), total, width) : null;
+  const end = over ? labelAt(title, t("card.end"), total, width) : null;
   return (
     <div class="card-picture" ref={ref} onPointerLeave={() => onPart?.(null)}>
       <svg
@@ -59,7 +59,7 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
           .map((part) => (
             <Band key={part.name} part={part} x={x} active={active === part.name} />
           ))}
-        <Need plan={plan} rows={rows} x={x} width={width} />
+        <Need plan={plan} rows={rows} x={x} title={title} width={width} room={end?.anchor === "end" ? total - widthOf(t("card.end")) - 12 : width} />
         <Budget layout={layout} args={args} x={x} width={width} />
         {over && <line class="svg-edge" x1={total} x2={total} y1={TOP - 6} y2={TOP + BAR + 16} />}
         {end && (
@@ -84,7 +84,7 @@ function Segment({ part, x, width, active, onPart, onOpen }) {
   const t = useText();
   if (part.name === "headroom" && part.bytes <= 0) return null;
   const name = t(`part.${part.name}`);
-  const room = width > 14 + 7.2 * [...name].reduce((sum, letter) => sum + (letter > "\u2e80" ? 2 : 1), 0);
+  const room = width > 14 + widthOf(name);
   const dim = active && active !== part.name ? " dim" : "";
   return (
     <g
@@ -124,7 +124,7 @@ function Band({ part, x, active }) {
 }
 
 // What one request of the full length takes of the pool: a line over the bar from where the pool begins.
-function Need({ plan, rows, x, width }) {
+function Need({ plan, rows, x, title, width, room }) {
   const t = useText();
   const needed = plan.kv?.needed_bytes;
   const pool = rows.find((part) => part.name === "kv");
@@ -132,11 +132,12 @@ function Need({ plan, rows, x, width }) {
   const from = x(pool.start);
   const to = x(pool.start + needed);
   const words = t("card.need", { length: tokensShort(plan.args.max_model_len), gib: gib(needed, 1) });
+  const label = labelAt(title, words, Math.min(to, room), room, to > width * 0.55);
   return (
     <g class={`need${needed > pool.bytes ? " short" : ""}`}>
       <path d={`M${from + 0.5} ${TOP - 1} V${TOP - 6} H${to - 0.5}${to < width ? ` V${TOP - 1}` : ""}`} />
-      {width > 560 && (
-        <text x={Math.max(to, from + 8)} y="14" text-anchor={to > width * 0.55 ? "end" : "start"}>
+      {label && (
+        <text x={label.x} y="14" text-anchor={label.anchor}>
           {words}
         </text>
       )}

@@ -1,4 +1,5 @@
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
+import { readCount } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
 export function CopyButton({ text, label }) {
@@ -82,25 +83,61 @@ export function VerdictBadge({ verdict }) {
   return <span class={`badge small ${VERDICT_CLASS[verdict]}`}>{t(`badge.${verdict}`)}</span>;
 }
 
-// A line of text; `onInput` follows every letter, `onChange` waits until the field is left.
-export function TextField({ label, valid = true, ...input }) {
-  const id = useId();
-  const told = (tell) => tell && ((event) => tell(event.target.value));
+// A control with its label, and beside it what is wrong with its value.
+export function Field({ id, label, kind = "", onReset, problem, children }) {
+  const t = useText();
   return (
-    <div class="field">
-      <label for={id}>{label}</label>
-      <input {...input} id={id} type="text" aria-invalid={!valid} onInput={told(input.onInput)} onChange={told(input.onChange)} />
+    <div class={`field ${kind}${onReset ? " is-set" : ""}`}>
+      <div class="field-head">
+        <label for={id}>{label}</label>
+        {onReset && (
+          <button type="button" class="reset" onClick={onReset} title={t("flag.reset")}>
+            {t("flag.set")} × <span class="off-screen">{`${t("flag.reset")}: ${label}`}</span>
+          </button>
+        )}
+      </div>
+      {children}
+      {problem && (
+        <p id={`${id}-problem`} class="problem">
+          {problem}
+        </p>
+      )}
     </div>
   );
 }
 
+const wrong = (id, problem) => problem && { "aria-invalid": true, "aria-describedby": `${id}-problem` };
+
+// The engine names what it refuses: the field of that name shows it.
+export const problemWith = (error, name) =>
+  error?.message.split(/[^\w'./-]+/).includes(name) ? [error.message, error.hint].filter(Boolean).join(" · ") : "";
+
+// A line of text; `onInput` follows every letter, `onChange` waits until the field is left.
+export function TextField({ label, onReset, problem, ...input }) {
+  const id = useId();
+  const told = (tell) => tell && ((event) => tell(event.target.value));
+  return (
+    <Field {...{ id, label, onReset, problem }}>
+      <input {...input} {...wrong(id, problem)} id={id} type="text" onInput={told(input.onInput)} onChange={told(input.onChange)} />
+    </Field>
+  );
+}
+
+// A number as the command line reads it; what is none stays in sight, with the reason.
+export function NumberField({ label, value, onChange, placeholder }) {
+  const t = useText();
+  const problem = value === "" || readCount(String(value)) !== null ? "" : t("number.unread");
+  return <TextField {...{ label, value, placeholder, problem }} inputMode="decimal" onInput={(text) => onChange(readCount(text) ?? text)} />;
+}
+
 // What a desktop and other programs hold of one GPU: a plain number is GiB.
-export function UsedField({ value, onChange }) {
+export function UsedField({ value, problem, onChange }) {
   const t = useText();
   const withUnit = (text) => (/^\d+(\.\d+)?$/.test(text) ? `${text}GiB` : text);
   return (
     <TextField
       label={t("gpu_used")}
+      problem={problem}
       value={(value ?? "").replace(/\s*GiB$/, "")}
       placeholder={t("unknown")}
       onChange={(text) => onChange(withUnit(text.trim()))}
@@ -109,7 +146,7 @@ export function UsedField({ value, onChange }) {
 }
 
 // A text field that offers what is known and takes anything else as it is written.
-export function Picker({ label, value, options, onPick, placeholder, hint }) {
+export function Picker({ label, value, options, onPick, placeholder, hint, problem }) {
   const id = useId();
   const t = useText();
   const [text, setText] = useState(value);
@@ -138,9 +175,9 @@ export function Picker({ label, value, options, onPick, placeholder, hint }) {
     } else if (event.key === "Escape") setOpen(false);
   };
   return (
-    <div class="field picker">
-      <label for={id}>{label}</label>
+    <Field kind="picker" {...{ id, label, problem }}>
       <input
+        {...wrong(id, problem)}
         id={id}
         type="text"
         role="combobox"
@@ -197,7 +234,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint }) {
           </li>
         )}
       </ul>
-    </div>
+    </Field>
   );
 }
 
@@ -213,49 +250,34 @@ function matching(options, text, most = 60) {
   return shown;
 }
 
-export function Choice({ label, value, choices, onPick, onReset }) {
+export function Choice({ label, value, choices, onPick, onReset, problem }) {
   const id = useId();
+  const known = choices.some((choice) => String(choice.value) === String(value));
   return (
-    <div class={`field choice${onReset ? " is-set" : ""}`}>
-      <FieldHead id={id} label={label} onReset={onReset} />
-      <select id={id} value={value} onChange={(event) => onPick(event.target.value)}>
-        {[...(choices.some((choice) => String(choice.value) === String(value)) ? [] : [{ value }]), ...choices].map((choice) => (
+    <Field kind="choice" {...{ id, label, onReset, problem }}>
+      <select {...wrong(id, problem)} id={id} value={value} onChange={(event) => onPick(event.target.value)}>
+        {[...(known ? [] : [{ value }]), ...choices].map((choice) => (
           <option key={choice.value} value={choice.value}>
             {choice.label ?? choice.value}
           </option>
         ))}
       </select>
-    </div>
-  );
-}
-
-export function FieldHead({ id, label, onReset }) {
-  const t = useText();
-  return (
-    <div class="field-head">
-      <label for={id}>{label}</label>
-      {onReset && (
-        <button type="button" class="reset" onClick={onReset} title={t("flag.reset")}>
-          {t("flag.set")} × <span class="off-screen">{`${t("flag.reset")}: ${label}`}</span>
-        </button>
-      )}
-    </div>
+    </Field>
   );
 }
 
 // A slider with the number beside it. `stops` turn its even travel into the values that make sense (powers of two, say).
-export function Slider({ label, value, stops, onMove, onReset, format = String, unit }) {
+// What is typed is read as the command line reads it; what is no number goes to the engine, which says what is wrong.
+export function Slider({ label, value, stops, onMove, onReset, problem, format = String, unit }) {
   const id = useId();
   const at = nearest(stops, value);
   const [typed, setTyped] = useState(null);
   const commit = () => {
-    const number = Number(typed);
-    if (typed !== null && typed.trim() !== "" && Number.isFinite(number)) onMove(number);
+    if (typed?.trim()) onMove(readCount(typed) ?? typed.trim());
     setTyped(null);
   };
   return (
-    <div class={`field slider${onReset ? " is-set" : ""}`}>
-      <FieldHead id={id} label={label} onReset={onReset} />
+    <Field kind="slider" {...{ id, label, onReset, problem }}>
       <div class="slider-row">
         <input
           id={id}
@@ -264,7 +286,7 @@ export function Slider({ label, value, stops, onMove, onReset, format = String, 
           max={stops.length - 1}
           step="1"
           value={at}
-          aria-valuetext={format(value)}
+          aria-valuetext={Number.isFinite(value) ? format(value) : String(value)}
           ref={(node) => node?.style.setProperty("--fill", `${(100 * at) / (stops.length - 1)}%`)}
           onInput={(event) => onMove(stops[Number(event.target.value)])}
         />
@@ -272,6 +294,7 @@ export function Slider({ label, value, stops, onMove, onReset, format = String, 
           type="text"
           inputMode="decimal"
           class="number"
+          {...wrong(id, problem)}
           aria-label={`${label}${unit ? `, ${unit}` : ""}`}
           value={typed ?? String(value ?? "")}
           onFocus={(event) => event.target.select()}
@@ -280,7 +303,7 @@ export function Slider({ label, value, stops, onMove, onReset, format = String, 
           onKeyDown={(event) => event.key === "Enter" && commit()}
         />
       </div>
-    </div>
+    </Field>
   );
 }
 
@@ -291,19 +314,19 @@ function nearest(stops, value) {
   return best;
 }
 
-export function Toggle({ label, value, onPick, onReset, plain }) {
+export function Toggle({ label, value, onPick, onReset, problem, plain }) {
   const id = useId();
   return (
-    <div class={`field toggle${onReset ? " is-set" : ""}${plain ? " plain" : ""}`}>
+    <Field kind={`toggle${plain ? " plain" : ""}`} {...{ id, label, onReset, problem }}>
       <input
+        {...wrong(id, problem)}
         id={id}
         type="checkbox"
         role="switch"
         checked={Boolean(value)}
         onChange={(event) => onPick(event.target.checked)}
       />
-      <FieldHead id={id} label={label} onReset={onReset} />
-    </div>
+    </Field>
   );
 }
 

@@ -33,13 +33,13 @@ export const scaleOf = (layout) =>
 export const isEstimate = (band) => band?.kind === "estimated" && band.high > band.low;
 
 const LETTER = 7.2;
-const widthOf = (text) => LETTER * [...text].reduce((sum, letter) => sum + (letter > "\u2e80" ? 2 : 1), 0);
+export const widthOf = (text) => LETTER * [...text].reduce((sum, letter) => sum + (letter > "\u2e80" ? 2 : 1), 0);
 
-// Where "end of the card" stands beside the card's name, which begins the same line; null where there is no room.
-export function endLabel(title, words, at, width) {
+// Where words about a place stand beside the card's name, which begins the same line; null where there is no room.
+export function labelAt(title, words, at, width, before = true) {
   const from = widthOf(title) + 12;
   const needed = widthOf(words);
-  if (at - needed >= from) return { x: at, anchor: "end" };
+  if (before && at - needed >= from) return { x: at, anchor: "end" };
   const x = Math.max(at, from);
   return x + needed <= width ? { x, anchor: "start" } : null;
 }

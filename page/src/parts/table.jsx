@@ -1,6 +1,26 @@
 import { useState } from "preact/hooks";
 import { useText } from "../text/language.jsx";
 
+// The column that names a row, with what stands beside the name.
+export const nameColumn = (name, title, cell) => ({ name, title, isText: true, by: (row) => row[name], cell });
+
+// A figure that sorts the rows; a row without it has a dash.
+export const figureColumn = (name, title, by, cell) => ({ name, title, by, cell: (row) => (by(row) == null ? "–" : cell(by(row), row)) });
+
+// The button that takes a row's GPUs, for the rows that hold what was asked.
+export const useColumn = (title, isUsable, onUse) => ({
+  name: "use",
+  title,
+  hidden: true,
+  isText: true,
+  cell: (row) =>
+    isUsable(row) && (
+      <button type="button" class="button small" onClick={() => onUse(row)} aria-label={`${title}: ${row.gpu}`}>
+        {title}
+      </button>
+    ),
+});
+
 // A table whose columns sort it: `by` tells a column's value of a row, and what has none comes last. A narrow screen stacks
 // the cells of a row, each with its column's name, and keeps the sort buttons above them.
 export function SortableTable({ label, columns, rows, rowKey, rowClass }) {

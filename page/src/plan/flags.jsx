@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { callOnce } from "../engine.js";
-import { Choice, Picker, Slider, Toggle } from "../parts/controls.jsx";
-import { readValue, undone, withFlag } from "../setup.js";
+import { Choice, Picker, Slider, TextField, Toggle, problemWith } from "../parts/controls.jsx";
+import { readCount, readValue, undone, withFlag } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, tokensShort } from "../units.js";
 
@@ -55,7 +55,7 @@ export function useFlags(vllm) {
   return flags;
 }
 
-export function Flags({ setup, plan, onChange }) {
+export function Flags({ setup, plan, error, onChange }) {
   const t = useText();
   const flags = useFlags(setup.vllm);
   const about = useMemo(() => new Map(flags.map((flag) => [flag.name, flag])), [flags]);
@@ -64,7 +64,8 @@ export function Flags({ setup, plan, onChange }) {
   const lengths = useMemo(() => octaves(1024, 2 ** Math.ceil(Math.log2(longest))), [longest]);
   const set = (name) => (value) => onChange(withFlag(setup, name, value));
   const common = (name) => ({
-    label: `--${name.replaceAll("_", "-")}`,
+    label: flagOf(name),
+    problem: problemWith(error, flagOf(name)),
     value: setup.flags[name] ?? args[name] ?? about.get(name)?.default ?? "",
     onReset: name in setup.flags ? () => onChange(withFlag(setup, name, undefined)) : undefined,
   });
@@ -137,12 +138,14 @@ export function Flags({ setup, plan, onChange }) {
         {plan?.moe && <Toggle {...common("enable_expert_parallel")} onPick={set("enable_expert_parallel")} />}
         <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />
         <Toggle {...common("enable_prefix_caching")} onPick={set("enable_prefix_caching")} />
-        <OtherFlags setup={setup} flags={flags} onChange={onChange} />
+        <OtherFlags setup={setup} flags={flags} error={error} onChange={onChange} />
         <Toggle plain label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
       </details>
     </section>
   );
 }
+
+const flagOf = (name) => `--${name.replaceAll("_", "-")}`;
 
 const sizesWith = (value) =>
   [...new Set([...SIZES, ...(Number(value) > 0 ? [Number(value)] : [])])]
@@ -155,7 +158,7 @@ function choicesOf(flag, fallback) {
 }
 
 // Every other flag of the release that memory depends on: pick its name, then its value.
-function OtherFlags({ setup, flags, onChange }) {
+function OtherFlags({ setup, flags, error, onChange }) {
   const t = useText();
   const given = Object.keys(setup.flags).filter((name) => !SHOWN.includes(name));
   const options = useMemo(
@@ -184,6 +187,7 @@ function OtherFlags({ setup, flags, onChange }) {
           name={name}
           flag={flags.find((flag) => flag.name === name)}
           value={setup.flags[name]}
+          problem={problemWith(error, flagOf(name))}
           onChange={(value) => onChange(withFlag(setup, name, value))}
         />
       ))}
@@ -192,34 +196,11 @@ function OtherFlags({ setup, flags, onChange }) {
   );
 }
 
-function OtherFlag({ name, flag, value, onChange }) {
-  const label = `--${name.replaceAll("_", "-")}`;
-  const onReset = () => onChange(undefined);
-  if (typeof value === "boolean") return <Toggle label={label} value={value} onPick={onChange} onReset={onReset} />;
+function OtherFlag({ name, flag, value, problem, onChange }) {
+  const common = { label: flagOf(name), problem, onReset: () => onChange(undefined) };
+  if (typeof value === "boolean") return <Toggle {...common} value={value} onPick={onChange} />;
   if (flag?.choices?.length)
-    return (
-      <Choice
-        label={label}
-        value={value}
-        choices={choicesOf(flag, [value])}
-        onPick={(text) => onChange(readValue(text))}
-        onReset={onReset}
-      />
-    );
-  return (
-    <div class="field is-set">
-      <div class="field-head">
-        <label for={`flag-${name}`}>{label}</label>
-        <button type="button" class="reset" aria-label={`× ${label}`} onClick={onReset}>
-          ×
-        </button>
-      </div>
-      <input
-        id={`flag-${name}`}
-        type="text"
-        value={typeof value === "object" ? JSON.stringify(value) : value}
-        onChange={(event) => onChange(readValue(event.target.value.trim()))}
-      />
-    </div>
-  );
+    return <Choice {...common} value={value} choices={choicesOf(flag, [value])} onPick={(text) => onChange(readValue(text))} />;
+  const shown = typeof value === "object" ? JSON.stringify(value) : value;
+  return <TextField {...common} value={shown} onChange={(text) => onChange(readCount(text) ?? readValue(text.trim()))} />;
 }

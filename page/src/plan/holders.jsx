@@ -2,7 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
 import { ErrorNote, VerdictBadge } from "../parts/controls.jsx";
-import { SortableTable } from "../parts/table.jsx";
+import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
@@ -62,18 +62,12 @@ export function Holders({ setup, plan, onChange }) {
 function HolderTable({ rows, users, onUse }) {
   const t = useText();
   const columns = [
-    {
-      name: "gpu",
-      title: t("gpu"),
-      isText: true,
-      by: (row) => row.gpu,
-      cell: (row) => (
-        <>
-          {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
-        </>
-      ),
-    },
-    { name: "count", title: t("holders.count"), by: (row) => row.count || null, cell: (row) => (row.count ? `${row.count} ×` : "–") },
+    nameColumn("gpu", t("gpu"), (row) => (
+      <>
+        {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
+      </>
+    )),
+    figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),
     {
       name: "verdict",
       title: t("holders.verdict"),
@@ -87,31 +81,12 @@ function HolderTable({ rows, users, onUse }) {
         </>
       ),
     },
-    {
-      name: "holds",
-      title: t("holders.concurrency"),
-      by: (row) => row.max_concurrency,
-      cell: (row) => (row.count ? heldOf(t, row.max_concurrency, row.first_start_concurrency, users) : "–"),
-    },
-    {
-      name: "price",
-      title: t("holders.price"),
-      by: (row) => row.usd_per_hour,
-      cell: (row) => (row.usd_per_hour == null ? "–" : `$${row.usd_per_hour.toFixed(2)}`),
-    },
-    { name: "speed", title: t("models.speed"), by: (row) => row.tokens_per_s?.estimate, cell: (row) => rateRange(row.tokens_per_s) },
-    {
-      name: "use",
-      title: t("holders.use"),
-      hidden: true,
-      isText: true,
-      cell: (row) =>
-        row.count ? (
-          <button type="button" class="button small" onClick={() => onUse(row)} aria-label={`${t("holders.use")}: ${row.gpu}`}>
-            {t("holders.use")}
-          </button>
-        ) : null,
-    },
+    figureColumn("holds", t("holders.concurrency"), (row) => (row.count ? row.max_concurrency : null), (requests, row) =>
+      heldOf(t, requests, row.first_start_concurrency, users),
+    ),
+    figureColumn("price", t("holders.price"), (row) => row.usd_per_hour, (usd) => `$${usd.toFixed(2)}`),
+    figureColumn("speed", t("models.speed"), (row) => row.tokens_per_s?.estimate, (_, row) => rateRange(row.tokens_per_s)),
+    useColumn(t("holders.use"), (row) => row.count > 0, onUse),
   ];
   return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model} />;
 }

@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Command, ErrorNote, Tabs, VerdictBadge } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, gib, signed } from "../units.js";
@@ -113,7 +113,7 @@ function UpgradeAnswer({ answer }) {
   return (
     <>
       <p>
-        <VerdictBadge verdict={to.verdict} /> {words.headline}
+        <VerdictBadge verdict={to.verdict} /> {words.headline} <strong>{words.conclusion}</strong>
       </p>
       <p>
         {t("upgrade.pool", {
@@ -127,7 +127,7 @@ function UpgradeAnswer({ answer }) {
         <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
           <table>
             <tbody>
-              {changes.map((change, index) => (
+              {changes.map((change, index) => Math.abs(change.bytes) >= 2 ** 20 && (
                 <tr key={index}>
                   <th scope="row" class="figure">
                     {signed(change.bytes)}
@@ -143,10 +143,20 @@ function UpgradeAnswer({ answer }) {
           </table>
         </div>
       )}
-      <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
-      <Command text={commandLine(answer.command)} />
-      <p>{words.kept}</p>
-      {answer.keeps?.gives_up?.length > 0 && <p>{t("holders.gives_up", { losses: answer.keeps.gives_up.join("; ") })}</p>}
+      {words.flags.length > 0 && <h3>{t("upgrade.flags")}</h3>}
+      <Notes notes={words.flags} />
+      {words.kept && (
+        <>
+          <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
+          {words.caveats.map((text) => (
+            <p key={text} class="note fair">
+              {text}
+            </p>
+          ))}
+          <Command text={commandLine(answer.command)} />
+          <p>{words.kept}</p>
+        </>
+      )}
     </>
   );
 }
@@ -160,7 +170,8 @@ export function Pack({ setup, plan }) {
   const written = text ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
   const commands = written.split("\n").filter((line) => line.trim());
   const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
-  const [state, go] = useAnswer("pack", { gpu: setup.gpu, gpus, commands, language: t.language });
+  const machine = { gpu: setup.gpu, gpu_memory: setup.gpu_memory || null, gpu_used: setup.gpu_used || null };
+  const [state, go] = useAnswer("pack", { ...machine, gpus, commands, language: t.language });
   return (
     <details class="fold">
       <summary>{t("pack.title")}</summary>

@@ -82,6 +82,7 @@ export function PlanArea({ params, active }) {
           onChange={change(editing)}
           onRefused={(error) => setRefused({ [editing]: error })}
           lists={lists}
+          error={shown.error}
           draft={draft}
         />
         <Wishes setup={setups[editing]} onChange={change(editing)} draft={draft} />
@@ -107,7 +108,7 @@ export function PlanArea({ params, active }) {
       </div>
       <div class="knobs">
         <Strip plan={shown.plan} />
-        <Flags setup={setups[editing]} plan={shown.plan ?? shown.last} onChange={change(editing)} />
+        <Flags setup={setups[editing]} plan={shown.plan ?? shown.last} error={shown.error} onChange={change(editing)} />
       </div>
     </div>
   );

@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { DropArea, ErrorNote, Picker, Tabs, TextField, UsedField } from "../parts/controls.jsx";
+import { Choice, DropArea, ErrorNote, Field, Picker, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
@@ -50,7 +50,7 @@ export const gpuOptions = once((gpus) =>
 );
 
 // Where the model and the flags come from: a name, a config.json, or whatever text starts the server.
-export function Source({ setup, onChange, onRefused, lists, draft }) {
+export function Source({ setup, onChange, onRefused, lists, error, draft }) {
   const t = useText();
   const [kind, setKind] = useState(setup.config ? "config" : "name");
   return (
@@ -61,7 +61,7 @@ export function Source({ setup, onChange, onRefused, lists, draft }) {
         onPick={setKind}
         tabs={["name", "config", "text"].map((value) => ({ value, label: t(`source.${value}`) }))}
       />
-      {kind === "name" && <ByName setup={setup} onChange={onChange} lists={lists} />}
+      {kind === "name" && <ByName setup={setup} onChange={onChange} lists={lists} error={error} />}
       {kind === "config" && <ByConfig setup={setup} onChange={onChange} />}
       {kind === "text" && (
         <ByText
@@ -74,12 +74,12 @@ export function Source({ setup, onChange, onRefused, lists, draft }) {
           }}
         />
       )}
-      <Machine setup={setup} onChange={onChange} lists={lists} />
+      <Machine setup={setup} onChange={onChange} lists={lists} error={error} />
     </section>
   );
 }
 
-function ByName({ setup, onChange, lists }) {
+function ByName({ setup, onChange, lists, error }) {
   const t = useText();
   const options = modelOptions(lists.models);
   const known = !options.length || options.some((option) => option.value.toLowerCase() === setup.model?.toLowerCase());
@@ -90,6 +90,7 @@ function ByName({ setup, onChange, lists }) {
         value={setup.config ? "" : setup.model}
         options={options}
         placeholder="org/name"
+        problem={problemWith(error, `'${setup.model}'`)}
         hint={t("model.hint")}
         onPick={(model) => onChange({ ...setup, model, config: null })}
       />
@@ -255,9 +256,8 @@ export const withServer = (setup, server) => ({
 export const readCommand = async (command) =>
   (await engine.call("read", { text: commandLine(command) })).servers[0];
 
-function Machine({ setup, onChange, lists }) {
+function Machine({ setup, onChange, lists, error }) {
   const t = useText();
-  const release = useId();
   const number = useId();
   return (
     <div class="machine">
@@ -266,10 +266,10 @@ function Machine({ setup, onChange, lists }) {
         value={setup.gpu}
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
+        problem={problemWith(error, `'${setup.gpu}'`)}
         onPick={(gpu) => onChange({ ...setup, gpu, gpu_memory: null })}
       />
-      <div class="field narrow">
-        <label for={number}>{t("gpus")}</label>
+      <Field id={number} label={t("gpus")} kind="narrow" problem={problemWith(error, "--gpus")}>
         <input
           id={number}
           type="number"
@@ -282,28 +282,23 @@ function Machine({ setup, onChange, lists }) {
             if (target.validity.valid) onChange({ ...setup, gpus: Number(target.value) || null });
           }}
         />
-      </div>
-      <UsedField value={setup.gpu_used} onChange={(gpu_used) => onChange({ ...setup, gpu_used: gpu_used || null })} />
-      <div class="field">
-        <label for={release}>vLLM</label>
-        <select
-          id={release}
-          value={setup.vllm ?? ""}
-          onChange={(event) => onChange({ ...setup, vllm: event.target.value || null })}
-        >
-          <option value="">{lists.releases.length ? t("newest", { version: versionOf(lists.releases[0]) }) : "…"}</option>
-          {lists.releases.map(versionOf).map((version) => (
-            <option key={version} value={version}>
-              {version}
-            </option>
-          ))}
-        </select>
-      </div>
+      </Field>
+      <UsedField value={setup.gpu_used} problem={problemWith(error, "--gpu-used")} onChange={(gpu_used) => onChange({ ...setup, gpu_used: gpu_used || null })} />
+      <Choice
+        label="vLLM"
+        value={setup.vllm ?? ""}
+        choices={[
+          { value: "", label: lists.releases.length ? t("newest", { version: versionOf(lists.releases[0]) }) : "…" },
+          ...lists.releases.map((release) => ({ value: versionOf(release) })),
+        ]}
+        onPick={(vllm) => onChange({ ...setup, vllm: vllm || null })}
+      />
       {["gpu_memory", "host_memory"].map((name) => (
         <TextField
           key={name}
           label={t(name)}
           value={setup[name] ?? ""}
+          problem={problemWith(error, `--${name.replace("_", "-")}`)}
           placeholder={(name === "gpu_memory" && memoryOf(lists.gpus, setup.gpu)) || t("auto")}
           onChange={(text) => onChange({ ...setup, [name]: text.trim() || null })}
         />

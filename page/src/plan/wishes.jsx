@@ -122,13 +122,16 @@ function Found({ answer, onTake, onKeep }) {
         <details>
           <summary>{t("wish.others", { count: search.alternatives.length })}</summary>
           <ul class="fix-list">
-            {search.alternatives.map((other) => (
+            {search.alternatives.map((other, index) => (
               <li key={other.command.join(" ")}>
                 <button type="button" class="button wide small" onClick={() => onTake(other, answer)}>
                   <code>
                     <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
                   </code>
                 </button>
+                <p class="hint">
+                  {words.alternatives[index].text} · {words.alternatives[index].gives_up}
+                </p>
               </li>
             ))}
           </ul>

@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
 import { ErrorNote, TextField } from "../parts/controls.jsx";
-import { SortableTable } from "../parts/table.jsx";
+import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
@@ -79,35 +79,18 @@ function FleetTable({ rows, onUse }) {
       !row.holds ? "–" : typeof row[name] === "number" ? (scale * row[name]).toFixed(digits) : band(row[name], (value) => value.toFixed(digits)),
   });
   const columns = [
-    {
-      name: "gpu",
-      title: t("gpu"),
-      isText: true,
-      by: (row) => row.gpu,
-      cell: (row) => (
-        <>
-          {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
-          {row.reason && <span class="soft gives-up">{row.reason}</span>}
-        </>
-      ),
-    },
+    nameColumn("gpu", t("gpu"), (row) => (
+      <>
+        {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
+        {row.reason && <span class="soft gives-up">{row.reason}</span>}
+      </>
+    )),
     figure("gpus", 0),
     figure("usd_per_hour", 2),
     figure("usd_per_million_tokens", 2),
     figure("first_token_p99_s", 2),
     figure("time_per_token_p99_s", 0, 1000),
-    {
-      name: "use",
-      title: t("holders.use"),
-      hidden: true,
-      isText: true,
-      cell: (row) =>
-        row.holds && (
-          <button type="button" class="button small" aria-label={`${t("holders.use")}: ${row.gpu}`} onClick={() => onUse(row)}>
-            {t("holders.use")}
-          </button>
-        ),
-    },
+    useColumn(t("holders.use"), (row) => row.holds, onUse),
   ];
   return (
     <>

@@ -21,7 +21,8 @@ export function Runs({ runs, children }) {
               {run.label}
             </p>
           </div>
-          <p class="headline">{run.answer.words.headline}</p>
+          {/* The badge is what its sentence begins with. */}
+          <p class="headline">{run.answer.words.headline.replace(/^[^:：]*[:：]\s*/, "")}</p>
         </header>
       ))}
       {children}

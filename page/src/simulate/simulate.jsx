@@ -1,9 +1,9 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, Picker, ShellText, Tabs } from "../parts/controls.jsx";
+import { DropArea, ErrorNote, NumberField, Picker, ShellText, Tabs } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
-import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
+import { EMPTY, fromParams, isExample, readCount, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, flagsWords } from "../units.js";
@@ -129,7 +129,10 @@ export function SimulateArea({ params, active }) {
     if (file.size > 32 * 2 ** 20) setState({ busy: false, error: { message: t("trace.too_big") } });
     else setTrace({ text: await file.text(), name: file.name });
   };
-  const ready = load.load !== "trace" || Boolean(trace.text.trim());
+  const isRead = [...NUMBERS.map((name) => load[name]), ...FIELDS.map((name) => setup.flags[name] ?? "")].every(
+    (value) => value === "" || readCount(String(value)) !== null,
+  );
+  const ready = isRead && (load.load !== "trace" || Boolean(trace.text.trim()));
   return (
     <div class="simulate-area">
       <section class="panel load" aria-label={t("simulate.title")}>
@@ -254,24 +257,6 @@ const words = (load, setup, answer) =>
     load.pool === "plan" ? `${setup.model.split("/").pop()} · ${gpusOf(setup)} × ${setup.gpu}` : `${count(load.blocks)}`,
     `max_num_seqs ${answer.settings?.max_num_seqs ?? load.max_num_seqs}`,
   ].join(" · ");
-
-export function NumberField({ label, value, onChange, placeholder }) {
-  const id = useId();
-  return (
-    <div class="field">
-      <label for={id}>{label}</label>
-      <input
-        id={id}
-        type="number"
-        min="0"
-        step="any"
-        value={value}
-        placeholder={placeholder}
-        onInput={(event) => onChange(event.target.value === "" ? "" : Number(event.target.value))}
-      />
-    </div>
-  );
-}
 
 function MixFields({ load, change }) {
   const t = useText();

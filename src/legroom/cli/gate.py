@@ -48,14 +48,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--hub", action="store_true", help="look up models that are not bundled on the Hugging Face Hub")
     limits = parser.add_argument_group("limits")
     limits.add_argument("--deadline", metavar="S", type=float, default=4.0, help="most seconds for an answer (4)")
-    limits.add_argument(
-        "--wait-for-flags",
-        metavar="S",
-        type=float,
-        default=0.0,
-        help="seconds that an answer waits for flags that fix the object and take a search "
-        "(default: 0: they come with the next try)",
-    )
+    about = "seconds that an answer waits for flags that take a search (default: 0: they come with the next try)"
+    limits.add_argument("--wait-for-flags", metavar="S", type=float, default=0.0, help=about)
     parser.add_argument("--try", dest="try_file", metavar="FILE", help="say what it would answer to a file")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
 

@@ -31,13 +31,8 @@ exit codes: 0 the client left, 2 the call is wrong, 3 the SDK is missing or the 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--http",
-        nargs="?",
-        const="",
-        metavar="HOST:PORT",
-        help=f"streamable HTTP in place of stdio (default: {_DEFAULT_HOST}:{_DEFAULT_PORT})",
-    )
+    about = f"streamable HTTP in place of stdio (default: {_DEFAULT_HOST}:{_DEFAULT_PORT})"
+    parser.add_argument("--http", nargs="?", const="", metavar="HOST:PORT", help=about)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -76,13 +76,17 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     question = CardQuestion.of(machine, args.vllm, context, users)
     with progress_bar("planning") as bar:
         answer = models_on_card(models, question, progress=bar, order=args.sort)
-    print_answer(args.json, answer.as_json, lambda style: card_models_text(answer, style))
+    print_answer(
+        args.json, answer.as_json, lambda style: card_models_text(answer, style) if models else _table_text([], style)
+    )
     return OK if answer.fitting else ANSWER_IS_NO
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:
     if not models:
-        return "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned too.\n"
+        return (
+            "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json, too.\n"
+        )
     rows = [tuple(style.paint(word, "dim") for word in ("name", "parameters", "Hugging Face ids"))]
     for model in models:
         parameters = f"{model.parameters / 1e9:,.2f} B" if model.parameters else ""

@@ -13,8 +13,9 @@ from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.exports.deploy.pack_files import pack_files
-from legroom.facts.gpus import Gpu, gpu, with_total
-from legroom.planning.machine import Machine, make_target, with_measured_total, with_measurements
+from legroom.facts.gpus import Gpu, gpu
+from legroom.facts.releases import latest, release
+from legroom.planning.machine import Machine, card_and_used_bytes, make_target, with_measurements
 from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack, pack_json
 from legroom.planning.packing.needs import OtherProgram, PackedServer, default_name, with_own_names_and_ports
 from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
@@ -22,6 +23,7 @@ from legroom.planning.packing.placement import Card, Shift, offered_cards
 from legroom.planning.search_space import CapacityGoal
 from legroom.render.pack_text import pack_text
 from legroom.units import parse_bytes, parse_count, parse_length
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
     where.add_argument("--gpus", metavar="N|SLICES", default="1", help="how many, or MIG slices (3g.40gb,...)")
     where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
+    where.add_argument("--gpu-used", metavar="SIZE", help="what a desktop and other programs use of each GPU (2GiB)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     where.add_argument(
         "--other", metavar="NAME=SIZE[@GPU]", action="append", default=[], help="another program; repeatable"
@@ -125,15 +128,15 @@ def _pack_request(args: argparse.Namespace) -> PackRequest:
 
 def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
     """The cards, or MIG slices, that --gpu and --gpus offer, with what other programs hold on them."""
-    whole = gpu(args.gpu)
+    machine = Machine(args.gpu, None, args.gpu_memory, args.gpu_used)
+    card, used_bytes = card_and_used_bytes(machine, release(args.vllm) if args.vllm else latest(), ServeArgs())
     if args.gpus.isascii() and args.gpus.isdigit():
-        card = with_total(whole, parse_bytes(args.gpu_memory, "--gpu-memory")) if args.gpu_memory else None
-        gpus = [card or with_measured_total(whole)] * (gpu_count(args.gpus, "--gpus") or 1)
+        gpus = [card] * (gpu_count(args.gpus, "--gpus") or 1)
     else:
         gpus = [_mig_slice(args.gpu, name) for name in args.gpus.replace("+", ",").split(",")]
-    if whole.note:
-        note(f"note: {whole.note}")
-    return offered_cards(gpus, [_parse_other_program(text, len(gpus)) for text in args.other])
+    if card.note:
+        note(f"note: {card.note}")
+    return offered_cards(gpus, [_parse_other_program(text, len(gpus)) for text in args.other], used_bytes)
 
 
 def _mig_slice(card: str, profile: str) -> Gpu:

@@ -152,7 +152,7 @@ def _run_diff(args: argparse.Namespace) -> int:
         raise LegroomError("--diff says what runs: two files", "leave the model and vLLM's flags out")
     old, new = args.diff
     diffs = server_diffs(_plans_of_file(old, args), _plans_of_file(new, args))
-    broken = any(diff.is_broken for diff in diffs)
+    broken = any(diff.new is not None and diff.new.verdict == "does_not_fit" for diff in diffs)
     print_answer(
         args.json,
         lambda: {"old": old, "new": new, "ok": not broken, "servers": [diff.to_json() for diff in diffs]},

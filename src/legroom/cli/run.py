@@ -46,12 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--restarts", metavar="N", default="5", help="at most this many restarts an hour (default: 5)")
     serve.add_argument("--restart-delay", metavar="S", default="2", help="before a restart; doubles each time (2)")
     serve.add_argument("--drain", metavar="S", default="60", help="for running requests after SIGTERM (default: 60)")
-    serve.add_argument(
-        "--hang-timeout",
-        metavar="S",
-        default="120",
-        help="seconds without progress or an answer after which it counts as hung; 0: never (default: 120)",
-    )
+    about = "seconds without progress or an answer after which it counts as hung; 0: never (default: 120)"
+    serve.add_argument("--hang-timeout", metavar="S", default="120", help=about)
     what = parser.add_argument_group("input and output")
     what.add_argument("--gpu", metavar="NAME", help="the GPU, if legroom does not know the driver's name for it")
     what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, if it cannot be detected")

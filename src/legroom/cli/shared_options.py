@@ -46,7 +46,17 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
             values = action.nargs if isinstance(action.nargs, int) else 1
             own += before[position : position + values]
             position += values
+    _refuse_options_of_others([word for word in rest if word.startswith("--")])
     return own, rest, after
+
+
+def _refuse_options_of_others(words: Sequence[str]) -> None:
+    """Raise for options that another command of legroom has, naming what this one has for them."""
+    from legroom.deployments.described import WISHES
+
+    if wishes := [word for word in words if word in WISHES]:
+        hints = dict.fromkeys(WISHES[word] for word in wishes)
+        raise LegroomError(f"this command has no {' or '.join(wishes)}", "; ".join(hints))
 
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
@@ -60,10 +70,10 @@ def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
         return
     import difflib  # only a misspelt option needs it
 
-    own = [option for option in parser._option_string_actions if option.startswith("--")]
-    near = difflib.get_close_matches(name, [*own, *flags], n=1, cutoff=0.7)
+    own = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+    near = difflib.get_close_matches(name[2:], [*own, *(flag[2:] for flag in flags)], n=1, cutoff=0.7)
     if near and near[0] in own:
-        raise LegroomError(f"neither legroom nor a vLLM release has {name}", f"instead of {name}: {near[0]}")
+        raise LegroomError(f"neither legroom nor a vLLM release has {name}", f"instead of {name}: --{near[0]}")
 
 
 def add_machine_options(where: argparse._ArgumentGroup) -> None:
@@ -157,11 +167,8 @@ def gpu_count(text: str | None, option: str) -> int | None:
 def add_sweep_options(group: Any, default: str) -> None:
     """Adds --workers and --ray; `default` is the default shown in the help."""
     group.add_argument("--workers", type=int, metavar="N", help=f"processes, or tasks on Ray (default: {default})")
-    group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="run on this Ray cluster: host:port, ray://host:10001, or auto for the one this machine is a node of",
-    )
+    about = "run on this Ray cluster: host:port, ray://host:10001, or auto for the one this machine is a node of"
+    group.add_argument("--ray", metavar="ADDRESS", help=about)
 
 
 def add_latency_goals(group: Any, unit: str) -> None:
@@ -172,11 +179,8 @@ def add_latency_goals(group: Any, unit: str) -> None:
 
 def add_disaggregate_option(group: Any) -> None:
     """Adds --disaggregate, the pools of prefill and decode servers."""
-    group.add_argument(
-        "--disaggregate",
-        metavar="prefill=N,decode=N,link=GB/S",
-        help="prefill and decode on servers of their own, and the rate at which each decode server gets KV cache",
-    )
+    about = "prefill and decode on servers of their own, and the rate at which each decode server gets KV cache"
+    group.add_argument("--disaggregate", metavar="prefill=N,decode=N,link=GB/S", help=about)
 
 
 def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:

@@ -56,25 +56,18 @@ _COUNT_FLAGS = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
-    mix = "poisson, uniform or bursts, then KEY=VALUE: rate, prompt, output, requests, long, prefix, burst"
+    mix = "'poisson rate=8 prompt=1000 output=300 requests=500', or uniform, bursts, with long=, prefix=, burst="
     load.add_argument("--synthetic", metavar="MIX", help=f"a mix of requests instead of TRACE: {mix}")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
-    load.add_argument(
-        "--format",
-        choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
-        help="format of TRACE (default: detected)",
-    )
+    formats = ("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log")
+    load.add_argument("--format", choices=formats, help="format of TRACE (default: detected)")
     load.add_argument("--limit", type=int, metavar="N", help="read only the first N lines of TRACE")
     _add_pool_options(parser)
     _add_scheduler_options(parser)
     _add_choose_options(parser)
     group = parser.add_argument_group("a fleet that is scaled")
-    group.add_argument(
-        "--autoscale",
-        type=int,
-        metavar="N",
-        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
-    )
+    about = "replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it"
+    group.add_argument("--autoscale", type=int, metavar="N", help=about)
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
     group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
     shared_options.add_disaggregate_option(group)
@@ -92,12 +85,10 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     shared_options.add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
     pool.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step, not the estimate")
-    pool.add_argument(
-        "--measured-step-ms",
-        metavar="MS[@RUNNING,TOKENS]",
-        help="scale the estimate to this time between tokens, measured with RUNNING requests (default: 1) that hold "
-        "TOKENS tokens of KV cache (default: 0)",
+    about = (
+        "scale the estimate to this time between tokens, of RUNNING requests (default: 1) that hold TOKENS of KV cache"
     )
+    pool.add_argument("--measured-step-ms", metavar="MS[@RUNNING,TOKENS]", help=f"{about} (default: 0)")
     shared_options.add_source_options(parser)
 
 
@@ -121,12 +112,8 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     shared_options.add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
-    group.add_argument(
-        "--max-preemptions",
-        type=int,
-        metavar="N",
-        help="choose no setting with more of them (default: any number, counted as what they cost)",
-    )
+    about = "choose no setting with more of them (default: any number, counted as what they cost)"
+    group.add_argument("--max-preemptions", type=int, metavar="N", help=about)
     shared_options.add_sweep_options(group, "one per core")
 
 
@@ -285,10 +272,8 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
     from legroom.simulation.autoscale import replay_autoscaled
 
     if not 1 <= args.replicas < args.autoscale:
-        raise LegroomError(
-            f"--autoscale {args.autoscale} with --replicas {args.replicas} leaves nothing to scale",
-            "name more servers than the fewest",
-        )
+        wrong = f"--autoscale {args.autoscale} with --replicas {args.replicas} leaves nothing to scale"
+        raise LegroomError(wrong, "name more servers than the fewest")
     settings = pool.settings
     at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
     policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)

@@ -146,10 +146,8 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
     if args.step_ms is not None:
         return fixed_cost(args.step_ms / 1000)
     if trace.in_seconds:
-        raise LegroomError(
-            f"{trace.name} gives arrivals in seconds, so legroom must know how long a step of the engine takes",
-            "add --step-ms 30 (or what you measured), or --model MODEL --gpu NAME to have it estimated",
-        )
+        why = f"{trace.name} gives arrivals in seconds, so legroom must know how long a step of the engine takes"
+        raise LegroomError(why, "add --step-ms 30 (or what you measured), or --model MODEL --gpu NAME to estimate it")
     return None
 
 
@@ -207,10 +205,8 @@ def _planned_settings(
 def _seconds_note(band: StepBand) -> str:
     """Sentence on how far the estimated step times may be off, as factors."""
     why = f" ({'; '.join(band.why_wide)})" if band.why_wide else ""
-    return (
-        f"seconds are estimated: a step may take {band.low:g} to {band.high:g} times as long{why}; --measured-step-ms "
-        "scales them to this server"
-    )
+    long = f"a step may take {band.low:g} to {band.high:g} times as long{why}"
+    return f"seconds are estimated: {long}; --measured-step-ms scales them to this server"
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:

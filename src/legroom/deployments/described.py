@@ -115,10 +115,12 @@ def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
     return replace(base, others=base.others + added.others, **given)
 
 
+_LOAD = "size has --rate, --prompt and --answer, simulate --synthetic 'poisson rate=8 prompt=1000 output=300'"
 WISHES = {
     "--context": "plan has --want-context, size and models have --context",
     "--users": "plan has --want-concurrency, size --concurrency, models --users",
     "--concurrency": "plan has --want-concurrency, size --concurrency, models --users",
+    **dict.fromkeys(("--rate", "--prompt", "--answer", "--output"), _LOAD),
 }
 """legroom's own options for a wish, for those who gave another command's."""
 

@@ -174,7 +174,10 @@ class Case:
         """Ids of the vLLM functions legroom knows that occur in the traceback of the first failure."""
         if self.recorded_frames:
             return self.recorded_frames
-        return frozenset(evidence.id for evidence in self._evidence_near_failure() if evidence.role == "frame")
+        frames = [evidence for evidence in self._evidence_near_failure() if evidence.role == "frame"]
+        # A title may name another step than the traceback below it.
+        first = next((evidence.line for evidence in frames if 'File "' in evidence.text), 0)
+        return frozenset(evidence.id for evidence in frames if evidence.line >= first)
 
     def _evidence_near_failure(self) -> Iterator[Evidence]:
         """The evidence within 200 lines before and 60 after the first failure, per rank; all without one."""
@@ -200,7 +203,7 @@ class Case:
             for evidence in before
             if failure is None
             or failure.is_told
-            or evidence.line < failure.line + (_SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
+            or evidence.line <= failure.line + (_SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
         )
 
     @cached_property

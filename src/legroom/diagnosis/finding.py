@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +65,12 @@ def known_fix(name: str) -> Fix:
     return Fix(**{**row, "steps": tuple(row.get("steps", ()))})
 
 
+def reason(name: str, facts: Mapping[str, object] | None = None) -> str:
+    """Why a failure is of this cause (`diagnosis_texts.json`), with the message's facts filled in."""
+    texts = read_data("diagnosis_texts.json")["reasons"]
+    return str(texts.get(name, texts[""])).format_map(defaultdict(str, facts or {}))
+
+
 @dataclass(frozen=True, slots=True)
 class DeadEnd:
     """A change that does not help, and why."""
@@ -71,12 +79,33 @@ class DeadEnd:
     why_fails: str
 
 
+class Strength(IntEnum):
+    """How strongly a text shows a cause, which orders the causes of one case; no probability (see `confidence.py`)."""
+
+    NONE = 0
+    FAINT = 1
+    """Nothing but the failure itself allows it."""
+    USUAL = 2
+    """It is the usual cause at such a place."""
+    POSSIBLE = 3
+    """A line allows it, and another line explains the failure better."""
+    SUGGESTED = 4
+    """A setting or a word of the text points to it."""
+    LIKELY = 5
+    """Sizes or several lines point to it."""
+    SHOWN = 6
+    """A stack frame or the arithmetic of the sizes shows it."""
+    NAMED = 7
+    """The message that ended the run names it."""
+    COMPARED = 8
+    """The text compares: the server starts without it, or only one rank has it."""
+
+
 @dataclass(frozen=True)
 class Assessment:
     """How well one cause explains a case, the lines that show it, and the explanation."""
 
-    weight: float
-    """Orders the causes of one case; no probability (see `confidence.py`)."""
+    strength: Strength
     evidence: tuple[Evidence, ...]
     why: str
 

@@ -26,7 +26,7 @@ from legroom.diagnosis.verdict import Diagnosis, diagnose_run
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
-from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in
+from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in, parse_torch_oom
 from legroom.vllm_logs.lines import rejoin_lines, service_name
 from legroom.vllm_logs.log_scanner import Scanner
 from legroom.vllm_logs.printed_flags import load_logged_model
@@ -153,9 +153,17 @@ def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
 
+def _with_false_oom(item: Evidence) -> Evidence:
+    """An XPU's refusal while a quarter of the card and the request are free, as the driver's failure that it is."""
+    oom = parse_torch_oom(item) if item.id == "torch_oom" else None
+    free, total = (oom.free_bytes or 0, oom.total_bytes or 0) if oom is not None and oom.platform == "XPU" else (0, 0)
+    is_false = oom is not None and 0 < total <= 4 * (free - oom.wanted_bytes) and free + (oom.torch_bytes or 0) <= total
+    return replace(item, id="false_oom") if is_false else item
+
+
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    evidence = _promote_told_failures(_demote_own_kills(items))
+    evidence = _promote_told_failures(_demote_own_kills([_with_false_oom(item) for item in items]))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )

@@ -35,13 +35,18 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     shortages = list(_shortages(sentences)) if not failures else []
     anchors = [match.span() for (id_, *_), match in shortages if id_ in FAILED_ALLOCATIONS]
     anchors += [_place_of(item, sentences, plain) for item in failures if item.id in FAILED_ALLOCATIONS]
-    is_placed = any(item.role in ("frame", "milestone") for item in printed)
-    moments = [] if is_placed else _nearest_moments(sentences, anchors)
+    roles = {item.role for item in printed}
+    moments = [] if "frame" in roles else _nearest_moments(sentences, anchors)
+    if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell
+        moments = [(told, match) for told, match in moments if told[1] == "frame" or told[2] == "serving"]
     around = [(told, match) for told in _told("circumstances") if (match := told[3].search(sentences))]
     is_failed = failures or any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
     around += [] if is_failed or shortages else [(t, m) for t in _told("questions") if (m := t[3].search(sentences))]
     if any(told[0] in ("neighbour_told", "several_servers") for told, _ in around) and (shares := _shares(text)):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
+    ((_, _, _, size),), ((_, _, _, uncertain),) = _told("parameters"), _told("uncertain_weights")
+    if len(sizes := set(size.findall(sentences))) == 1 and not uncertain.search(text):
+        yield Evidence("parameters_told", "setting", 1, "", {"billions": float(*sizes)}, is_told=True)
     for (id_, role, phase, _), match in (*shortages, *moments, *around):
         start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
         line = plain[start : end if end >= 0 else None].strip()[:400]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from legroom.drawing.chart import area, downsampled
@@ -162,10 +162,22 @@ def axis_line(begin: str, end: str, style: Style) -> str:
     return f"{'':<{_NAME_WIDTH}}{begin}{end:>{max(1, curve_width(style) - len(begin))}}"
 
 
-def draw_curve(svg: Svg, y: float, curve: Curve, size: tuple[float, float]) -> None:
-    """Draws a curve into an SVG; `size` is (width, height) in pixels."""
-    width, height = size
-    svg.text(24, y + 12, curve.name, "soft")
-    svg.text(736, y + 12, curve.scale, "soft", anchor="end")
-    svg.box(SVG_LEFT, y, width, height, css="box")
-    svg_area(svg, (SVG_LEFT, y, width, height), curve.values, curve.top, curve.colour)
+def draw_curves(svg: Svg, y: float, curves: Iterable[Curve]) -> float:
+    """Draws curves below each other into an SVG; returns the y below them."""
+    for curve in curves:
+        box = (SVG_LEFT, y, 560, 26.0 * curve.height)
+        svg.text(24, y + 12, curve.name, "soft")
+        svg.text(736, y + 12, curve.scale, "soft", anchor="end")
+        svg.box(*box, css="box")
+        svg_area(svg, box, curve.values, curve.top, curve.colour)
+        y += box[3] + 12
+    return y
+
+
+def draw_rows(svg: Svg, y: float, rows: Iterable[tuple[str, str]]) -> float:
+    """Draws names and figures into an SVG, a line each; returns the y of the last."""
+    for name, value in rows:
+        y += 20
+        svg.text(24, y, name, "soft")
+        svg.text(150, y, value, "ink")
+    return y

@@ -11,22 +11,7 @@ from functools import cache
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.entry import (
-    CATALOG_FOLDER,
-    Entry,
-    EntryDeadEnd,
-    Example,
-    ExampleFigure,
-    Language,
-    Localized,
-    Signature,
-    Story,
-    Thread,
-    Version,
-    Workaround,
-    document_problems,
-    summary_json,
-)
+from legroom.explain import entry as catalog
 from legroom.facts import read_texts
 from legroom.memo import Memo
 from legroom.records import dataclass
@@ -34,22 +19,22 @@ from legroom.records import dataclass
 
 def bundled_documents() -> dict[str, Any]:
     """The parsed JSON of every bundled catalog entry, by file name."""
-    return {f"{name}.json": json.loads(text) for name, text in read_texts(CATALOG_FOLDER / "entries").items()}
+    return {f"{name}.json": json.loads(text) for name, text in read_texts(catalog.CATALOG_FOLDER / "entries").items()}
 
 
 @cache
-def bundled() -> tuple[Entry, ...]:
+def bundled() -> tuple[catalog.Entry, ...]:
     return tuple(entry_of_document(document) for document in bundled_documents().values())
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[catalog.Entry, ...]:
     """All catalog entries: legroom's own, then the imported ones."""
     from legroom.explain.deadends import imported_entries  # costs time that a diagnosis does not need
 
     return (*bundled(), *imported_entries())
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> catalog.Entry:
     """The entry with this id, in upper or lower case; the error for an unknown id names the nearest ones."""
     wanted = name.strip().lower()
     every = entries()
@@ -59,14 +44,14 @@ def entry(name: str) -> Entry:
     raise LegroomError(f"the catalog has no entry {name!r}", _nearest_entries_hint(wanted, every))
 
 
-def entries_of_label(label: str) -> tuple[Entry, ...]:
+def entries_of_label(label: str) -> tuple[catalog.Entry, ...]:
     """The entries of one cause label, the general one first."""
     every = entries()
     own = [known for known in every if known.label == label]
     return (*own, *(known for known in every if label in known.also))
 
 
-def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
+def best_entry(label: str, message_ids: frozenset[str], default: str) -> catalog.Entry:
     """Of a label's entries, the one whose signatures contain most of these messages; `default` where none does."""
     candidates = entries_of_label(label)
     scored = [
@@ -84,24 +69,24 @@ def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
 _PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "os_specific", "error_code", "resolvable")
 
 
-def entry_of_document(document: Mapping[str, Any]) -> Entry:
+def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
     documentation = document["documentation"] or {"url": None, "section": None}
     copied: dict[str, Any] = {name: document[name] for name in (*_PLAIN_FIELDS, "updated")}
     lists = {name: document[name] for name in ("tags", "aliases", "also")} | document["transitions"]
     copied |= {name: tuple(names) for name, names in lists.items()}
     story: dict[str, Any] = {name: _localized(part) if part else None for name, part in document["story"].items()}
-    return Entry(
+    return catalog.Entry(
         **copied,
         title=_localized(document["title"]),
         signatures=tuple(
-            Signature(_localized(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
+            catalog.Signature(_localized(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
             for item in document["signatures"]
         ),
         cause_type=document["root_cause"]["type"],
         cause=_localized(document["root_cause"]),
-        versions=tuple(Version(**item) for item in document["versions"]),
+        versions=tuple(catalog.Version(**item) for item in document["versions"]),
         dead_ends=tuple(
-            EntryDeadEnd(
+            catalog.EntryDeadEnd(
                 _localized(item["action"]),
                 _localized(item["why_fails"]),
                 _localized(item["condition"]),
@@ -111,36 +96,42 @@ def entry_of_document(document: Mapping[str, Any]) -> Entry:
             for item in document["dead_ends"]
         ),
         workarounds=tuple(
-            Workaround(_localized(item["action"]), _localized(item["how"]), _localized(item["condition"]), item["kind"])
+            catalog.Workaround(
+                _localized(item["action"]), _localized(item["how"]), _localized(item["condition"]), item["kind"]
+            )
             for item in document["workarounds"]
         ),
         documentation=documentation["url"],
         documentation_section=documentation["section"],
         threads=tuple(
-            Thread(item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"]))
+            catalog.Thread(
+                item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"])
+            )
             for item in document["evidence"]
         ),
-        story=Story(**story),
+        story=catalog.Story(**story),
         example=_read_example(document["example"]),
     )
 
 
-def _localized(value: Mapping[str, str]) -> Localized:
-    return Localized(value["en"], value["zh"])
+def _localized(value: Mapping[str, str]) -> catalog.Localized:
+    return catalog.Localized(value["en"], value["zh"])
 
 
-def _read_example(document: Mapping[str, Any] | None) -> Example | None:
+def _read_example(document: Mapping[str, Any] | None) -> catalog.Example | None:
     if document is None:
         return None
-    figures = {name: ExampleFigure(item["value"], item["formula"]) for name, item in document["figures"].items()}
-    return Example(_localized(document["text"]), figures, document["plan"])
+    given = document["figures"].items()
+    figures = {name: catalog.ExampleFigure(item["value"], item["formula"]) for name, item in given}
+    return catalog.Example(_localized(document["text"]), figures, document["plan"])
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
     """Problems of the entry files, each with its file name."""
     documents = bundled_documents() if documents is None else documents
     problems = {
-        name: document_problems(document, "schema.json", entry_of_document) for name, document in documents.items()
+        name: catalog.document_problems(document, "schema.json", entry_of_document)
+        for name, document in documents.items()
     }
     valid = {name: document for name, document in documents.items() if not problems[name]}
     ids = {document["id"] for document in valid.values()}
@@ -179,7 +170,7 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"there is no message {name!r}" for name in signature["messages"] if name not in known)
 
 
-def _nearest_entries_hint(wanted: str, every: tuple[Entry, ...]) -> str:
+def _nearest_entries_hint(wanted: str, every: tuple[catalog.Entry, ...]) -> str:
     """A hint with up to three entries of a similar id or number."""
     import difflib
 
@@ -202,7 +193,7 @@ _EXACT_NAME, _NAME_INSIDE, _LINE_MATCH = 60.0, 12.0, 40.0
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    entry: Entry
+    entry: catalog.Entry
     score: float
 
 
@@ -218,7 +209,7 @@ class _Index:
 _INDEXES: Memo[_Index] = Memo(most=4)
 
 
-def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
+def search(query: str, entries: Sequence[catalog.Entry], limit: int = 10) -> list[Hit]:
     """The catalog entries that match the query, those with the highest scores first."""
     index = _INDEXES.get(tuple(entries), (), lambda: _build_index(entries))
     wanted = {term: _similar_words(term, index) for term in search_terms(query)}
@@ -231,12 +222,12 @@ def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
     return sorted(hits, key=lambda hit: (-hit.score, hit.entry.id))[:limit]
 
 
-def search_json(query: str, hits: Sequence[Hit], language: Language) -> dict[str, Any]:
+def search_json(query: str, hits: Sequence[Hit], language: catalog.Language) -> dict[str, Any]:
     """The document of `legroom explain --search --json`."""
-    return {"query": query, "hits": [{**summary_json(hit.entry, language), "score": hit.score} for hit in hits]}
+    return {"query": query, "hits": [{**catalog.summary_json(hit.entry, language), "score": hit.score} for hit in hits]}
 
 
-def _build_index(entries: Sequence[Entry]) -> _Index:
+def _build_index(entries: Sequence[catalog.Entry]) -> _Index:
     """Weighted terms of every entry, the rarity of each term, and the terms by stem."""
     pages = tuple(_weighted_terms(entry) for entry in entries)
     seen = Counter(term for page in pages for term in page)
@@ -258,7 +249,7 @@ def search_terms(text: str) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def _weighted_terms(entry: Entry) -> Counter[str]:
+def _weighted_terms(entry: catalog.Entry) -> Counter[str]:
     """Each search term of the entry with the weight of the heaviest field it is in."""
     fields: list[tuple[float, Iterable[str]]] = [
         (8.0, (entry.title.en, entry.title.zh, entry.label)),
@@ -278,7 +269,7 @@ def _weighted_terms(entry: Entry) -> Counter[str]:
     return page
 
 
-def _story_texts(entry: Entry) -> list[str]:
+def _story_texts(entry: catalog.Entry) -> list[str]:
     """What, why and arithmetic of the entry's story in both languages; empty without a story."""
     if entry.story is None:
         return []
@@ -294,12 +285,10 @@ def _similar_words(term: str, index: _Index) -> list[str]:
 
 def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
     """The term's weight on the page, half that of the best similar term, or 0."""
-    if term in page:
-        return float(page[term])
-    return max((page[word] / 2 for word in similar if word in page), default=0)
+    return float(page[term]) if term in page else max((page[word] / 2 for word in similar if word in page), default=0)
 
 
-def _name_score(query: str, entry: Entry) -> float:
+def _name_score(query: str, entry: catalog.Entry) -> float:
     """Bonus where the query is the entry's id, label or alias, a smaller one where it is part of it; else 0."""
     wanted = " ".join(query.lower().replace("_", " ").split())
     names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
@@ -308,7 +297,7 @@ def _name_score(query: str, entry: Entry) -> float:
     return _NAME_INSIDE if len(wanted) >= _STEM_LENGTH and any(wanted in name for name in names) else 0.0
 
 
-def _matches_signature(line: str, entry: Entry) -> bool:
+def _matches_signature(line: str, entry: catalog.Entry) -> bool:
     """Whether a log line matches one of the entry's patterns; never for under 12 characters."""
     if len(line) < 12:
         return False

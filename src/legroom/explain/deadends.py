@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.entry import (
-    Count,
-    Entry,
-    EntryDeadEnd,
-    Localized,
-    Signature,
-    Version,
-    Workaround,
-    document_problems,
-)
+from legroom.explain.entry import Entry, EntryDeadEnd, Localized, Signature, Version, Workaround, document_problems
 from legroom.files import read_text, replace_file
 from legroom.home import home
 
@@ -52,8 +43,8 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
         "root_cause_zh": entry.cause.zh,
         "versions": [asdict(version) for version in entry.versions],
         "os_specific": dict(entry.os_specific),
-        "dead_ends": [_dead_end_record(entry, item) for item in entry.dead_ends],
-        "workarounds": [_workaround_record(entry, item) for item in entry.workarounds],
+        "dead_ends": [_change_record(entry, item) for item in entry.dead_ends],
+        "workarounds": [_change_record(entry, item) for item in entry.workarounds],
         "workarounds_zh": ["：".join(filter(None, (item.action.zh, item.how.zh))) for item in entry.workarounds],
         "transition_graph": {
             "leads_to": [ids[other] for other in entry.leads_to],
@@ -65,7 +56,7 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
         "error_code": entry.error_code or entry.id,
         "verification_tier": entry.verification_tier,
         "confidence": entry.confidence,
-        "fix_success_rate": entry.fix_rate,
+        "fix_success_rate": entry._share_of_threads(entry.with_fix),
         "resolvable": entry.resolvable,
         "first_seen": entry.first_seen,
         "last_confirmed": entry.last_confirmed,
@@ -87,21 +78,18 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
     """A valid record as an entry. Its rates are claims, not counts."""
     graph = record["transition_graph"]
     chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
+    copied = ("id", "domain", "category", "subcategory", "os_specific", "error_code", "resolvable")
     return Entry(
-        id=record["id"],
+        **{name: record[name] for name in copied},
         label=record["subcategory"] or record["category"],
         phase=None,
         title=Localized(_shortened(record["signature"]), _shortened(record["signature_zh"])),
         signatures=(
             Signature(Localized(record["signature"], record["signature_zh"]), record["regex"], record["signature"]),
         ),
-        domain=record["domain"],
-        category=record["category"],
-        subcategory=record["subcategory"],
         cause_type=record["root_cause_type"],
         cause=Localized(record["root_cause"], record["root_cause_zh"]),
         versions=tuple(Version(**version) for version in record["versions"]),
-        os_specific=record["os_specific"],
         dead_ends=tuple(
             EntryDeadEnd(
                 Localized(item["action"]),
@@ -125,8 +113,6 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         confused_with=tuple(graph["frequently_confused_with"]),
         documentation=record["official_doc_url"],
         documentation_section=record["official_doc_section"],
-        error_code=record["error_code"],
-        resolvable=record["resolvable"],
         threads=(),
         updated=record["last_updated"],
         tags=tuple(record["tags"]),
@@ -135,36 +121,16 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
     )
 
 
-def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
-    """What does not help, why, and the share of counted attempts that failed, in English."""
+def _change_record(entry: Entry, item: EntryDeadEnd | Workaround) -> dict[str, Any]:
+    """A dead end or a workaround in English, with the share of counted attempts that failed or worked."""
     count = entry.counted(item.kind)
-    return {
-        "action": item.action.en,
-        "why_fails": item.why_fails.en,
-        "fail_rate": count.rate_of(count.failed),
-        "condition": item.condition.en,
-        "sources": count_and_threads(count),
-    }
-
-
-def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
-    """What helps, how, and the share of counted attempts that worked, in English."""
-    count = entry.counted(item.kind)
-    return {
-        "action": item.action.en,
-        "success_rate": count.rate_of(count.worked),
-        "how": item.how.en,
-        "condition": item.condition.en,
-        "sources": count_and_threads(count),
-    }
-
-
-def count_and_threads(count: Count) -> list[str]:
-    """The count as a sentence, then the threads it comes from."""
-    if not count.tried:
-        return []
+    if isinstance(item, Workaround):
+        own = {"success_rate": count.rate_of(count.worked), "how": item.how.en}
+    else:
+        own = {"why_fails": item.why_fails.en, "fail_rate": count.rate_of(count.failed)}
     words = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
-    return [words, *count.sources]
+    sources = [words, *count.sources] if count.tried else []
+    return {"action": item.action.en, **own, "condition": item.condition.en, "sources": sources}
 
 
 def _shortened(text: str) -> str:

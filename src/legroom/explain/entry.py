@@ -197,11 +197,6 @@ class Entry:
         return self._share_of_threads(self.confirmed)
 
     @property
-    def fix_rate(self) -> float | None:
-        """The share of its threads that state a working fix; None where too few were counted."""
-        return self._share_of_threads(self.with_fix)
-
-    @property
     def verification_tier(self) -> str:
         """The kind of source: confirmed in threads, inferred from logs or derived from source."""
         if self.record is not None:

@@ -53,9 +53,8 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--image", metavar="NAME", default=f"legroom:{__version__}", help=about)
     about = "of namespaces that do not choose one (default: warn)"
     group.add_argument("--mode", choices=("warn", "enforce"), default="warn", help=about)
-    group.add_argument(
-        "--opt-in", action="store_true", help=f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
-    )
+    about = f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
+    group.add_argument("--opt-in", action="store_true", help=about)
     group.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
     about = "who makes them: cert-manager, or this command (default: cert-manager)"
     group.add_argument("--certificates", choices=("cert-manager", "self"), default="cert-manager", help=about)
@@ -141,8 +140,7 @@ def _tls_secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
 
 def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
     """The Issuer and Certificate of cert-manager, which makes and renews the Secret."""
-    issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
-    certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
+    about = _metadata(namespace)
     spec = {
         "secretName": f"{NAME_IN_CLUSTER}-tls",
         "dnsNames": list(gate_dns_names(namespace)),
@@ -151,7 +149,8 @@ def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
         "renewBefore": "720h",
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
     }
-    return [{**issuer, "spec": {"selfSigned": {}}}, {**certificate, "spec": spec}]
+    specs = {"Issuer": {"selfSigned": {}}, "Certificate": spec}
+    return [manifest("cert-manager.io/v1", kind, about, each) for kind, each in specs.items()]
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:

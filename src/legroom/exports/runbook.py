@@ -262,8 +262,7 @@ def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: L
         row += 15
     spine, middle = _CAUSES - 14, y + _ROW / 2
     page.line(_LEFT + _QUESTION, middle, spine, middle)
-    last = y + _ROW * (len(branch.entries) - 0.5)
-    page.line(spine, middle, spine, last)
+    page.line(spine, middle, spine, y + _ROW * (len(branch.entries) - 0.5))
     for number, entry in enumerate(branch.entries):
         centre = y + _ROW * (number + 0.5)
         page.line(spine, centre, _CAUSES, centre)

@@ -70,8 +70,7 @@ class RunningServer:
             name: value for name, value in values.items() if value is True or value not in (None, 1, False)
         }
         plain = ServeArgs(self.model, **sizes)
-        model = served_model(plain)
-        defaults = resolve(plain, model, gpu, release)
+        defaults = resolve(plain, served_model(plain), gpu, release)
         known = {"cpu_offload_gb": 0.0, "kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
         others = ((name, value) for name, value in self.settings.items() if name not in _SIZES)
         given = {name: value for name, value in others if value != known.get(name, getattr(defaults, name, None))}

@@ -56,9 +56,7 @@ class BandClass:
         if self.card == "amd":
             return ("amd",)
         takes = "multimodal" if self.multimodal else "text"
-        if self.weights in ("plain", "unlisted"):
-            return (self.weights, takes)
-        return ("quantized", self.weights, takes)
+        return (self.weights, takes) if self.weights in ("plain", "unlisted") else ("quantized", self.weights, takes)
 
 
 @cached(ALL_PARTS)
@@ -135,9 +133,7 @@ def card_family(gpu: Gpu) -> str:
         return "unified"
     if gpu.vendor != "nvidia":
         return gpu.vendor
-    if gpu.compute_capability == _ADA:
-        return "ada"
-    return _CARDS.get(gpu.compute_capability[0], "unknown")
+    return "ada" if gpu.compute_capability == _ADA else _CARDS.get(gpu.compute_capability[0], "unknown")
 
 
 def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
@@ -174,7 +170,8 @@ def kv_band(
     """Bytes below and above the KV cache in its band; `first_start_bytes`: what an empty compile cache would take."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
-    half = half_band("kv_cache", of.properties, math.hypot(*own_errors(parts[1:])), gpu.total_bytes)
+    errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))
+    half = half_band("kv_cache", of.properties, math.hypot(*errors), gpu.total_bytes)
     weights = parts[0]
     smaller, larger = total_spread(settings, gpu)
     spare = possible_spare(parts[1:], settings, gpu)
@@ -204,11 +201,6 @@ def possible_saving(value: Figure) -> int:
 def possible_extra(value: Figure) -> int:
     """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; else 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
-
-
-def own_errors(parts: Sequence[Figure]) -> tuple[float, ...]:
-    """The usual errors in bytes of activation, CUDA graph estimate and non-torch memory in a well-known deployment."""
-    return tuple(own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts, strict=True))
 
 
 COUNTED = ("activation", "cuda_graph", "non_torch")
@@ -246,6 +238,5 @@ def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     if value.kind == "exact" and not below + above:
         return value
     least_below, least_above = value.bytes - value.low, value.high - value.bytes
-    return _widened(
-        value, max(below, least_below, _MIN_WEIGHTS_BAND_BYTES), max(above, least_above, _MIN_WEIGHTS_BAND_BYTES)
-    )
+    least = _MIN_WEIGHTS_BAND_BYTES
+    return _widened(value, max(below, least_below, least), max(above, least_above, least))

@@ -10,20 +10,12 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
+from legroom.memory import overhead
 from legroom.memory.activation.profile_run import activation, activation_cold, pinned_bytes
 from legroom.memory.bands import band_class, banded, kv_band, spare_on_larger_card
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.memory.layout import Failure, Layout
-from legroom.memory.overhead import (
-    charges_device_wide,
-    desktop_bytes,
-    held_at_start,
-    loader_bytes,
-    non_torch,
-    outside,
-    reserve_bytes,
-)
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
 from legroom.units import GIB, gib
@@ -127,7 +119,7 @@ def stage_layout(
     rules = {
         "activation": _measured_or(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
         "cuda_graph": _measured_or(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
-        "non_torch": _measured_or(beside, non_torch(model, settings, gpu, stage), seen),
+        "non_torch": _measured_or(beside, overhead.non_torch(model, settings, gpu, stage), seen),
     }
     parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
     first_start = 0
@@ -147,13 +139,13 @@ def stage_layout(
             (weights, *parts.values()),
             left,
             settings,
-            neighbours_bytes=held_by_others_bytes if charges_device_wide(settings) else 0,
+            neighbours_bytes=held_by_others_bytes if overhead.charges_device_wide(settings) else 0,
         ),
-        outside=banded("outside", outside(model, settings, gpu, stage), of, settings, gpu),
+        outside=banded("outside", overhead.outside(model, settings, gpu, stage), of, settings, gpu),
         rank=stage,
         held_by_others_bytes=held_by_others_bytes,
-        desktop_bytes=desktop_bytes(gpu),
-        reserve_bytes=reserve_bytes(gpu),
+        desktop_bytes=overhead.desktop_bytes(gpu),
+        reserve_bytes=overhead.reserve_bytes(gpu),
         loading_peak_bytes=loaded.peak_bytes,
         loading_why=loaded.why,
     )
@@ -207,7 +199,7 @@ def failure_at_best(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, held_by_others_bytes: int = 0
 ) -> Failure | None:
     """The first start-up check that fails even at the favourable end of every error band, or None."""
-    free = gpu.total_bytes - held_at_start(model, settings, gpu).low - held_by_others_bytes
+    free = gpu.total_bytes - overhead.held_at_start(model, settings, gpu).low - held_by_others_bytes
     larger = spare_on_larger_card(settings, gpu)
     pools = [max(rank.kv_cache.bytes, rank.kv_cache.high - larger) for rank in memory.ranks]
     best = [_at_best(rank, pool) for rank, pool in zip(memory.ranks, pools, strict=True)]
@@ -226,17 +218,14 @@ def _at_best(rank: Layout, pool: int) -> Layout:
     """A layout with the least weights, whose other parts are as much smaller as its KV cache may be larger."""
     lighter = rank.weights.bytes - rank.weights.low
     activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
-    return replace(
-        rank,
-        weights=replace(rank.weights, bytes=rank.weights.low),
-        activation=replace(rank.activation, bytes=activation, low=min(activation, rank.activation.low)),
-        loading_peak_bytes=rank.loading_peak_bytes - lighter,
-    )
+    weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter
+    active = replace(rank.activation, bytes=activation, low=min(activation, rank.activation.low))
+    return replace(rank, weights=weights, activation=active, loading_peak_bytes=peak)
 
 
 def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
     """Free bytes of the card at vLLM's first memory snapshot."""
-    return gpu.total_bytes - held_at_start(model, settings, gpu).bytes - held_by_others_bytes
+    return gpu.total_bytes - overhead.held_at_start(model, settings, gpu).bytes - held_by_others_bytes
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
@@ -262,7 +251,7 @@ def _startup_check(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
 
 def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
     """The out-of-memory failure while loading; None where weights and loading peak fit into `free` bytes."""
-    staged = loader_bytes(gpu, rank.weights.bytes)
+    staged = overhead.loader_bytes(gpu, rank.weights.bytes)
     needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
     if needed > free:
         return Failure("weights_too_big", _oom_text(gpu, "while loading the weights"), needed, free)

@@ -11,15 +11,8 @@ from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Model, recurrent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, measured
+from legroom.memory.activation import profile_run
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
-from legroom.memory.activation.profile_run import (
-    activation,
-    cublas_workspace,
-    element_bytes,
-    forward_bytes,
-    is_compiled,
-    sampling,
-)
 from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate, is_fused, is_nvlink_server
 from legroom.memory.dtypes import FLOAT32_BYTES
@@ -91,9 +84,7 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
 def charges_device_wide(settings: EngineSettings) -> bool:
     """Whether all device memory outside torch counts, with the CUDA context: 0.6.4, and V1 up to 0.9.0."""
     release = known_release(settings.release)
-    if settings.engine == "V0":
-        return release.within("0.6.4", "0.6.4.post1")
-    return release.within("0.6.5", "0.9.0.1")
+    return release.within("0.6.4", "0.6.4.post1") if settings.engine == "V0" else release.within("0.6.5", "0.9.0.1")
 
 
 def counts_runner_buffers(settings: EngineSettings) -> bool:
@@ -149,11 +140,11 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
 @cached(ALL_PARTS)
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Memory that vLLM uses outside its budget after the first full batches."""
-    width = element_bytes(settings)
+    width = profile_run.element_bytes(settings)
     taken, guessed = graph_bytes(model, settings, gpu), graph_estimate(model, settings, gpu)
-    charged = activation(model, settings, gpu, pp_rank)
-    kept = expert_scratch(model, settings, gpu).kept_elements * width + cublas_workspace(gpu)
-    kept += sampling(model, settings, gpu).kept_bytes
+    charged = profile_run.activation(model, settings, gpu, pp_rank)
+    kept = expert_scratch(model, settings, gpu).kept_elements * width + profile_run.cublas_workspace(gpu)
+    kept += profile_run.sampling(model, settings, gpu).kept_bytes
     buffers = runner_buffers(model, settings, gpu)
     if counts_runner_buffers(settings):
         buffers -= sampler_tables(model, settings)
@@ -193,9 +184,9 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
     logits = (
         min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * FLOAT32_BYTES if last else 0
     )
-    forward = forward_bytes(model, settings, gpu, pp_rank)
+    forward = profile_run.forward_bytes(model, settings, gpu, pp_rank)
     per_forward = fit["per_forward_byte"]
-    if not is_compiled(settings):
+    if not profile_run.is_compiled(settings):
         per_forward = fit.get("uncompiled_per_forward_byte", per_forward)
     return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + per_forward * forward)
 

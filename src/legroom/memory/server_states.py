@@ -16,6 +16,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.release_support import SleepRules, first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
 from legroom.figures import Figure, Term, exact
+from legroom.memory import overhead
 from legroom.memory.activation.layer_peaks import expert_scratch
 from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling
 from legroom.memory.attention_workspace import flashinfer_workspace
@@ -23,14 +24,6 @@ from legroom.memory.caching_allocator import CachingAllocator
 from legroom.memory.dtypes import INT32_BYTES
 from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.layout import Layout
-from legroom.memory.overhead import (
-    charges_device_wide,
-    communication_bytes,
-    counts_runner_buffers,
-    held_at_start,
-    nccl_before_snapshot,
-    non_torch,
-)
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.memory.weights.loaded import buffer_bytes, segment_rests, weight_segments
 from legroom.records import dataclass
@@ -62,9 +55,8 @@ def server_states(
     """Every state of a server with --enable-sleep-mode; LegroomError where the release has no sleep mode."""
     rules = sleep_rules(settings.release)
     if rules is None:
-        raise LegroomError(
-            f"vLLM {settings.release} has no sleep mode", f"it came with {first_release_with_sleep()}: name a later one"
-        )
+        hint = f"it came with {first_release_with_sleep()}: name a later one"
+        raise LegroomError(f"vLLM {settings.release} has no sleep mode", hint)
     rank = max(memory.ranks, key=lambda layout: layout.weights.bytes)
     stays = residue(model, gpu, settings, memory.graphs, rank.rank)
     loaded = weight_segments(model, settings, gpu, rank.rank)
@@ -123,13 +115,13 @@ def serving(rank: Layout) -> Figure:
 def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, stage: int = 0) -> Figure:
     """The memory that a sleeping server keeps on a card; `graphs`: its captured CUDA graphs."""
     rules = sleep_rules(settings.release)
-    charged = non_torch(model, settings, gpu, stage)
-    context = held_at_start(model, settings, gpu)
+    charged = overhead.non_torch(model, settings, gpu, stage)
+    context = overhead.held_at_start(model, settings, gpu)
     # The tables are counted below, and the rests of the weights' segments sleep with the weights.
     elsewhere = sampler_tables(model, settings) + segment_rests(model, settings, gpu, (), stage)
-    tables = elsewhere if counts_runner_buffers(settings) else 0
+    tables = elsewhere if overhead.counts_runner_buffers(settings) else 0
     # Device-wide accounting has the context in the charged part already.
-    outside = 0 if charges_device_wide(settings) else context.bytes
+    outside = 0 if overhead.charges_device_wide(settings) else context.bytes
     terms = [
         Term("CUDA context", outside, "a process that lives has one"),
         Term("modules and handles", charged.bytes - tables, "kernels, libraries, communication"),
@@ -139,8 +131,8 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
         terms.append(Term("CUDA graphs", graphs.bytes, "they stay, and are valid when it wakes"))
     if rules and rules.communication_flag and is_given(settings.given, rules.communication_flag):
-        nccl = nccl_before_snapshot(model, settings, gpu)
-        suspended = communication_bytes(settings, gpu) + (nccl.bytes if nccl else 0)
+        nccl = overhead.nccl_before_snapshot(model, settings, gpu)
+        suspended = overhead.communication_bytes(settings, gpu) + (nccl.bytes if nccl else 0)
         terms.append(Term("suspended communication", -suspended, rules.communication_flag))
     size = sum(term.bytes for term in terms)
     # The sampler tables are exact, so they do not count to the error of the charged part.

@@ -49,18 +49,13 @@ class ScalingPolicy:
 
     @property
     def up_period_s(self) -> int:
-        """Seconds in which replicas at most double: long enough for a new replica to serve."""
+        """Seconds in which replicas at most double, or one is removed: long enough for a new replica to serve."""
         return _clamped_seconds(self.start_s + REACTION_S, _LEAST_PERIOD_S, _LONGEST_PERIOD_S)
 
     @property
     def up_window_s(self) -> int:
         """Scale-up stabilization window in seconds: shorter bursts add no replica."""
         return _up_window_s(self.start_s)
-
-    @property
-    def down_period_s(self) -> int:
-        """Seconds between removals of one replica."""
-        return self.up_period_s
 
     @property
     def down_window_s(self) -> int:
@@ -85,7 +80,7 @@ class ScalingPolicy:
             "waiting_target": self.waiting_target,
             "up_window_s": self.up_window_s,
             "up_period_s": self.up_period_s,
-            "down_period_s": self.down_period_s,
+            "down_period_s": self.up_period_s,
             "down_window_s": self.down_window_s,
         }
 

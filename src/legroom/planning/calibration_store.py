@@ -130,25 +130,17 @@ def measurements_for(
     sources: list[str] = []
     for term, names in TERM_SETTINGS.items():
         for observation in newest_first:
-            if term in observation.terms and _applies(observation, term, names, wanted, target):
+            if (
+                term in observation.terms
+                and observation.release == target.release.version
+                and same_card(observation, target.gpu)
+                and (term in MODEL_INDEPENDENT_TERMS or same_model(observation, target.model))
+                and all(observation.settings.get(name) == wanted.get(name) for name in names)
+            ):
                 measured[term] = observation.terms[term]
                 sources.append(observation.source or observation.key)
                 break
-    if not measured:
-        return None
-    return Measurements(**measured, source=", ".join(dict.fromkeys(sources)))
-
-
-def _applies(
-    observation: Observation, term: str, names: tuple[str, ...], wanted: Mapping[str, Any], target: Target
-) -> bool:
-    """Whether the term was measured on this release and card, with the same model and the same named settings."""
-    return (
-        observation.release == target.release.version
-        and same_card(observation, target.gpu)
-        and (term in MODEL_INDEPENDENT_TERMS or same_model(observation, target.model))
-        and all(observation.settings.get(name) == wanted.get(name) for name in names)
-    )
+    return Measurements(**measured, source=", ".join(dict.fromkeys(sources))) if measured else None
 
 
 def same_card(observation: Observation, gpu: Gpu) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -119,8 +119,9 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
             return SearchAnswer(goal, None, (), (), state.considered, refusal_of)
         if state.closest is None:
             return SearchAnswer(goal, None, (), (), state.considered, _refusal_reason(targets[0], base_args, goal))
-        lacking = max(state.closest.shortfall_bytes(goal), 0)
-        return SearchAnswer(goal, None, (), (), state.considered, state.closest.why_short(goal), lacking)
+        band = BAND_KEPT[goal.policy]
+        lacking = state.closest.lacking_bytes(goal, _utilizations(state.closest, base_args), band)
+        return SearchAnswer(goal, None, (), (), state.considered, state.closest.why_short(goal, lacking, band), lacking)
     return SearchAnswer(goal, plans[0][0], plans[0][1], tuple(plans[1:]), state.considered)
 
 
@@ -172,7 +173,8 @@ class _SearchState:
         """Count a combination's `tried` plans, add its candidates, and keep it if it misses the goal by the least."""
         self.considered += tried
         self.options += options
-        if self.closest is None or combination.shortfall_bytes(goal) < self.closest.shortfall_bytes(goal):
+        band = BAND_KEPT[goal.policy]
+        if self.closest is None or combination.shortfall_bytes(goal, band) < self.closest.shortfall_bytes(goal, band):
             self.closest = combination
 
 
@@ -213,7 +215,8 @@ def _combinations(
     """Every valid combination of the flags other than utilization, for one set of parallel sizes."""
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
-    if (minimum := _too_large_minimum(axes, combined, goal)) is not None:
+    minimum = combined([axis[-1] for axis in axes.values()])
+    if minimum is not None and minimum.shortfall_bytes(goal) > 0:
         yield minimum
         return
     for choice in itertools.product(*axes.values()):
@@ -238,16 +241,17 @@ def _best_combinations(
 
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
-    if (minimum := _too_large_minimum(axes, combined, goal)) is not None:
-        yield minimum
-        return
-    for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
+    minimum = combined([axis[-1] for axis in axes.values()])
+    is_too_large, answers = minimum is not None and minimum.shortfall_bytes(goal) > 0, 0
+    for sufficient in () if is_too_large else (meets_goal, leaves_room) if variant else (meets_goal,):
         branches = itertools.chain.from_iterable(
             _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
-        best = next((combination for combination in branches if meets_goal(combination)), None)
-        if best is not None:
+        for best in itertools.islice(filter(meets_goal, branches), 1):
+            answers += 1
             yield best
+    if not answers and minimum is not None:
+        yield minimum  # what it lacks is the answer
 
 
 def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
@@ -261,14 +265,6 @@ def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: Engine
         return flag_combination(room, args, flags)
 
     return combined
-
-
-def _too_large_minimum(
-    axes: Mapping[str, list[Flags]], combined: Combiner, goal: CapacityGoal
-) -> FlagCombination | None:
-    """The combination with the least memory (last choice of every axis) where even that misses the goal; else None."""
-    minimum = combined([axis[-1] for axis in axes.values()])
-    return minimum if minimum is not None and minimum.shortfall_bytes(goal) > 0 else None
 
 
 def _sufficient_combinations(
@@ -289,15 +285,18 @@ def _sufficient_combinations(
             yield from _sufficient_combinations((*chosen, choice), axes[1:], combined, sufficient)
 
 
+def _utilizations(combination: FlagCombination, args: ServeArgs) -> Sequence[float]:
+    """The utilizations to try: only the one in force where the user gave it or the pool's bytes."""
+    if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
+        return (combination.settings.gpu_memory_utilization,)
+    return UTILIZATIONS
+
+
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
     """How many utilizations were tried, and the candidate with the one nearest the default that meets the goal."""
-    if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
-        utilizations: Sequence[float] = (combination.settings.gpu_memory_utilization,)
-    else:
-        utilizations = UTILIZATIONS
-    band = BAND_KEPT[goal.policy]
+    utilizations, band = _utilizations(combination, args), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
     first = bisect_left(utilizations, goal.concurrency, key=lambda share: combination.concurrency(share, band))
@@ -357,13 +356,6 @@ def _candidate(
         "block_size" in flags,
         distance,
     )
-    return SearchCandidate(
-        tuple(sorted(flags.items())),
-        gpus,
-        tuple(losses),
-        cost,
-        concurrency,
-        combination.target,
-        not variant and "kv_cache_dtype" not in flags,
-        roomy,
-    )
+    keeps_answers, changed = not variant and "kv_cache_dtype" not in flags, tuple(sorted(flags.items()))
+    found = (changed, gpus, tuple(losses), cost, concurrency)
+    return SearchCandidate(*found, combination.target, keeps_answers, roomy)

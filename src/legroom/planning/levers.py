@@ -71,14 +71,17 @@ def less_utilization(plan: Plan) -> Proposals:
             yield {"gpu_memory_utilization": hundredths / 100}
 
 
+def _halved(value: int, least: int) -> Iterator[int]:
+    """Half of the value, a quarter and so on, down to `least`."""
+    while (value := value // 2) >= least:
+        yield value
+
+
 def smaller_batches(plan: Plan) -> Proposals:
     """Smaller max_num_batched_tokens: a smaller activation peak, slower prefill."""
     settings = plan.settings
     floor = settings.max_model_len if not settings.enable_chunked_prefill else max(settings.max_num_seqs, 512)
-    tokens = settings.max_num_batched_tokens // 2
-    while tokens >= floor:
-        yield {"max_num_batched_tokens": tokens}
-        tokens //= 2
+    yield from ({"max_num_batched_tokens": tokens} for tokens in _halved(settings.max_num_batched_tokens, floor))
 
 
 def fewer_sequences(plan: Plan) -> Proposals:
@@ -87,25 +90,18 @@ def fewer_sequences(plan: Plan) -> Proposals:
     limit = plan.memory.kv.state_blocks
     if limit is not None and 0 < limit < seqs:
         yield {"max_num_seqs": limit}
-    seqs //= 2
-    while seqs >= 4:
-        yield {"max_num_seqs": seqs}
-        seqs //= 2
+    yield from ({"max_num_seqs": fewer} for fewer in _halved(seqs, 4))
 
 
 def fewer_graphs(plan: Plan) -> Proposals:
     """Smaller --max-cudagraph-capture-size: CUDA graphs for smaller batch sizes only."""
     sizes = plan.settings.cudagraph_capture_sizes
-    if len(sizes) < 2 or not known_release(plan.settings.release).at_least("0.11.1"):
-        return
-    largest = max(sizes) // 2
-    while largest >= 16:
-        yield {"max_cudagraph_capture_size": largest}
-        largest //= 2
+    if len(sizes) >= 2 and known_release(plan.settings.release).at_least("0.11.1"):
+        yield from ({"max_cudagraph_capture_size": largest} for largest in _halved(max(sizes), 16))
 
 
 def fewer_media(plan: Plan) -> Proposals:
-    """Smaller --limit-mm-per-prompt: no videos, then one image, each with the longest context that fits then."""
+    """Smaller --limit-mm-per-prompt: no videos, then one image; each alone, then with a context it makes longer."""
     given = dict(plan.args.limit_mm_per_prompt or {})
     kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
     limits = {"video": 0} if "video" in kinds and given.get("video") != 0 else {}

@@ -42,8 +42,7 @@ class Machine:
 
 def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
     """The plan of parsed flags with measured figures and notes, and with advice where it does not fit."""
-    target = make_target(args, release, machine)
-    made = plan_on_named_card(with_measurements(target, args), args)
+    made = plan_on_named_card(with_measurements(make_target(args, release, machine), args), args)
     made = with_notes(made)
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice, with_longer_tight_advice

@@ -49,11 +49,6 @@ class ServerDiff:
         """The verdict before and after; None on the side where there is no server."""
         return (self.old.verdict if self.old else None), (self.new.verdict if self.new else None)
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the new server does not start."""
-        return self.new is not None and self.new.verdict == "does_not_fit"
-
     def to_json(self) -> dict[str, Any]:
         before, after = self.verdicts
         return {

@@ -98,13 +98,10 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
 def _planned_host(plan: Plan) -> PlannedHost:
     """Host memory that the server needs, in bytes, beside the limit it is given."""
     needs = plan.host
+    same = ("held_bytes", "least_bytes", "checkpoint_bytes", "request_bytes", "shm_bytes")
     return PlannedHost(
-        held_bytes=needs.held_bytes,
-        least_bytes=needs.least_bytes,
+        **{name: getattr(needs, name) for name in same},
         loading_bytes=min(needs.loading_bytes, needs.checkpoint_bytes),
-        checkpoint_bytes=needs.checkpoint_bytes,
-        request_bytes=needs.request_bytes,
-        shm_bytes=needs.shm_bytes,
         given_bytes=plan.target.host_limit_bytes,
         shares=tuple({"what": share.what, "bytes": share.bytes} for share in needs.shares),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -164,29 +164,38 @@ class FlagCombination:
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
-    def shortfall_bytes(self, goal: CapacityGoal) -> int:
-        """Bytes that the fullest card lacks for the goal; negative where it has room."""
-        return max(self._needed_bytes(stage, goal) for stage in self.stages) - self.target.gpu.total_bytes
+    def shortfall_bytes(self, goal: CapacityGoal, band_kept: float = 0.0) -> int:
+        """Bytes that the fullest card lacks for the goal and that fraction of the band; negative where it has room."""
+        return max(self._needed_bytes(stage, goal, band_kept) for stage in self.stages) - self.target.gpu.total_bytes
 
-    def why_short(self, goal: CapacityGoal) -> str:
+    def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
+        """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
+
+        def lacks(share: float) -> int:
+            pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(share, band_kept))
+            over = int(share * self.target.gpu.total_bytes) - self.room_bytes
+            return max(pool_lacks, over, -self.headroom_bytes(share, band_kept))
+
+        return max(self.shortfall_bytes(goal, band_kept), min(map(lacks, utilizations)), 0)
+
+    def why_short(self, goal: CapacityGoal, lacking_bytes: int, band_kept: float) -> str:
         """A sentence with the memory that the goal needs and the card has."""
         stage = max(self.stages, key=lambda layout: self._needed_bytes(layout, goal))
-        needed, pool = self._needed_bytes(stage, goal), self._goal_pool(goal)
-        settings = self.settings
-        gpus = settings.gpus_used
+        needed, pool, gpus = self._needed_bytes(stage, goal), self._goal_pool(goal), self.settings.gpus_used
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
+        spare = max(stage.total_bytes + lacking_bytes - needed, 0)
+        kept = f", {human_bytes(spare)} kept free: the figures are estimates" if spare else ""
         return (
-            f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
-            f"KV cache {human_bytes(pool)} for {goal.concurrency:g} x {goal.context:,} tokens, the rest "
-            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, goal)}"
+            f"the closest setting needs {human_bytes(needed + spare)} {where}: "
+            f"weights {human_bytes(stage.weights.bytes)}, KV cache {human_bytes(pool)} for {goal.concurrency:g} x "
+            f"{goal.context:,} tokens, the rest "
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{kept}{self._what_fits(stage, goal, band_kept)}"
         )
 
-    def _what_fits(self, stage: Layout, goal: CapacityGoal) -> str:
+    def _what_fits(self, stage: Layout, goal: CapacityGoal, band_kept: float) -> str:
         """The end of a sentence: how many requests of the length would fit; empty for none or all."""
-        pool = self._goal_pool(goal)
-        requests = (
-            int((stage.total_bytes - self._needed_bytes(stage, goal) + pool) * goal.concurrency / pool) if pool else 0
-        )
+        pool, needed = self._goal_pool(goal), self._needed_bytes(stage, goal, band_kept)
+        requests = int((stage.total_bytes - needed + pool) * goal.concurrency / pool) if pool else 0
         if not 1 <= requests < goal.concurrency:
             return ""
         return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
@@ -196,9 +205,11 @@ class FlagCombination:
         blocks = math.ceil(goal.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
-    def _needed_bytes(self, stage: Layout, goal: CapacityGoal) -> int:
-        """Peak bytes of a stage with the goal's KV cache in place of the planned one."""
-        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._goal_pool(goal)
+    def _needed_bytes(self, stage: Layout, goal: CapacityGoal, band_kept: float = 0.0) -> int:
+        """Peak bytes of a stage with the goal's KV cache, and what that fraction of the error band adds."""
+        pool = stage.kv_cache
+        band = int((pool.bytes - pool.low) * band_kept) + stage.headroom_bytes - headroom_after_band(stage, band_kept)
+        return stage.peak_used_bytes - max(pool.bytes, 0) + self._goal_pool(goal) + band
 
 
 def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> FlagCombination | None:
@@ -215,13 +226,7 @@ def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) 
     )
     shape = kv_shape(target.model, settings, target.gpu)
     plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
-    return FlagCombination(
-        target,
-        settings,
-        flags,
-        stages,
-        shape,
-        tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
-        plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
-        free_at_start(target.model, settings, target.gpu, target.held_by_others_bytes),
-    )
+    needed = tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages)))
+    request_blocks = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
+    room = free_at_start(target.model, settings, target.gpu, target.held_by_others_bytes)
+    return FlagCombination(target, settings, flags, stages, shape, needed, request_blocks, room)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment, strip, swatch
 from legroom.drawing.svg import Svg
-from legroom.drawing.text import columns, plural, wrap
+from legroom.drawing.text import columns, display_width, plural, wrap
 from legroom.records import dataclass
+from legroom.render.translation import in_language
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.black_box import AllocatorSegment
     from legroom.drawing.terminal import Colour, Style
+    from legroom.facts.diagnosis_texts import Language
     from legroom.fragments.fragment_report import FragmentReport
 
 _MAX_ROWS = 14
@@ -78,7 +81,7 @@ def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
     rows, left_out = segment_rows(report, _MAX_ROWS)
     if not rows:
         return []
-    labels = [f"{row.label} x {row.count}" if row.count > 1 else row.label for row in rows]
+    labels = [" ".join((*row.label, *([f"x {row.count}"] if row.count > 1 else []))) for row in rows]
     width = max(len(label) for label in labels)
     lines = [""]
     for row, label in zip(rows, labels, strict=True):
@@ -142,7 +145,7 @@ KINDS: dict[str, tuple[str, Colour, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    label: str
+    label: tuple[str, ...]
     size_bytes: int
     runs: tuple[tuple[str, int], ...]
     """(kind, bytes) in the order of addresses."""
@@ -161,11 +164,10 @@ def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRo
     return tuple(rows[:max_rows]), sum(row.count for row in rows[max_rows:])
 
 
-def _segment_label(segment: AllocatorSegment) -> str:
+def _segment_label(segment: AllocatorSegment) -> tuple[str, ...]:
     """A segment's size, and whether it is of CUDA graphs, of small blocks, or expandable."""
     kind = "graphs" if segment.pool else "small" if segment.is_small else ""
-    grows = "grows" if segment.is_expandable else ""
-    return " ".join(filter(None, (human_bytes(segment.size_bytes), kind, grows)))
+    return tuple(filter(None, (human_bytes(segment.size_bytes), kind, "grows" if segment.is_expandable else "")))
 
 
 def _segment_runs(segment: AllocatorSegment) -> tuple[tuple[str, int], ...]:
@@ -187,48 +189,40 @@ _NARROWEST_PX = 0.4
 """Narrower blocks are not drawn: 100,000 of them would make a file of megabytes."""
 
 
-def fragments_svg(report: FragmentReport) -> str:
-    """The allocator report as an SVG picture: headline, segment bars, legend and parts."""
-    state = report.reading.state
-    svg = Svg(_SVG_WIDTH, headline(report))
+def fragments_svg(report: FragmentReport, language: Language | None = None) -> str:
+    """The allocator report as an SVG picture; with a language, the bars alone, for a page that has the sentences."""
+    state, words = report.reading.state, partial(in_language, language=language or "en")
+    svg = Svg(_SVG_WIDTH, words(headline(report)))
     y = 34.0
-    for line in wrap(headline(report), 76):
+    for line in wrap(headline(report), 76) if language is None else ():
         svg.text(_LEFT, y, line, "sans ink", size=15, bold=True)
         y += 20
     reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
-    summary = f"{reserved}{human_bytes(state.allocated_bytes)} in use"
-    svg.text(_LEFT, y + 2, summary, "sans soft")
+    svg.text(_LEFT, y + 2, words(f"{reserved}{human_bytes(state.allocated_bytes)} in use"), "sans soft")
     y += 20
     rows, left_out = segment_rows(report, 24)
     for row in rows:
-        label = f"{row.label} x {row.count}" if row.count > 1 else row.label
-        svg.text(_BAR_LEFT - 10, y + 13, label, "soft", anchor="end")
+        label = " ".join(map(words, row.label))
+        svg.text(_BAR_LEFT - 10, y + 13, f"{label} x {row.count}" if row.count > 1 else label, "soft", anchor="end")
         svg.box(_BAR_LEFT, y, _RIGHT - _BAR_LEFT, _ROW_HEIGHT, css="room")
         x = _BAR_LEFT
         for kind, size in row.runs:
             width = size / max(row.size_bytes, 1) * (_RIGHT - _BAR_LEFT)
             if kind != "free" and width >= _NARROWEST_PX:
                 name, colour, _, _ = KINDS[kind]
-                svg.box(x, y, width, _ROW_HEIGHT, fill=colour, tip=f"{human_bytes(size)} {name}")
+                svg.box(x, y, width, _ROW_HEIGHT, fill=colour, tip=f"{human_bytes(size)} {words(name)}")
             x += width
         y += _ROW_HEIGHT + _GAP
     if left_out:
-        svg.text(_BAR_LEFT, y + 12, f"and {plural(left_out, 'smaller segment')}", "soft")
+        svg.text(_BAR_LEFT, y + 12, words(f"and {plural(left_out, 'smaller segment')}"), "soft")
         y += 20
-    _svg_legend(svg, {kind for row in rows for kind, _ in row.runs}, y)
-    return svg.render(_svg_parts(svg, report, y + (28 if rows else 10)))
-
-
-def _svg_legend(svg: Svg, shown: set[str], y: float) -> None:
-    x = _BAR_LEFT
-    for kind, (name, colour, _, _) in KINDS.items():
-        if kind in shown:
-            if kind == "free":
-                svg.box(x, y + 3, 12, 12, css="room")
-            else:
-                svg.box(x, y + 3, 12, 12, fill=colour)
-            svg.text(x + 18, y + 13, name, "soft")
-            x += 36 + 8 * len(name)
+    x, shown = _BAR_LEFT, {kind for row in rows for kind, _ in row.runs}
+    for kind in (each for each in KINDS if each in shown):
+        name, colour, _, _ = words(KINDS[kind])
+        svg.box(x, y + 3, 12, 12, fill="" if kind == "free" else colour, css="room")
+        svg.text(x + 18, y + 13, name, "soft")
+        x += 36 + 8 * display_width(name)
+    return svg.render(_svg_parts(svg, report, y + (28 if rows else 10)) if language is None else y + 28)
 
 
 def _svg_parts(svg: Svg, report: FragmentReport, y: float) -> float:

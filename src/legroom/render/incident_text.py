@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, curve_width, draw_curve, scaled_curve
+from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, curve_width, draw_curves, scaled_curve
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
@@ -44,17 +44,10 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
         return "No incidents.\n"
     rows = [("", "began", "lasted", "server", "what")]
     for incident in incidents:
-        is_open = incident.closed_s is None
         lasted = duration_text((now_s if incident.closed_s is None else incident.closed_s) - incident.opened_s)
-        rows.append(
-            (
-                str(incident.id),
-                local_time_text(incident.opened_s),
-                style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
-                incident.server.removeprefix("http://"),
-                incident.title,
-            )
-        )
+        shown = style.paint(f"{lasted}, lasts", "red") if incident.closed_s is None else lasted
+        began, server = local_time_text(incident.opened_s), incident.server.removeprefix("http://")
+        rows.append((str(incident.id), began, shown, server, incident.title))
     return "\n".join(columns(rows, "><<<<")) + "\n"
 
 
@@ -106,13 +99,9 @@ def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style
         at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
         mark = "^".rjust(max(1, min(width, at + 1)))
         yield axis_line(f"{mark:<{width}} began", "", style).rstrip()
-    numbers = _finding_detail(incident).get("numbers") or {}
-    if numbers:
-        yield ""
-        yield from (
-            f"  {line}"
-            for line in columns([(name.replace("_", " "), f"{value:,.4g}") for name, value in numbers.items()], "<<")
-        )
+    if numbers := _finding_detail(incident).get("numbers") or {}:
+        rows = [(name.replace("_", " "), f"{value:,.4g}") for name, value in numbers.items()]
+        yield from ("", *(f"  {line}" for line in columns(rows, "<<")))
 
 
 def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
@@ -182,11 +171,8 @@ def _diagnosis_texts(incident: Incident) -> Iterator[str]:
 def _action_texts(incident: Incident) -> Iterator[str]:
     """Each action with its time, stages and result, or that legroom did nothing."""
     for action in incident.actions:
-        end = (
-            f", {action.state} after {duration_text(action.finished_s - action.begun_s)}"
-            if action.finished_s
-            else f": {action.state}"
-        )
+        took = action.finished_s and duration_text(action.finished_s - action.begun_s)
+        end = f", {action.state} after {took}" if took else f": {action.state}"
         yield f"{local_time_text(action.begun_s)}  {action.name}{end}"
         for stage in action.stages:
             yield f"{local_time_text(stage.time_s)}    {stage.name}"
@@ -246,14 +232,9 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
         "actions": [_action_json(action) for action in incident.actions],
         "recommended": [dict(answer) for answer in recommendations(incident)],
         "samples": [
-            {
-                "time_s": point.time_s,
-                "kv_use": point.kv_use,
-                "running": point.running,
-                "waiting": point.waiting,
-                "preemptions": point.preempted,
-            }
-            for point in points
+            {name: getattr(each, name) for name in ("time_s", "kv_use", "running", "waiting")}
+            | {"preemptions": each.preempted}
+            for each in points
         ],
     }
 
@@ -277,16 +258,12 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     y += 30
     if len(points) >= 2:
         top = y
-        for curve in incident_curves(points):
-            draw_curve(svg, y, curve, (560, 26.0 * curve.height))
-            y += 26.0 * curve.height + 12
+        y = draw_curves(svg, y, incident_curves(points))
         bottom = y - 12
         # Dashed vertical lines where the incident began and ended and where actions began.
         first, last = points[0].time_s, points[-1].time_s
-        events = [(incident.opened_s, "began")] + (
-            [(incident.closed_s, "over")] if incident.closed_s is not None else []
-        )
-        events += [(action.begun_s, action.name) for action in incident.actions]
+        events = [(incident.opened_s, "began"), *((action.begun_s, action.name) for action in incident.actions)]
+        events += [(incident.closed_s, "over")] if incident.closed_s is not None else []
         for time_s, name in events:
             if first <= time_s <= last:
                 x = 110 + 560 * (time_s - first) / max(1e-9, last - first)

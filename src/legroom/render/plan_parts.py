@@ -155,9 +155,9 @@ def headline(plan: Plan) -> str:
     if plan.verdict == "tight" and plan.memory.refused:
         return f"{start} may not start: {plan.memory.refused.hint}."
     if plan.verdict == "tight" and not plan.starts:
-        return f"{start} will probably not start: {plan.reason}."
+        return f"{start} is tight and may not start: {plan.reason}."
     if plan.verdict == "tight" and any(rank.headroom_bytes < 0 for rank in plan.memory.ranks):
-        return f"{start} will probably run out of memory: {plan.reason}."
+        return f"{start} is tight and may run out of memory: {plan.reason}."
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"
@@ -170,9 +170,16 @@ def first_start_loss(plan: Plan, requests: float) -> list[str]:
     return [f"the first start holds {first - 0.05:.1f} of {requests:g}"] if first < requests <= later else []
 
 
+_ROUNDING = 0.01
+"""Of a request in whole blocks, by which two counts of the same tokens may differ."""
+
+
 def pool_text(kv: KvPlan, block: str) -> str:
     """The KV pool in blocks and tokens; `block` is the noun. Hybrid models use more or less than one slot a token."""
     blocks = f"{plural(kv.num_blocks, block)} of {kv.block_size}"
+    if (held := round(kv.max_concurrency * kv.max_model_len)) > (1 + _ROUNDING) * kv.tokens:
+        printed = f"which vLLM prints as {count(kv.tokens)} tokens"
+        return f"{blocks}, {printed}; full-length requests hold {count(held)}: some layers keep only a part of one"
     per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
     plain = kv.num_blocks * kv.block_size == kv.tokens
     return f"{blocks} {'=' if plain else 'hold'} {count(kv.tokens)} tokens{per_token}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
-from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command
+from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, try_flags
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
@@ -333,14 +333,36 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else later
     return plan_words(best) | {
         "headline": f"{name} on {where} holds {load_text}{caveat}.",
-        "gives_up": f"It gives up: {_losses_text(result.losses)}.",
+        "gives_up": f"It gives up: {_losses_text(best, result.losses)}.",
+        "alternatives": [
+            {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
+            for other, losses in result.alternatives
+        ],
         "weighed": f"{weighed}; policy {result.goal.policy}.",
     }
 
 
-def _losses_text(losses: Sequence[str]) -> str:
-    """What a setting gives up, joined by semicolons, or that it gives up nothing."""
+def _losses_text(plan: Plan, losses: Sequence[str]) -> str:
+    """What a setting gives up, joined by semicolons, the speed without CUDA graphs among it; or nothing."""
+    rates = [_tokens_per_s(each) if each else "" for each in (plan, try_flags(plan, {"enforce_eager": None}))]
+    if all(rates) and any(loss.startswith("no CUDA graphs") for loss in losses):
+        slower = f"no CUDA graphs: {rates[0]} for one user, {rates[1]} with them"
+        losses = [slower if loss.startswith("no CUDA graphs") else loss for loss in losses]
     return "; ".join(losses) or "nothing beyond the defaults"
+
+
+def _trade_text(plan: Plan, losses: Sequence[str]) -> str:
+    """The speed of another setting, and what it gives up."""
+    lost, rate = _losses_text(plan, losses), _tokens_per_s(plan)
+    return f"{f'{rate} for one user; ' if rate and 'tok/s' not in lost else ''}gives up: {lost}"
+
+
+def _tokens_per_s(plan: Plan) -> str:
+    """Tokens a second of one user alone at the full length; empty where it is not estimated."""
+    from legroom.simulation.card_models import decode_rate  # plans of a gate or an export need no step times
+
+    rate = decode_rate(plan, plan.settings.max_model_len)
+    return f"{rate.estimate:,.0f} tok/s" if rate else ""
 
 
 def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
@@ -368,7 +390,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
         yield ""
         yield from command_lines(ready_command(plan), style)
         yield _mini_bar_line(plan, style)
-        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_losses_text(losses)}", style.width, "    "))
+        yield from (style.paint(line, "dim") for line in wrap(_trade_text(plan, losses), style.width, "    "))
 
 
 _STATE_NAMES = {

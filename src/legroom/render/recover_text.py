@@ -27,12 +27,9 @@ _DRIVER_BYTES = GIB
 
 def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: Style) -> str:
     """GPUs and what holds their and the host's memory, dead holders first."""
-    lines = []
-    for card in snapshot.gpus:
-        lines.append(
-            f"GPU {card.index} {card.name}: {human_bytes(card.used_bytes)} of {human_bytes(card.total_bytes)} used"
-        )
-    lines += list(snapshot.notes)
+    used = ((card, human_bytes(card.used_bytes), human_bytes(card.total_bytes)) for card in snapshot.gpus)
+    lines = [f"GPU {card.index} {card.name}: {some} of {total} used" for card, some, total in used]
+    lines += snapshot.notes
     for state, group in groupby(holders, key=lambda holder: holder.state):
         title, colour = _HEADINGS[state]
         lines += ["", style.paint(title, colour, "bold"), *_holder_lines(list(group), style)]

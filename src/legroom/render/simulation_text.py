@@ -7,7 +7,7 @@ from dataclasses import replace
 from shlex import join
 from typing import Any
 
-from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curve, scaled_curve
+from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curves, draw_rows, scaled_curve
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
@@ -64,16 +64,8 @@ def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
     verdict, _, figures = _headline(timeline, load).partition(": ")
     svg.text(24, 34, verdict, "ink sans", size=16, bold=True)
     svg.text(24, 54, figures, "ink sans", size=13)
-    y = 76.0
-    for curve in _timeline_curves(timeline):
-        box = 28.0 * curve.height
-        draw_curve(svg, y, curve, (540, box))
-        y += box + 14
-    for name, value in _timeline_rows(timeline, load):
-        y += 20
-        svg.text(24, y, name, "soft")
-        svg.text(200, y, value, "ink")
-    return svg.render(y + 24)
+    y = draw_curves(svg, 76.0, _timeline_curves(timeline))
+    return svg.render(draw_rows(svg, y, _timeline_rows(timeline, load)) + 24)
 
 
 _VERDICTS = {
@@ -121,6 +113,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
+        ("load", _load_text(timeline.trace)),
         ("steps", count(tally.steps)),
         ("preemptions", f"{count(tally.preemptions)}, {count(tally.recomputed_tokens)} tokens computed again"),
         ("peak blocks", f"{count(tally.peak_blocks)} of {count(settings.usable_blocks)} ({share:.0%})"),
@@ -128,11 +121,8 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         ("prefix cache", f"{timeline.hit_ratio:.1%} of prompt tokens found"),
     ]
     if timeline.clocks is None:
-        for name, values in (
-            ("queue", timeline.queue_steps),
-            ("first token", timeline.first_token_wait_steps),
-            ("latency", timeline.latency_steps),
-        ):
+        steps = (timeline.queue_steps, timeline.first_token_wait_steps, timeline.latency_steps)
+        for name, values in zip(("queue", "first token", "latency"), steps, strict=True):
             figures.append((name, _percentiles_text([float(value) for value in values], "steps")))
     else:
         seconds = timeline.seconds
@@ -141,12 +131,22 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
     wasted = waste_by_block_size(timeline.trace, (8, 16, 32, 64, 128))
-    figures.append(
-        ("wasted slots", f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}")
+    return [
+        *figures,
+        ("wasted slots", f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"),
+        ("by block size", "  ".join(f"{size}: {ratio:.1%}" for size, ratio in wasted.items())),
+        ("fragmentation", "none between blocks: any free block serves any request"),
+    ]
+
+
+def _load_text(trace: Trace) -> str:
+    """How many requests, and the median and p99 of their tokens."""
+    lens = {"input": sorted(map(float, trace.prompt_lens)), "output": sorted(map(float, trace.output_lens))}
+    spread = (
+        f"{name} tokens p50 {percentile(each, 0.5):,.0f}, p99 {percentile(each, 0.99):,.0f}"
+        for name, each in lens.items()
     )
-    figures.append(("by block size", "  ".join(f"{size}: {ratio:.1%}" for size, ratio in wasted.items())))
-    figures.append(("fragmentation", "none between blocks: any free block serves any request"))
-    return figures
+    return "; ".join((plural(len(trace), "request"), *spread))
 
 
 def _percentiles_text(values: list[float], unit: str) -> str:
@@ -210,7 +210,7 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "servers", f"{policy.least} to {policy.most}, {scaled.replica_seconds / 3600:.1f} server hours"
     yield "policy", f"KV use {policy.kv_target_ratio:.0%}, {policy.waiting_target} waiting for each server"
     yield "", f"up: twice as many in {policy.up_period_s} s, after {policy.up_window_s} s of need"
-    yield "", f"down: one in {policy.down_period_s} s, after {policy.down_window_s} s without need"
+    yield "", f"down: one in {policy.up_period_s} s, after {policy.down_window_s} s without need"
     yield "", f"a server starts in {policy.start_s:.0f} s"
 
 
@@ -273,11 +273,9 @@ def _tier_curve(report: TierReport) -> list[str]:
         (_size_text(report, point.num_chunks), f"{point.hit_ratio:.1%}", "#" * round(_BAR * point.hit_ratio / top))
         for point in report.curve
     ]
-    lines = columns(rows, ">><")
     enough = chunks_for_hit_share(report.curve, HIT_SHARE)
-    if enough is None:
-        return [*lines, "no size of the tier would give a hit"]
-    return [*lines, f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}"]
+    found = f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}" if enough is not None else ""
+    return [*columns(rows, ">><"), found or "no size of the tier would give a hit"]
 
 
 def _size_text(report: TierReport, num_chunks: int) -> str:
@@ -320,33 +318,18 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
 
 def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     """A header, then goodput, p99 waits, preemptions, peak, hits and flags of each undominated setting."""
-    goal = choice.goal
+    goal, unit = choice.goal, "s" if choice.in_seconds else "step"
     has_limits = any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
-    unit = "s" if choice.in_seconds else "step"
     shown = choice.frontier[:_MAX_CHOICE_ROWS]
     if choice.best not in shown:
         shown = [choice.best, *shown]
-    yield (
-        "",
-        f"{'goodput' if has_limits else 'tokens'}/{unit}",
-        f"first token p99 ({_time_unit_text(choice)})",
-        f"latency p99 ({_time_unit_text(choice)})",
-        "preemptions",
-        "peak",
-        "hits",
-        "flags",
-    )
-    for outcome in shown:
-        yield (
-            style.pick("▶", ">") if outcome == choice.best else "",
-            f"{outcome.goodput:,.1f}",
-            f"{outcome.first_token_p99:,.2f}",
-            f"{outcome.latency_p99:,.2f}",
-            count(outcome.preemptions),
-            f"{outcome.peak_ratio:.0%}",
-            f"{outcome.hit_ratio:.0%}",
-            " ".join(any_release_words(outcome.flags)),
-        )
+    waits = [f"{name} p99 ({_time_unit_text(choice)})" for name in ("first token", "latency")]
+    yield "", f"{'goodput' if has_limits else 'tokens'}/{unit}", *waits, "preemptions", "peak", "hits", "flags"
+    for each in shown:
+        mark = style.pick("▶", ">") if each == choice.best else ""
+        times = f"{each.goodput:,.1f}", f"{each.first_token_p99:,.2f}", f"{each.latency_p99:,.2f}"
+        shares = f"{each.peak_ratio:.0%}", f"{each.hit_ratio:.0%}"
+        yield mark, *times, count(each.preemptions), *shares, " ".join(any_release_words(each.flags))
 
 
 def _significant_digits(figure: float) -> str:
@@ -388,11 +371,8 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
         yield "What would hold it was not looked for: the search was interrupted."
         return
     if choice.best.finished and not any(fleet.replicas > 1 for fleet, _ in fleets):
-        yield from wrap(
-            f"More replicas of this server do not help (up to {MAX_REPLICAS:,}, or one a request, were tried): "
-            "a request that is served alone takes too long already.",
-            style.width,
-        )
+        tried = f"More replicas of this server do not help (up to {MAX_REPLICAS:,}, or one a request, were tried)"
+        yield from wrap(f"{tried}: a request that is served alone takes too long already.", style.width)
     for fleet, command in fleets:
         first_token, latency = fleet.outcome.first_token_p99, fleet.outcome.latency_p99
         waits = f"p99 of the first token {first_token:,.2f} {_time_unit_text(choice)}, of the answer {latency:,.2f}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, paragraphs, wrap
 from legroom.render.plan_parts import headline, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
+from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
@@ -33,14 +34,17 @@ _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
 
 def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN) -> str:
     """The text of one server's upgrade; `alerts` are exported alerts that no longer fire on the new release."""
-    remarks = [line for text in made.remarks for line in wrap(text, style.width, "  ")]
+
+    def wrapped(texts: Iterable[str], later: str = "    ") -> list[str]:
+        return [line for text in texts for line in wrap(text, style.width, "  ", later)]
+
     sections = {
         "Why the KV cache is not what it was": _kv_change_lines(made, style),
         "Beside the budget": _byte_lines(made.outside, style),
-        "Before you compare two logs": remarks,
-        "Flags": _flag_lines(made, style),
-        "Metrics and alerts": _metric_lines(made, alerts, style),
-        "Known memory bugs": _bug_lines(made, style),
+        "Before you compare two logs": wrapped(made.remarks, "  "),
+        "Flags": wrapped(_flag_texts(made)),
+        "Metrics and alerts": wrapped(_metric_texts(made, alerts)),
+        "Known memory bugs": wrapped(_bug_texts(made)),
     }
     titled = ([style.paint(title, "bold"), *body] for title, lines in sections.items() if (body := list(lines)))
     head = (_headline_lines(made, style), _figure_rows(made), _release_table(made.steps, style))
@@ -57,9 +61,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     if made.is_downgrade:
         yield f"{new.target.release} is the older release: this is a downgrade."
     yield from wrap(headline(new), style.width)
-    if old.memory.failure:
-        why = f": {old.memory.failure.message}" if new.starts else " either."
-        yield from wrap(f"With {old.target.release} the same command does not start{why}", style.width)
+    yield from wrap(_conclusion(made), style.width)
     notes = dict.fromkeys(note for made in (old, new) for note in (made.target.release.note, made.target.gpu.note))
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 
@@ -113,53 +115,97 @@ def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
         yield f"  {_signed_bytes(rest):>10}  smaller changes"
 
 
-def _flag_lines(made: Upgrade, style: Style) -> Iterator[str]:
+def _flag_texts(made: Upgrade) -> Iterator[str]:
     """The command's flags that the new release refuses, renames or treats differently."""
     for flag in made.flags:
         instead = f" Instead: {flag.new}." if flag.kind in ("refused", "renamed") and flag.new else ""
         dot = "" if flag.why.endswith(".") else "."
         name = "" if flag.why.startswith(flag.flag) else f"{flag.flag}: "
-        yield from wrap(f"{name}{flag.why}{dot}{instead}", style.width, "  ", "    ")
+        yield f"{name}{flag.why}{dot}{instead}"
 
 
-def _metric_lines(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str]:
+def _metric_texts(made: Upgrade, alerts: Sequence[str]) -> Iterator[str]:
     """vLLM metrics that are gone in the new release, and the exported alerts that would fall silent."""
     release = made.new.target.release
-    for metric in made.metrics:
-        if metric.instead:
-            yield from wrap(f"{metric.name} is gone in {release}: {metric.instead}", style.width, "  ", "    ")
-    lost = ", ".join(metric.name for metric in made.metrics if not metric.instead)
-    if lost:
-        yield from wrap(f"Gone in {release}, with nothing in their place: {lost}", style.width, "  ", "    ")
+    yield from (f"{each.name} is gone in {release}: {each.instead}" for each in made.metrics if each.instead)
+    if lost := ", ".join(metric.name for metric in made.metrics if not metric.instead):
+        yield f"Gone in {release}, with nothing in their place: {lost}"
     if alerts:
-        names = ", ".join(alerts)
-        text = f"Of the alerts exported for {made.old.target.release} these would fall silent: {names}. "
-        again = f"Export them anew: legroom export prometheus --vllm {release}"
-        yield from wrap(text + again, style.width, "  ", "    ")
+        silent = f"Of the alerts exported for {made.old.target.release} these would fall silent: {', '.join(alerts)}."
+        yield f"{silent} Export them anew: legroom export prometheus --vllm {release}"
 
 
-def _bug_lines(made: Upgrade, style: Style) -> Iterator[str]:
+def _bug_texts(made: Upgrade) -> Iterator[str]:
     """Known memory bugs that end or begin with the upgrade."""
     for title, bugs in (("ends", made.bugs_ended), ("begins", made.bugs_begun)):
         for bug in bugs:
             where = "" if bug.memory == "gpu" else " (host memory)"
-            yield from wrap(f"{title}: {bug.title}{where}; {bug.threads}", style.width, "  ", "    ")
+            yield f"{title}: {bug.title}{where}; {bug.threads}"
+
+
+def upgrade_words(made: Upgrade) -> dict[str, Any]:
+    """The sentences of `legroom upgrade` one by one, for the page; `kept` is empty where no command is offered."""
+    return {
+        "headline": headline(made.new),
+        "conclusion": _conclusion(made),
+        "caveats": list(_kept_caveats(made)),
+        "kept": _kept_capacity_text(made) if made.old.starts else "",
+        "changes": [{"what": change.what, "why": change.why} for change in made.changes],
+        "flags": list(_flag_texts(made)),
+    }
+
+
+def _conclusion(made: Upgrade) -> str:
+    """What to do about the command, in one sentence."""
+    kept, old, new = made.kept, made.old, made.new
+    if old.memory.failure:
+        why = f": {old.memory.failure.message}" if new.starts else " either."
+        return f"With {old.target.release} the same command does not start{why}"
+    if not kept.plan.starts:
+        return "No command that was tried starts there and keeps today's capacity."
+    if not kept.keeps_requests:
+        return f"It holds less than today: {kept.plan.memory.kv.max_concurrency:.2f} of {_held(old)} requests at once."
+    tightly = ", but tightly" if kept.plan.verdict == "tight" else ""
+    if not _is_changed(made):
+        return f"Nothing has to change: the same command keeps today's capacity{tightly}."
+    changes = " ".join(change_words(kept.flags)) or "the flags named below"
+    lead = f"it holds {_held(new)} requests at once (today {_held(old)})" if new.starts else "it does not start"
+    return f"As it is, {lead}; {changes} keeps today's capacity{tightly}."
+
+
+def _held(plan: Plan) -> str:
+    return f"{plan.memory.kv.max_concurrency:.2f}"
+
+
+def _is_changed(made: Upgrade) -> bool:
+    """Whether the command that keeps the capacity is another than today's."""
+    return bool(made.kept.flags) or any(flag.kind in ("refused", "renamed") for flag in made.flags)
 
 
 def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
     """The command that keeps today's capacity on the new release; nothing where the old one does not start."""
-    kept, old, new = made.kept, made.old, made.new
-    if not old.starts:
+    if not made.old.starts:
         return
-    yield style.paint(f"The command that keeps today's capacity on {new.target.release}", "bold")
-    yield from command_lines(kept.command, style)
-    yield from wrap(kept_capacity_text(made), style.width, "  ")
+    yield style.paint(f"The command that keeps today's capacity on {made.new.target.release}", "bold")
+    yield from (line for text in _kept_caveats(made) for line in wrap(text, style.width, "  "))
+    yield from command_lines(made.kept.command, style)
+    yield from wrap(_kept_capacity_text(made), style.width, "  ")
+
+
+def _kept_caveats(made: Upgrade) -> Iterator[str]:
+    """What must be known before the command is copied: it is tight, holds less than today, or gives something up."""
+    kept, new = made.kept, made.new
+    if kept.plan.verdict == "tight" and new.verdict == "fits" and _is_changed(made):
+        yield f"The unchanged command fits and holds {_held(new)} requests at once."
+        yield f"This one is tight: {kept.plan.reason}."
+    elif kept.plan.verdict == "tight":
+        yield f"It is tight: {kept.plan.reason}."
     if not kept.keeps_requests:
-        yield from wrap("No setting of this release that legroom knows holds as much on this card.", style.width, "  ")
-    yield from (line for loss in kept.gives_up for line in wrap(f"It gives up: {loss}.", style.width, "  "))
+        yield "No setting of this release that legroom knows holds as much on this card."
+    yield from (f"It gives up: {loss}." for loss in kept.gives_up)
 
 
-def kept_capacity_text(made: Upgrade) -> str:
+def _kept_capacity_text(made: Upgrade) -> str:
     """How many requests the equivalent command holds and leaves free at the peak, against the old release."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:
@@ -167,13 +213,10 @@ def kept_capacity_text(made: Upgrade) -> str:
     free = f"{gib(kept.plan.layout.headroom_bytes)} free at the peak (today {gib(old.layout.headroom_bytes)})"
     if old.memory.kv.shape.is_empty:
         return f"It leaves {free}."
-    pool, today = kept.plan.memory.kv, old.memory.kv
-    changed = kept.flags or any(flag.kind in ("refused", "renamed") for flag in made.flags)
-    unchanged = "It" if changed else "The same command: it"
-    tight = f" It is tight: {kept.plan.reason}." if kept.plan.verdict == "tight" else ""
+    pool, it = kept.plan.memory.kv, "It" if _is_changed(made) else "The same command: it"
     return (
-        f"{unchanged} holds {pool.max_concurrency:.2f} requests of {pool.max_model_len:,} tokens at once (today "
-        f"{today.max_concurrency:.2f}) and leaves {free}.{tight}"
+        f"{it} holds {_held(kept.plan)} requests of {pool.max_model_len:,} tokens at once (today {_held(old)}) "
+        f"and leaves {free}."
     )
 
 
@@ -185,34 +228,17 @@ def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_step_row(step) for step in steps if step.differs]
     same = sum(not step.differs for step in steps)
-    lines = [f"  {line}" for line in columns(rows, "<>>>><")]
-    if same:
-        lines.append(style.paint(f"  {same} releases between them change none of these figures", "dim"))
-    return lines
+    alike = [style.paint(f"  {same} releases between them change none of these figures", "dim")] if same else []
+    return [*(f"  {line}" for line in columns(rows, "<>>>><")), *alike]
 
 
 def _step_row(step: ReleaseStep) -> tuple[str, ...]:
-    """A release's KV GiB, KV tokens, concurrency, free GiB and largest change, or why it refuses the command."""
-    made = step.plan
-    if made is None:
+    """A release's KV GiB, KV tokens, concurrency, free GiB, largest change and verdict, or why it refuses."""
+    if (made := step.plan) is None:
         return (step.release.version, "", "", "", "", step.refused)
-    kv, layout = made.memory.kv, made.layout
-    return (
-        step.release.version,
-        f"{layout.kv_cache.bytes / GIB:.2f}",
-        f"{max(kv.tokens, 0):,}",
-        f"{kv.max_concurrency:.2f}",
-        f"{layout.headroom_bytes / GIB:.2f}",
-        _largest_change_text(step, made),
-    )
-
-
-def _largest_change_text(step: ReleaseStep, made: Plan) -> str:
-    """The largest change, the number of others, and the verdict unless it fits."""
     large = [change for change in step.changes if abs(change.bytes) >= _SMALL_BYTES]
-    words = [f"{_signed_bytes(change.bytes)} {change.what}" for change in large[:1]]
-    if len(large) > 1:
-        words.append(f"{len(large) - 1} more")
-    if made.verdict != "fits":
-        words.append(_WORDS[made.verdict])
-    return ", ".join(words)
+    moved = [f"{_signed_bytes(change.bytes)} {change.what}" for change in large[:1]]
+    moved += [f"{len(large) - 1} more"] if len(large) > 1 else []
+    moved += [_WORDS[made.verdict]] if made.verdict != "fits" else []
+    pool, free = (f"{bytes_ / GIB:.2f}" for bytes_ in (made.layout.kv_cache.bytes, made.layout.headroom_bytes))
+    return step.release.version, pool, f"{max(made.memory.kv.tokens, 0):,}", _held(made), free, ", ".join(moved)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curve, scaled_curve
+from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curves, draw_rows, scaled_curve
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, printable, wrap
 from legroom.verify.load_run import LoadRun
@@ -35,9 +35,8 @@ def verification_text(verification: Verification, style: Style = PLAIN) -> str:
     lines = [style.paint(verdict_headline(verification), colour, "bold"), ""]
     width = max((len(check.name) for check in verification.checks), default=0)
     for check in verification.checks:
-        lines += wrap(
-            f"{_check_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4)
-        )
+        text = f"{_check_mark(check, style)} {check.name:<{width}}  {check.text}"
+        lines += wrap(text, style.width, "", " " * (width + 4))
     if verification.load and verification.load.samples:
         load = verification.load
         curves = (line for curve in _load_curves(load) for line in curve_lines(curve, style))
@@ -94,11 +93,8 @@ def percentiles(values: Sequence[float]) -> str:
     if not values:
         return "not measured"
     ranked = sorted(values)
-
-    def at(share: float) -> float:
-        return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-
-    return f"p50 {at(0.5):.2f} s  p99 {at(0.99):.2f} s  max {ranked[-1]:.2f} s"
+    p50, p99 = (ranked[min(len(ranked) - 1, int(share * len(ranked)))] for share in (0.5, 0.99))
+    return f"p50 {p50:.2f} s  p99 {p99:.2f} s  max {ranked[-1]:.2f} s"
 
 
 def verification_svg(verification: Verification) -> str:
@@ -123,15 +119,7 @@ def verification_svg(verification: Verification) -> str:
 
 def _draw_load_curves(svg: Svg, run: LoadRun, y: float) -> float:
     """Draws the test load's curves and figures from `y` on; returns the y of the last line."""
-    for curve in _load_curves(run):
-        box = 26.0 * curve.height
-        draw_curve(svg, y, curve, (560, box))
-        y += box + 12
+    y = draw_curves(svg, y, _load_curves(run))
     svg.text(110, y + 6, "0 s", "soft")
     svg.text(670, y + 6, f"{run.samples[-1].at_s:.0f} s", "soft", anchor="end")
-    y += 12
-    for name, value in _load_rows(run):
-        y += 20
-        svg.text(24, y, name, "soft")
-        svg.text(150, y, value, "ink")
-    return y
+    return draw_rows(svg, y + 12, _load_rows(run))

@@ -110,6 +110,8 @@ class CardModels:
     """Models that would start with more memory, those that lack the least first."""
     order: str = "size"
     """A name of ORDERS."""
+    refused: tuple[CardModel, ...] = ()
+    """Models that no memory would start: vLLM does not take them so."""
 
     @property
     def best_of_each(self) -> list[CardModel]:
@@ -179,7 +181,8 @@ def models_on_card(
     answers = sweep(card_model, question, near, executor or ProcessExecutor(), progress)
     fitting = sorted((each for each in answers if each.fit.plan), key=_largest_first)
     too_large = sorted((each for each in answers if each.fit.short_bytes), key=lambda each: each.fit.short_bytes)
-    return CardModels(question, tuple(fitting), tuple(too_large), order)
+    refused = tuple(each for each in answers if not each.fit.plan and not each.fit.short_bytes)
+    return CardModels(question, tuple(fitting), tuple(too_large), order, refused)
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:

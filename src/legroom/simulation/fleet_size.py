@@ -207,7 +207,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         if plan.verdict == "does_not_fit":
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
-            return replace(unsized, reason=f"will probably not start: {plan.reason}")
+            return replace(unsized, reason=f"is tight and may not start: {plan.reason}")
         if (has := load.longest) > (takes := plan.settings.max_model_len):
             return replace(unsized, reason=f"a request has {has:,} tokens, more than --max-model-len {takes:,}")
         work = hardware(plan)

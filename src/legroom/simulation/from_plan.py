@@ -68,8 +68,8 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
 
 
 def _start_note(plan: Plan) -> tuple[str, ...]:
-    """That the simulated server will probably not start, where its plan says so."""
-    return () if plan.starts else (f"such a server will probably not start: {plan.reason}",)
+    """That the simulated server may not start, where its plan says so."""
+    return () if plan.starts else (f"such a server is tight and may not start: {plan.reason}",)
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:

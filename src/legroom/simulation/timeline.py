@@ -240,8 +240,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The nearest-rank percentile at `share` (0 to 1) of sorted `values`."""
     if not values:
         return 0
-    rank = max(1, -(-len(values) * share // 1))
-    return values[min(len(values), int(rank)) - 1]
+    return values[min(len(values), int(max(1, -(-len(values) * share // 1)))) - 1]
 
 
 def _percentiles_json(values: Sequence[float], unit: str = "") -> dict[str, float]:

@@ -48,7 +48,10 @@ def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
     """V1's max_num_batched_tokens where none is given; `tokens`, `seqs`: the card's defaults."""
-    if release.at_least("0.20.0") and _is_batched_dp_moe(args, model):
+    # Data-parallel ranks that share experts over an all-to-all backend with batched experts.
+    many = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
+    is_batched = many and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
+    if release.at_least("0.20.0") and is_batched:
         tokens = 256 * (2 if args.performance_mode == "throughput" else 1)
     if not chunked:
         if release.at_least("0.11.1"):
@@ -60,16 +63,6 @@ def _default_tokens_v1(
     if release.at_least("0.11.1"):
         tokens = min(seqs * max_model_len, tokens)
     return tokens
-
-
-def _is_batched_dp_moe(args: ServeArgs, model: Model) -> bool:
-    """Whether data-parallel ranks share experts over an all-to-all backend with batched experts."""
-    return (
-        (args.data_parallel_size or 1) > 1
-        and bool(args.enable_expert_parallel)
-        and traits(model).moe
-        and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
-    )
 
 
 def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]:

@@ -16,16 +16,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.model_sources import load
 from legroom.facts.releases import Release
-from legroom.vllm.args import (
-    EngineSettings,
-    ServeArgs,
-    draft_method,
-    draft_name,
-    env_flag,
-    is_given,
-    json_value,
-    other_value,
-)
+from legroom.vllm import args as vllm_args
 from legroom.vllm.batching import batching_v0, batching_v1
 from legroom.vllm.cudagraphs import estimate_applied, graph_plan, num_speculative_tokens
 from legroom.vllm.engine_selection import engine_of, runner_of
@@ -34,30 +25,30 @@ from legroom.vllm.setting_checks import check_given, check_length, check_setting
 from legroom.vllm.traits import is_pooling, traits
 
 
-def served_model(args: ServeArgs) -> Model:
+def served_model(args: vllm_args.ServeArgs) -> Model:
     """The model with --hf-overrides laid over its config, and the draft model of --speculative-config."""
     return with_draft(load(args.model, overrides=config_overrides(args)), args)
 
 
-def with_draft(model: Model, args: ServeArgs) -> Model:
+def with_draft(model: Model, args: vllm_args.ServeArgs) -> Model:
     """The model with the draft of --speculative-config; a head that cannot be read is left out and estimated."""
-    name = draft_name(args.speculative_config)
+    name = vllm_args.draft_name(args.speculative_config)
     if not name:
         return model
     try:
         return replace(model, draft=load(name))
     except LegroomError as error:
-        if draft_method(args.speculative_config) != "draft_model":
+        if vllm_args.draft_method(args.speculative_config) != "draft_model":
             return model
         message = f"the draft model of --speculative-config cannot be read: {error.message}"
         raise LegroomError(message, error.hint, error.exit_code) from error
 
 
-def config_overrides(args: ServeArgs) -> Mapping[str, Any]:
+def config_overrides(args: vllm_args.ServeArgs) -> Mapping[str, Any]:
     """Overrides of the model's config: --hf-overrides, and up to 0.11.0 --rope-scaling."""
     given: dict[str, Any] = {}
     for flag, key in (("--rope-scaling", "rope_scaling"), ("--rope-theta", "rope_theta")):
-        text = other_value(args, flag)
+        text = vllm_args.other_value(args, flag)
         if text is not None:
             try:
                 given[key] = json.loads(text)
@@ -69,11 +60,11 @@ def config_overrides(args: ServeArgs) -> Mapping[str, Any]:
 _LONGROPE_KEY = "original_max_position_embeddings"
 
 
-def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
+def max_model_len(args: vllm_args.ServeArgs, model: Model, release: Release) -> int:
     """The given length, or the one that the release derives from the config."""
     derived, limit = default_and_longest_len(args, model, release)
     window = model.config.get("sliding_window")
-    if isinstance(window, int) and is_given(args, "--disable-sliding-window") and release.at_least("0.32.0"):
+    if isinstance(window, int) and vllm_args.is_given(args, "--disable-sliding-window") and release.at_least("0.32.0"):
         derived, limit = min(derived, window), min(limit, window)
     if args.max_model_len is None or args.max_model_len == -1:
         return derived
@@ -81,7 +72,7 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
     return args.max_model_len
 
 
-def default_and_longest_len(args: ServeArgs, model: Model, release: Release) -> tuple[int, int]:
+def default_and_longest_len(args: vllm_args.ServeArgs, model: Model, release: Release) -> tuple[int, int]:
     """The default max_model_len, and the longest one that the release accepts."""
     given = config_overrides(args)
     if not model.config:
@@ -116,7 +107,7 @@ def _is_longrope(config: Mapping[str, Any]) -> bool:
 _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}
 
 
-def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> EngineSettings:
+def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release) -> vllm_args.EngineSettings:
     """The settings that vLLM resolves; LegroomError where the release refuses them."""
     check_given(args, release)
     notes: list[str] = [release.note] if release.note else []
@@ -127,13 +118,12 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     if dtype_note:
         notes.append(dtype_note)
     length = max_model_len(args, model, release)
-    batch_rule = batching_v0 if engine == "V0" else batching_v1
-    batching = batch_rule(args, model, gpu, release, length)
+    batching = (batching_v0 if engine == "V0" else batching_v1)(args, model, gpu, release, length)
     runner = runner_of(args, model, gpu, release)
     graphs = graph_plan(args, model, gpu, release, engine, batching)
     async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)
     pipeline, utilization = args.pipeline_parallel_size or 1, args.gpu_memory_utilization
-    settings = EngineSettings(
+    settings = vllm_args.EngineSettings(
         release=release.version,
         engine=engine,
         runner=runner,
@@ -164,7 +154,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         enable_chunked_prefill=batching.enable_chunked_prefill,
         enable_prefix_caching=batching.enable_prefix_caching,
         async_scheduling=async_scheduling,
-        max_concurrent_batches=_concurrent_batches(async_scheduling, runner, pipeline),
+        max_concurrent_batches=pipeline + 1 if async_scheduling and (runner == "V2" or pipeline == 1) else pipeline,
         disable_hybrid_kv_cache_manager=_hybrid_manager_off(args, model, release),
         num_speculative_tokens=num_speculative_tokens(args),
         given=args,
@@ -176,7 +166,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     return replace(settings, enable_chunked_prefill=False) if no_cache else settings
 
 
-def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: str) -> bool:
+def _async_scheduling(args: vllm_args.ServeArgs, model: Model, release: Release, runner: str) -> bool:
     """Whether scheduling is asynchronous: as given (0.10+), or by default since 0.14 if nothing is against it."""
     if release.before("0.10.0"):
         return False
@@ -185,7 +175,7 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
     if release.before("0.14.0"):
         return False
     spec = args.speculative_config or {}
-    method = draft_method(spec)
+    method = vllm_args.draft_method(spec)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     against = (
         bool(spec) and method not in _ASYNC_SPEC_METHODS and not method.endswith("_mtp"),
@@ -193,42 +183,37 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
         is_pooling(args, model) and release.at_least("0.18.0"),
         pipeline and release.before("0.15.0"),
         pipeline and runner == "V1" and release.at_least("0.29.0"),
-        other_value(args, "--distributed-executor-backend") == "ray" and release.before("0.28.0"),
+        vllm_args.other_value(args, "--distributed-executor-backend") == "ray" and release.before("0.28.0"),
         traits(model).has_state and args.mamba_cache_mode in ("align", "all") and release.within("0.15.0", "0.17.1"),
     )
     return not any(against)
 
 
-def _concurrent_batches(async_scheduling: bool, runner: str, pipeline: int) -> int:
-    """max_concurrent_batches: one per pipeline stage, and one more with async scheduling."""
-    return pipeline + 1 if async_scheduling and (runner == "V2" or pipeline == 1) else pipeline
-
-
-def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool:
+def _hybrid_manager_off(args: vllm_args.ServeArgs, model: Model, release: Release) -> bool:
     """Whether the hybrid KV cache manager is off: sliding and chunked layers get the blocks of full attention."""
     if release.before("0.9.1") or args.disable_hybrid_kv_cache_manager:
         return True
     chunked = traits(model).chunked
-    allowed = env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
-    eagle = draft_method(args.speculative_config) in ("eagle", "eagle3", "mtp")
+    allowed = vllm_args.env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
+    eagle = vllm_args.draft_method(args.speculative_config) in ("eagle", "eagle3", "mtp")
     against = (
-        is_given(args, "--kv-transfer-config")
+        vllm_args.is_given(args, "--kv-transfer-config")
         and (release.before("0.22.0") or not _takes_hybrid_manager(args, release)),
-        is_given(args, "--kv-events-config") and release.before("0.20.0"),
+        vllm_args.is_given(args, "--kv-events-config") and release.before("0.20.0"),
         chunked and eagle and release.at_least("0.10.0"),
         chunked and release.at_least("0.10.1") and not (release.at_least("0.14.0") if allowed is None else allowed),
     )
     return any(against)
 
 
-def _takes_hybrid_manager(args: ServeArgs, release: Release) -> bool:
+def _takes_hybrid_manager(args: vllm_args.ServeArgs, release: Release) -> bool:
     """Whether the KV connector works with the hybrid manager; one that is not known is taken to."""
     known, able = (known_names(f"connectors{suffix}", release) for suffix in ("", "_with_hybrid_manager"))
-    name = (json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
+    name = (vllm_args.json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
     return name not in known or name in able
 
 
-def _ignored_flag_notes(args: ServeArgs, release: Release, engine: str) -> list[str]:
+def _ignored_flag_notes(args: vllm_args.ServeArgs, release: Release, engine: str) -> list[str]:
     """Sentences about given flags without effect."""
     notes = []
     if engine == "V1" and args.swap_space is not None:

@@ -34,6 +34,8 @@ _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\
 """Lines about optional steps: a library that is not found is no failure there."""
 _QUOTING = re.compile(r"^Dumping |\bFAILED \S+::")
 """Lines that name files for other reasons than a traceback: dumped inputs, pytest's summary."""
+_TITLE = re.compile(r"\W*\[(?:Bug|Usage|Performance|Feature|Misc|Installation|CI Failure)\]")
+"""How titles of vLLM's issues begin."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
@@ -88,7 +90,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
     following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
     head = line.raw[:200]
-    is_informational, is_warning = bool(_INFORMATIONAL.search(head)), bool(_WARNING.search(head))
+    is_informational = bool(_INFORMATIONAL.search(head))
     items: list[Evidence] = []
     for index in _message_pattern_set().matching(window):
         message = message_patterns()[index]
@@ -117,8 +119,8 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
                 line.pid,
                 line.time,
                 line.at,
-                is_warning,
-                message.role == "told" or (message.role == "milestone" and _is_mention(line, match.start())),
+                bool(_WARNING.search(head)),
+                _is_mention(message.role, line, match.start()),
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )
@@ -132,9 +134,11 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
-def _is_mention(line: LogLine, start: int) -> bool:
-    """Whether a message stands inside a sentence, so that its place does not tell when it was printed."""
-    return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
+def _is_mention(role: Role, line: LogLine, start: int) -> bool:
+    """Whether a message stands in a sentence or a title, so that its place does not tell when it was printed."""
+    if role == "milestone":
+        return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
+    return role == "told" or (role == "failure" and _TITLE.match(line.raw) is not None)
 
 
 _FEWEST_WORDS_BEFORE = 4

@@ -168,7 +168,7 @@ def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page)
         f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090&max_model_len=8192&gpu_memory_utilization=0.95"
     )
     assert "--gpu-used 0" in verdict(page)
-    page.get_by_label("Already used by a desktop or other programs").fill("0")
+    page.get_by_label("Already in use").fill("0")
     page.keyboard.press("Tab")
     wait_until(page, "document.querySelector('.verdict .badge').innerText === 'Fits'")
     wait_until(page, "location.hash.includes('gpu_used=0')")
@@ -221,7 +221,7 @@ def test_models_are_sorted_by_any_column_with_the_keyboard(served, open_page):
 def test_what_a_desktop_uses_is_asked_beside_the_card_of_models_and_carried_to_the_plan(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b&users=2")
     page.get_by_role("link", name="qwen3-8b").first.wait_for()
-    page.get_by_label("Already used by a desktop or other programs").last.fill("3")
+    page.get_by_label("Already in use").last.fill("3")
     page.keyboard.press("Tab")
     wait_until(page, "location.hash.includes('gpu_used=3GiB')")
     page.wait_for_selector("text=models fit.")
@@ -235,7 +235,7 @@ def test_a_field_that_cannot_be_read_greys_the_models_and_says_so(served, open_p
     page.wait_for_selector("text=models fit.")
     page.get_by_label("Users at once").last.fill("many")
     page.wait_for_selector(".models-area tr.soft")
-    assert "whole numbers" in page.inner_text(".models-area .note")
+    assert "whole numbers" in page.inner_text(".models-area .problem")
     page.get_by_label("Users at once").last.fill("1")
     page.get_by_role("combobox", name="GPU").fill("h1000x")
     page.keyboard.press("Enter")
@@ -473,3 +473,35 @@ def test_a_printed_plan_leaves_the_controls_out(served, open_page, tmp_path):
     printed = Path(tmp_path / "plan.pdf")
     page.pdf(path=printed)
     assert len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes())) <= 2
+
+
+def test_a_length_typed_with_k_is_read_as_the_command_line_reads_it(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    number = page.get_by_label("--max-model-len, tokens")
+    for text, tokens in (("8k", 8000), ("32K", 32768)):
+        number.fill(text)
+        number.press("Enter")
+        wait_until(page, f"location.hash.includes('max_model_len={tokens}')")
+
+
+@pytest.mark.parametrize(
+    ("query", "label", "says"),
+    [
+        ("max_model_len=8x", "--max-model-len, tokens", "got '8x'"),
+        ("max_num_seqs=-1", "--max-num-seqs", "out of range"),
+        ("tensor_parallel_size=3", "--tensor-parallel-size", "does not divide"),
+        ("cpu_offload_gb=x", "--cpu-offload-gb", "takes a number"),
+        ("gpu_memory=x", "Memory of one GPU", "is not a size"),
+        ("gpu=nope", "GPU", "not known"),
+    ],
+)
+def test_what_is_wrong_with_a_value_stands_beside_its_field(served, open_page, query, label, says):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&{query}", errors_are_fine=True)
+    field = page.locator(
+        f"[aria-invalid=true]:is([aria-label='{label}'], .field:has(label:text-is('{label}')) *)"
+    ).first
+    field.wait_for()
+    problem = page.locator(f"[id='{field.get_attribute('aria-describedby')}']")
+    assert says in problem.inner_text()
+    assert abs(problem.bounding_box()["y"] - field.bounding_box()["y"]) < 80

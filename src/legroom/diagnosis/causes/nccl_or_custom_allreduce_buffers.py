@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.units import GIB
 
 _SET_BY_VLLM = ("0.4.3", "0.10.1.1")
@@ -17,25 +28,18 @@ def examine(case: Case) -> Assessment | None:
     """Assesses NCCL's out-of-memory errors; other NCCL errors are no lack of memory."""
     refused = case.first("nccl_register")
     if refused:
-        why = (
-            "NCCL could not register its buffers with the network card: the memory that may be locked is used up, by a "
-            "limit of the container or by buffers made larger than usual. It is not the memory of the GPU."
-        )
-        return Assessment(0.93, proof(case.first("nccl_system_error"), refused), why)
+        why = reason("nccl_not_registered")
+        return Assessment(Strength.NAMED, proof(case.first("nccl_system_error"), refused), why)
     error = case.first("nccl_oom", "deepep_buffer")
     if error:
-        why = (
-            "NCCL could not get memory for its buffers or kernels. They live outside torch and beside the budget, so "
-            "what gpu_memory_utilization leaves free has to hold them on every rank."
-        )
+        why = reason("nccl_without_memory")
         unhandled = case.first("nccl_unhandled_cuda")
-        return Assessment(0.92, proof(unhandled, error), why)
+        return Assessment(Strength.NAMED, proof(unhandled, error), why)
     if case.is_oom and case.frames & {"frame_all_reduce"}:
-        why = (
-            "The allocation failed inside the set-up of all-reduce or "
-            "expert-parallel buffers, which the profile run does not count."
+        why = reason("set_up_of_collectives")
+        return Assessment(
+            Strength.POSSIBLE, proof(case.first("frame_all_reduce"), case.first("torch_oom", "cuda_oom")), why
         )
-        return Assessment(0.5, proof(case.first("frame_all_reduce"), case.first("torch_oom", "cuda_oom")), why)
     return None
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 
 
 def examine(case: Case) -> Assessment | None:
@@ -14,11 +25,8 @@ def examine(case: Case) -> Assessment | None:
     if case.has("preempted", "swap_exhausted") or case.is_oom:
         return None
     if metric and not stats and not case.has("preemptions_metric"):
-        why = (
-            "KV usage climbs and no request waits or is preempted. Cached prefixes stay in the pool until their blocks "
-            "are needed; they are given up on demand, so a full pool alone is no fault."
-        )
-        return Assessment(0.7, proof(metric[:1], metric[-1:]), why)
+        why = reason("pool_of_prefixes")
+        return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:]), why)
     evicting = [
         item
         for item in stats
@@ -28,11 +36,8 @@ def examine(case: Case) -> Assessment | None:
         and item.facts["kv_usage_ratio"] > 90  # type: ignore[operator]
     ]
     if evicting:
-        why = (
-            "The pool is nearly full and prefixes are hardly reused: "
-            "cached blocks are evicted before anybody needs them again."
-        )
-        return Assessment(0.4, proof(evicting[:2]), why)
+        why = reason("prefixes_evicted")
+        return Assessment(Strength.POSSIBLE, proof(evicting[:2]), why)
     return None
 
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.facts.flags import flags_ever
 from legroom.facts.log_messages import message_group
@@ -20,8 +31,12 @@ def examine(case: Case) -> Assessment | None:
         error = case.first(*(id_ for id_ in _REFUSED if id_ != "unknown_env"))  # vLLM only warns of a variable
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
-    confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
-    return Assessment(confidence, proof(error), _explanation(error.id, {**error.facts}))
+    strength = (
+        Strength.POSSIBLE
+        if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
+        else Strength.NAMED
+    )
+    return Assessment(strength, proof(error), _explanation(error.id, error.facts))
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
@@ -30,52 +45,20 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
     is_covered = case.has("weights_loaded", "weights_read", "shards")  # the log has the lines about loading
     if offload and is_covered and case.is_oom and case.site in ("build", "load") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
-        return Assessment(0.65, proof(offload, case.first("torch_oom", "cuda_oom")), why)
+        return Assessment(Strength.LIKELY, proof(offload, case.first("torch_oom", "cuda_oom")), why)
     ignored = case.first("flag_ignored")
     if ignored is None:
         return None
     what = ignored.facts.get("flag") or "Something that was set"
-    return Assessment(0.3, proof(ignored), f"{what} is ignored in this release.")
+    return Assessment(Strength.USUAL, proof(ignored), f"{what} is ignored in this release.")
 
 
-def _explanation(id_: str, facts: dict[str, object]) -> str:
+def _explanation(id_: str, facts: Mapping[str, object]) -> str:
     """What is wrong with the flag or value, by the id of the matched message."""
-    if id_ == "unrecognized_arguments":
-        return f"vLLM does not know {facts.get('words')}: misspelt, of another release, or not a flag at all."
-    if id_ == "len_over_derived":
-        return (
-            f"--max-model-len {facts.get('asked_count')} is more than "
-            f"the {facts.get('limit_count')} the model was made for."
-        )
-    if id_ == "lora_rank":
-        return f"An adapter of rank {facts.get('rank_count')} meets --max-lora-rank {facts.get('limit_count')}."
-    if id_ == "batched_below_len":
-        return (
-            "Without chunked prefill a whole prompt must fit into one step, "
-            "so max_num_batched_tokens may not be below max_model_len."
-        )
-    if id_ == "shape_not_divisible":
-        return "The ranks split a dimension of the model into parts that this kernel or quantization does not take."
-    if id_ == "unexpected_keyword":
-        dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
-        if near := get_close_matches(str(facts.get("name")), dests, 1, 0.9):
-            return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
-        return (
-            f"{facts.get('callee')} does not take {facts.get('name')!r}: "
-            "the parts of this installation are of different releases."
-        )
-    if id_ == "v1_unsupported_flag":
-        return (
-            f"{facts.get('flag')} belongs to the V0 engine; the V1 "
-            "engine does not have it and vLLM falls back or refuses."
-        )
-    if id_ == "block_size_refused":
-        return (
-            f"No attention backend here has blocks of {facts.get('block_size_count')} tokens ({facts.get('backends')})."
-        )
-    if id_ == "unknown_env":
-        return f"No vLLM release reads {facts.get('name')}."
-    return "The flags as given were refused; nothing was allocated yet."
+    dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
+    if id_ == "unexpected_keyword" and (near := get_close_matches(str(facts.get("name")), dests, 1, 0.9)):
+        return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
+    return reason(id_, facts)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
@@ -177,6 +178,18 @@ def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     for id_, (name, why) in REMOVED_FLAGS.items():
         if case.has(id_):
             yield _flag_fix(planner, {name: None}, why)
+    yield named_value_fix(planner, case.first_failure.window if case.first_failure is not None else "")
+
+
+def named_value_fix(planner: FixPlanner, message: str) -> Fix | None:
+    """Without the flag whose value the message names; None where it names the values of none or of several."""
+    typed = {name: value for name, value in typed_flags(planner).items() if isinstance(value, str) and name != "model"}
+    named = [name for name, value in typed.items() if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", message)]
+    if len(named) != 1 or typed[named[0]] == "auto":
+        return None
+    return _flag_fix(
+        planner, {named[0]: None}, f"The message is about {typed[named[0]]}: {flag_name(named[0])} asks for it."
+    )
 
 
 def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:

@@ -108,13 +108,21 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
         total_bytes,
         share,
         case.number("free_below_desired", "free_bytes") if is_checked else startup.free_at_start_bytes,
-        startup.weights_bytes or planned_weights,
+        startup.weights_bytes or _expected_weights_bytes(case, total_bytes, planned_weights),
         startup.activation_bytes,
         startup.non_torch_bytes,
         pool,
         *_request_bytes_and_len(case, pool),
         startup.graph_estimate_bytes,
     )
+
+
+def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | None) -> int | None:
+    """The planned weights, else 16 bits for each told parameter above the card; None above a card that loaded them."""
+    told, ranks = case.first("parameters_told"), case.startup.args.engine_ranks
+    weights = planned or (round(float(told.facts["billions"]) * 2e9 / ranks) if told is not None else 0)
+    is_above, is_loaded = total_bytes is not None and weights > total_bytes, case.site not in ("", "build", "load")
+    return None if is_loaded and is_above else weights if planned or is_above else None
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:

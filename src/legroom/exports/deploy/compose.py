@@ -42,12 +42,12 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     if containers.needs_legroom(server):
         service["build"] = "."
     port = containers.published_port(server)
-    ports = [port if server.has_key else Commented(containers.NO_KEY, port)]
+    environment = _environment(server)
     service |= {
         "entrypoint": [literal(word) for word in containers.entrypoint(server)],
         "command": [*commented_words(server.lines, literal)],
-        "environment": _environment(server),
-        "ports": ports,
+        **({"environment": environment} if environment else {}),
+        "ports": [port if server.has_key else Commented(containers.NO_KEY, port)],
         "volumes": _volumes(server),
         "shm_size": Commented(
             "Ranks communicate through /dev/shm, which has only 64 MiB by default.", f"{containers.shm_gib(server)}gb"
@@ -56,8 +56,6 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "init": True,
         "restart": "unless-stopped",
     }
-    if not service["environment"]:
-        del service["environment"]
     loading = f"Loading is not unhealthy: {server.times.short_sentence()}."
     service["healthcheck"] = {
         "test": ["CMD", *server.address.curl_words("/health")],
@@ -78,9 +76,8 @@ def _environment(server: ExportedServer) -> dict[str, Any]:
     }
     for name in server.secrets:
         required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
-        named[name] = Commented(
-            "Taken from the environment of `docker compose up`, or from .env; not written here.", required
-        )
+        why = "Taken from the environment of `docker compose up`, or from .env; not written here."
+        named[name] = Commented(why, required)
     return named
 
 

@@ -203,27 +203,25 @@ def planned_server(
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
     own_secrets = (name for name, value in given.items() if is_secret(name, value))
+    hub, guard = () if is_local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
+    # systemd, Docker and Kubernetes accept such a name.
+    last_part = words.model.rstrip("/").rpartition("/")[2].lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", last_part).strip("-")[:40].strip("-")
     return ExportedServer(
-        name=options.name or deployment_name(words.model),
+        name=options.name or (f"vllm-{slug}" if slug else "vllm"),
         model=words.model,
         release=release,
         words=words,
         lines=lines,
         env=server_environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
-        secrets=secrets_of(words, options, is_local, (*secret_names, *own_secrets)),
+        secrets=tuple(dict.fromkeys((*words.secrets, *secret_names, *own_secrets, *hub, *guard))),
         gpus=gpus,
         plan=plan,
         times=times,
         host=host_needs_of(words, gpus, engines, checkpoint, plan, given),
         options=options,
     )
-
-
-def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
-    """Variables that must come from a secret store: those of the command, the Hub token, the guard's, `given`."""
-    hub, guard = () if local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
-    return tuple(dict.fromkeys((*words.secrets, *given, *hub, *guard)))
 
 
 def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
@@ -279,13 +277,6 @@ def host_needs_of(
     return host_needs(settings)
 
 
-def deployment_name(model: str) -> str:
-    """A name from the model's that systemd, Docker and Kubernetes accept."""
-    last = model.rstrip("/").rpartition("/")[2].lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:40].strip("-")
-    return f"vllm-{slug}" if slug else "vllm"
-
-
 def _with_memory_flags(words: ServeCommand, plan: PlanDocument, release: Release) -> ServeCommand:
     """The command with the planned values of the flags that determine memory written out."""
     table = flags_of(release)
@@ -327,9 +318,8 @@ def guard_drain(server: ExportedServer) -> str:
 def metrics_drain(server: ExportedServer) -> str:
     """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
     engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
-    running, waiting = (
-        name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in ("running", "waiting")
-    )
+    roles = ("running", "waiting")
+    running, waiting = (name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in roles)
     return (
         f"sleep {ENDPOINT_S}; for turn in $(seq {max(server.times.drain_s // 2, 1)}); do "
         f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "

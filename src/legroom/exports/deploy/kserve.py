@@ -15,17 +15,8 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster import pod
 from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
-from legroom.exports.deploy.cluster.pod import (
-    NAMED_USER,
-    USER_ID,
-    ClusterSettings,
-    env_entries,
-    metadata,
-    planned_gpu_note,
-    resource_requests,
-    secret_command,
-)
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
@@ -79,14 +70,14 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         why = "KServe's template starts all nodes but the first with --headless: only the first takes requests"
         hint = "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes"
         raise LegroomError(why, hint)
-    remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
+    remarks = (*containers.head_comment(server), *server.remarks, *pod.secret_command(server, settings.namespace))
     text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
     return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
 
 
-def llm_inference_service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def llm_inference_service(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The LLMInferenceService manifest; over several nodes it has a `worker` template too."""
-    pod, args = _pod_template(server, settings, over), server.plan.args
+    template, args = _pod_template(server, settings, over), server.plan.args
     sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
     if over.nodes > 1:
         sizes |= {"data": over.nodes * over.engines_per_node, "dataLocal": over.engines_per_node}
@@ -96,15 +87,15 @@ def llm_inference_service(server: ExportedServer, settings: ClusterSettings, ove
         "replicas": settings.replicas,
         "parallelism": sizes,
         "router": {"route": {}, "gateway": {}, "scheduler": {}},
-        "template": pod,
+        "template": template,
     }
     if over.nodes > 1:
         spec["worker"] = _pod_template(headless(server), settings, over)
-    about = {**metadata(server, settings), "annotations": planned_gpu_note(server)}
+    about = {**pod.metadata(server, settings), "annotations": pod.planned_gpu_note(server)}
     return manifest("serving.kserve.io/v1alpha2", "LLMInferenceService", about, spec)
 
 
-def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The pod spec for the manifest's `template` or `worker`, whose container KServe merges with its own."""
     left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
     flags = (line for line in server.lines if line.phrase.flag not in left_out)
@@ -112,32 +103,32 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
         "name": "main",
         "image": containers.image(server),
         "args": [*commented_words(flags, lambda word: literal(shlex.quote(word)))],
-        "resources": resource_requests(server),
+        "resources": pod.resource_requests(server),
     }
-    downloading = [*env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
-    env = [*env_entries(replace(server, secrets=_secrets_among(server, set(server.secrets) - _DOWNLOADING)), settings)]
+    downloading = [*pod.env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
+    serving = _secrets_among(server, set(server.secrets) - _DOWNLOADING)
+    env = [*pod.env_entries(replace(server, secrets=serving), settings)]
     if server.options.image is None:
         why = "The template refuses root, which vLLM's image would run as."
-        main["securityContext"] = Commented(why, {"runAsUser": USER_ID, "runAsGroup": USER_ID})
-        env.insert(0, NAMED_USER)
+        main["securityContext"] = Commented(why, {"runAsUser": pod.USER_ID, "runAsGroup": pod.USER_ID})
+        env.insert(0, pod.NAMED_USER)
     if env:
         main["env"] = env
     probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": server.times.limit_s // PROBE_PERIOD_S}
     main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
-    pod: dict[str, Any] = {}
+    template: dict[str, Any] = {}
     if server.drains_itself:
         why = f"{_PRE_STOP_S} s of preStop, the drain, and {_END_S} s that the template keeps back."
         grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
-        pod["terminationGracePeriodSeconds"] = Commented(why, grace_s)
+        template["terminationGracePeriodSeconds"] = Commented(why, grace_s)
     if downloading:
-        pod["initContainers"] = [
-            Commented("It fetches the model, before vLLM starts.", {"name": _DOWNLOADER, "env": downloading})
-        ]
-    pod["containers"] = [main]
+        fetching = {"name": _DOWNLOADER, "env": downloading}
+        template["initContainers"] = [Commented("It fetches the model, before vLLM starts.", fetching)]
+    template["containers"] = [main]
     memory = {"medium": "Memory", "sizeLimit": f"{containers.shm_gib(server)}Gi"}
     why = "In place of the template's own size: ranks communicate through /dev/shm."
-    pod["volumes"] = [Commented(why, {"name": "dshm", "emptyDir": memory})]
-    return pod
+    template["volumes"] = [Commented(why, {"name": "dshm", "emptyDir": memory})]
+    return template
 
 
 def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:

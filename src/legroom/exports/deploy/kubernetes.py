@@ -10,21 +10,8 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster import autoscaling, pod_groups
+from legroom.exports.deploy.cluster import autoscaling, pod, pod_groups
 from legroom.exports.deploy.cluster.nodes import NodeSpread, server_of_node, spread_over_nodes
-from legroom.exports.deploy.cluster.pod import (
-    DEFAULT_GPUS_PER_NODE,
-    WATCH_PORT_NAME,
-    ClusterSettings,
-    check_restricted_pod_security,
-    claim_spec,
-    metadata,
-    pod_metadata,
-    pod_selector,
-    pod_spec,
-    secret_command,
-    sidecar_config_map,
-)
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.flag_comments import WRITTEN
 from legroom.exports.deploy.named_paths import create_commands, paths_on_node
@@ -38,7 +25,7 @@ NEEDS_PLAN = True
 _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalPodAutoscaler reads."
 
 
-def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
+def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> pod.ClusterSettings:
     """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
     replicas = _positive_count(options, "replicas", 1)
     most = _positive_count(options, "autoscale", 0)
@@ -55,7 +42,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
     namespace = options.get("namespace")
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
-    return ClusterSettings(
+    return pod.ClusterSettings(
         namespace=namespace,
         replicas=replicas,
         most_replicas=most,
@@ -64,7 +51,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
         cache=str(cache),
         restricted=bool(options.get("restricted")),
         network_policy=bool(options.get("network_policy")),
-        gpus_per_node=_positive_count(options, "gpus_per_node", DEFAULT_GPUS_PER_NODE),
+        gpus_per_node=_positive_count(options, "gpus_per_node", pod.DEFAULT_GPUS_PER_NODE),
     )
 
 
@@ -84,7 +71,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
         help="where several pods keep downloads: one volume that all of them write to (ReadWriteMany), or one for each "
         "pod (default: one for each, with --autoscale one for all)",
     )
-    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
+    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {pod.DEFAULT_GPUS_PER_NODE})")
     about = "non-root, read-only root file system: Pod Security `restricted`"
     group.add_argument("--restricted", action="store_true", help=about)
     about = "only what needs the server may reach it, and its own group"
@@ -97,7 +84,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests in one YAML file, with a Dockerfile and prometheus-adapter values where they are needed."""
     server, settings, over = cluster_server(request)
-    created = (*secret_command(server, settings.namespace), *create_commands(server, settings.namespace))
+    created = (*pod.secret_command(server, settings.namespace), *create_commands(server, settings.namespace))
     remarks = (*containers.head_comment(server), *_head_remarks(server, settings, over), *server.remarks, *created)
     text = yaml_text(*manifests(server, settings, over), head=remarks)
     made = containers.with_dockerfile_before(server, ExportedFile(f"{server.name}.yaml", text))
@@ -107,25 +94,25 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return made
 
 
-def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSettings, NodeSpread]:
+def cluster_server(request: ExportRequest) -> tuple[ExportedServer, pod.ClusterSettings, NodeSpread]:
     """The server of a request with the flags and GPUs of one node, the settings, and how it spreads over nodes."""
     plan, over = spread_over_nodes(request.required_plan, cluster_settings(request.options).gpus_per_node)
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
     if settings.restricted:
-        check_restricted_pod_security(server, paths_on_node(server))
+        pod.check_restricted_pod_security(server, paths_on_node(server))
     if over.ray and settings.many_replicas:
         hint = "export it again under another --name, or use --nnodes in place of Ray"
         raise LegroomError("a RayCluster is one server, and several replicas were asked for", hint)
     return server, settings, over
 
 
-def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
+def manifests(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
     """Claim, workload (Deployment, LeaderWorkerSet or RayCluster), Service and optional objects, in this order."""
     claim = []
     if not server.local_model and not settings.own_volumes:
-        spec = claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce")
-        about = metadata(server, settings, f"{server.name}-cache")
+        spec = pod.claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce")
+        about = pod.metadata(server, settings, f"{server.name}-cache")
         claim.append(manifest("v1", "PersistentVolumeClaim", about, spec))
     if over.ray:
         running = pod_groups.ray_cluster(server, settings, over)
@@ -136,19 +123,24 @@ def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSprea
     return [*claim, running, service(server, settings, over), *_optional_objects(server, settings, over)]
 
 
-def _optional_objects(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[dict[str, Any]]:
+def _optional_objects(
+    server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread
+) -> Iterator[dict[str, Any]]:
     """ConfigMap of the sidecar, disruption budget, autoscaler and NetworkPolicy, each only if asked for."""
     if server.options.sidecar:
-        yield sidecar_config_map(server, settings)
+        yield pod.sidecar_config_map(server, settings)
     if settings.many_replicas:
-        yield disruption_budget(server, settings)
+        why = "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: "
+        why += "all of its pods leave and come back together."
+        budget = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod.pod_selector(server)}}
+        yield manifest("policy/v1", "PodDisruptionBudget", pod.metadata(server, settings), budget)
     if settings.scaler:
         yield autoscaling.scaler_manifest(server, settings, over)
     if settings.network_policy:
         yield network_policy(server, settings, over)
 
 
-def _head_remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[str]:
+def _head_remarks(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> Iterator[str]:
     """Head comments: what the cluster must offer for several nodes, a shared cache or autoscaling."""
     if over.nodes > 1:
         what = "KubeRay" if over.ray else f"LeaderWorkerSet {pod_groups.LEAST_VERSION} or newer"
@@ -165,7 +157,7 @@ def _head_remarks(server: ExportedServer, settings: ClusterSettings, over: NodeS
         yield from autoscaling.scaling_remarks(server, settings)
 
 
-def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def _deployment(server: ExportedServer, settings: pod.ClusterSettings) -> dict[str, Any]:
     """The Deployment of a server on one node; without `replicas` where an autoscaler sets them."""
     if settings.many_replicas:
         rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
@@ -173,51 +165,43 @@ def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, 
     else:
         strategy = Commented("The new pod needs the cards and the volume of the old one.", {"type": "Recreate"})
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
-    pod = pod_spec(server, settings)
+    template = pod.pod_spec(server, settings)
     if settings.many_replicas:
         constraint = {
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": pod_selector(server)},
+            "labelSelector": {"matchLabels": pod.pod_selector(server)},
         }
         why = "On nodes of their own where there are enough: one that fails takes one replica."
-        pod["topologySpreadConstraints"] = Commented(why, [constraint])
+        template["topologySpreadConstraints"] = Commented(why, [constraint])
     spec: dict[str, Any] = {
         **replicas,
         "strategy": strategy,
-        "selector": {"matchLabels": pod_selector(server)},
-        "template": {"metadata": pod_metadata(server), "spec": pod},
+        "selector": {"matchLabels": pod.pod_selector(server)},
+        "template": {"metadata": pod.pod_metadata(server), "spec": template},
     }
     deadline_s = server.times.limit_s * (settings.replicas if settings.many_replicas else 1) + 600
     spec["progressDeadlineSeconds"] = Commented("A rollout that is still loading is not late.", deadline_s)
-    return manifest("apps/v1", "Deployment", metadata(server, settings), spec)
+    return manifest("apps/v1", "Deployment", pod.metadata(server, settings), spec)
 
 
-def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    chosen = pod_selector(server)
+def service(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    chosen = pod.pod_selector(server)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER
     ports = [{"name": "http", "port": server.port, "targetPort": "http"}]
-    return manifest("v1", "Service", metadata(server, settings), {"selector": chosen, "ports": ports})
+    return manifest("v1", "Service", pod.metadata(server, settings), {"selector": chosen, "ports": ports})
 
 
 CLIENT = {"legroom.dev/vllm-client": "true"}
 """The label of client pods."""
 
 
-def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The PodDisruptionBudget that lets a node drain evict one pod at a time."""
-    why = "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: "
-    why += "all of its pods leave and come back together."
-    spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
-    return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
-
-
-def network_policy(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def network_policy(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The NetworkPolicy: ingress from labelled clients, from Prometheus and among the pods of a group."""
     ports = [{"port": "http"}]
-    scraped = [*ports, {"port": WATCH_PORT_NAME}] if server.options.sidecar else ports
+    scraped = [*ports, {"port": pod.WATCH_PORT_NAME}] if server.options.sidecar else ports
     clients = [{"podSelector": {"matchLabels": CLIENT}}, {"namespaceSelector": {"matchLabels": CLIENT}}]
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     what = "the guard, which is asked before the pool" if server.options.guard else "the server"
@@ -228,7 +212,7 @@ def network_policy(server: ExportedServer, settings: ClusterSettings, over: Node
         Commented("Prometheus, in the namespace that it usually has.", {"from": monitoring, "ports": scraped}),
     ]
     if over.nodes > 1:
-        own = {"from": [{"podSelector": {"matchLabels": pod_selector(server)}}]}
+        own = {"from": [{"podSelector": {"matchLabels": pod.pod_selector(server)}}]}
         rules.append(Commented("Ranks open ports of their own choice to each other.", own))
-    spec = {"podSelector": {"matchLabels": pod_selector(server)}, "policyTypes": ["Ingress"], "ingress": rules}
-    return manifest("networking.k8s.io/v1", "NetworkPolicy", metadata(server, settings), spec)
+    spec = {"podSelector": {"matchLabels": pod.pod_selector(server)}, "policyTypes": ["Ingress"], "ingress": rules}
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", pod.metadata(server, settings), spec)

@@ -47,30 +47,10 @@ _WRITTEN = frozenset(
     {_DOWNLOADS, "--kv-transfer-config", "--ec-transfer-config", "--compilation-config", "--profiler-config"}
 )
 """Flags that name folders which vLLM writes to."""
+_TOP_FOLDERS = ("bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "tmp", "usr")
 _OF_THE_IMAGE = frozenset(
-    [
-        "/bin",
-        "/dev",
-        "/etc",
-        "/home",
-        "/lib",
-        "/lib64",
-        "/opt",
-        "/proc",
-        "/root",
-        "/run",
-        "/sbin",
-        "/sys",
-        "/tmp",
-        "/usr",
-        "/var",
-        "/dev/shm",
-        "/root/.cache",
-        "/usr/local",
-        "/usr/lib",
-        "/usr/bin",
-    ]
-) | {""}
+    ["", *(f"/{name}" for name in (*_TOP_FOLDERS, "var", "dev/shm", "root/.cache", "usr/local", "usr/lib", "usr/bin"))]
+)
 """Folders of the image, over which nothing is mounted."""
 
 

@@ -62,8 +62,7 @@ class StartTimes:
     @property
     def limit_s(self) -> int:
         """The startup limit in seconds: twice the expected time, a whole number of probe periods."""
-        wanted = max(SAFETY * self.expected_s, SHORTEST_LIMIT_S)
-        return math.ceil(wanted / 30) * 30
+        return math.ceil(max(SAFETY * self.expected_s, SHORTEST_LIMIT_S) / 30) * 30
 
     @property
     def stop_s(self) -> int:

@@ -66,11 +66,6 @@ class AlertLevels:
     speed_up: float = 1.0
 
     @property
-    def min_preemptions_per_s(self) -> float:
-        """Preemptions per second below which no alert fires."""
-        return self.detect.preemptions_least / self.detect.preemption_over_s
-
-    @property
     def critical_for_s(self) -> float:
         """Seconds after which KV pressure is critical: its own `for` plus that of a lasting queue."""
         return self.detect.alert_pool_for_s + self.detect.alert_queue_for_s

@@ -88,7 +88,7 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
     by_design = f"\nunless\n{record.RUNNING}{{{batch}}}" if batch else ""
     suffering = f"{record.QUEUED} > 0"
     if counted:
-        suffering += f" or {record.PREEMPTIONS} >= {levels.min_preemptions_per_s:g}"
+        suffering += f" or {record.PREEMPTIONS} >= {detect.preemptions_least / detect.preemption_over_s:g}"
     per_running = f"{record.QUEUED} >= {detect.queue_per_running_ratio:g} * {record.RUNNING}"
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
@@ -156,10 +156,14 @@ def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition
     some = f"({none} or {targets} < {levels.missing_ratio:g} * {before})"
     hour, day = (_lowered_query(levels.time(seconds)) for seconds in (_HOUR_S, _DAY_S))
     # Without kube-state-metrics a scale-down is known by this: servers are left, or the last one was idle.
+    # Fewer targets than a group had constantly for a day; deciles, as rolling updates add pods briefly.
+    lately = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
+    low, usual, high = (f"quantile_over_time({share:g}, {lately})" for share in (0.1, 0.5, 0.9))
+    fewer = f"({targets} < {usual} and {low} == {high})"
     busy = f"max by ({_GROUP}) (last_over_time({record.MODEL_RUNNING}[{levels.time(_HOUR_S)}])) > 0"
     gone = (
         f"({some}\nand on (cluster, namespace) {_WANTED}\nunless on (cluster, namespace) ({hour}))\n"
-        f"or\n({_fewer_than_usual_query(targets, levels)}\nand on (cluster, namespace) {_WANTED}\n"
+        f"or\n({fewer}\nand on (cluster, namespace) {_WANTED}\n"
         f"unless on (cluster, namespace) ({day}))\nor\n({none} and ({busy})\nunless on (cluster, namespace) ({hour}))"
     )
     return [
@@ -182,13 +186,6 @@ def _missing_series_query(job: str) -> str:
     silent = f"({record.GENERATION_TOKENS} > 0 unless {record.observation_series('inter_token')})"
     scraped = f'up{{job="{job}"}} == 1'
     return f"({scraped} unless {by_server} {known})\nor\n({scraped} and {by_server} {silent})"
-
-
-def _fewer_than_usual_query(targets: str, levels: AlertLevels) -> str:
-    """PromQL of fewer targets than a group had constantly for a day; deciles, as rolling updates add pods briefly."""
-    day = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
-    low, usual, high = (f"quantile_over_time({share:g}, {day})" for share in (0.1, 0.5, 0.9))
-    return f"({targets} < {usual} and {low} == {high})"
 
 
 def _latency_query(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:

@@ -215,7 +215,13 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             records[latency_series(role, name)] = measures.quantile(role, share, over)
         records[observation_series(role)] = measures.observed(role, over)
-    records[RESTARTS] = restarts_query(measures, levels.time(levels.crash_window_s), job)
+    # Changed process start times, else resets of the prompt counter, else pods that were recreated.
+    crash_window = levels.time(levels.crash_window_s)
+    records[RESTARTS] = first_with_value(
+        f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{crash_window}]))',
+        Measures(measures.release, measures.selector, BY_INSTANCE).resets("prompt_tokens", crash_window),
+        _replaced_pods_query(crash_window, job),
+    )
     # vLLM counts HTTP 5xx even when its engine is dead.
     records[SERVER_ERRORS] = f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'
     return records | _MODEL_LEVEL
@@ -238,16 +244,6 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
         again = measures.rate("prompt_tokens_recomputed", window)
         records[RECOMPUTED] = f"{in_parens(again)}\n/\n({in_parens(prompts)} > 0)"
     return records
-
-
-def restarts_query(measures: Measures, window: str, job: str) -> str:
-    """PromQL of a server's restarts in a window: changed process start times, else resets of the prompt counter."""
-    by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
-    return first_with_value(
-        f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
-        by_instance.resets("prompt_tokens", window),
-        _replaced_pods_query(window, job),
-    )
 
 
 def _replaced_pods_query(window: str, job: str) -> str:

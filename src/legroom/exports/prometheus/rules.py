@@ -11,15 +11,8 @@ from legroom.exports.deploy.cluster.pod import WATCH_PORT_NAME
 from legroom.exports.deploy.serve_command import Address, address_of, parse_command
 from legroom.exports.deploy.yaml_text import manifest
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
+from legroom.exports.prometheus import alerts
 from legroom.exports.prometheus.alert_levels import AlertLevels, levels_for
-from legroom.exports.prometheus.alerts import (
-    AlertCondition,
-    alert_slots,
-    alert_texts,
-    fill_slots,
-    legroom_conditions,
-    vllm_conditions,
-)
 from legroom.exports.prometheus.measures import Measures, recorded_expressions
 from legroom.version import __version__
 
@@ -47,16 +40,12 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]
 
 def add_options(parser: Any) -> None:
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
-    parser.add_argument(
-        "--target", action="append", metavar="HOST:PORT", help="servers (default: localhost, the plan's port)"
-    )
+    about = "servers (default: localhost, the plan's port)"
+    parser.add_argument("--target", action="append", metavar="HOST:PORT", help=about)
     parser.add_argument("--guard", action="append", metavar="HOST:PORT", help="a guard's proxy to scrape")
     parser.add_argument("--watch", action="append", metavar="HOST:PORT", help="a legroom watch --daemon to scrape")
-    parser.add_argument(
-        "--runbook-base",
-        metavar="URL",
-        help="where the runbook pages are, for each alert's runbook_url: legroom export alert-runbooks writes them",
-    )
+    about = "where the runbook pages are, for each alert's runbook_url: legroom export alert-runbooks writes them"
+    parser.add_argument("--runbook-base", metavar="URL", help=about)
     parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
     parser.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
@@ -64,12 +53,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--operator", action="store_true", help="a PrometheusRule and a PodMonitor instead")
     parser.add_argument("--monitor", choices=("pod", "service"), default="pod", help="with --operator: which monitor")
     parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
-    parser.add_argument(
-        "--operator-label",
-        action="append",
-        metavar="KEY=VALUE",
-        help="what the operator selects them by, such as release=kube-prometheus-stack",
-    )
+    about = "what the operator selects them by, such as release=kube-prometheus-stack"
+    parser.add_argument("--operator-label", action="append", metavar="KEY=VALUE", help=about)
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
 
 
@@ -85,9 +70,10 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     batch = str(options.get("batch") or "")
     if batch and not _MATCHERS.fullmatch(batch):
         raise LegroomError(f"--batch {batch!r} is not a list of label matchers", """write --batch 'job="batch"'""")
-    alerts = [_alert_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
-    own = [_alert_rule(condition, levels, request) for condition in legroom_conditions(levels)]
-    rules = {"legroom-vllm-measures": records, "legroom-vllm": alerts, "legroom": own}
+    conditions = alerts.vllm_conditions(measures, levels, job, batch)
+    vllm_rules = [_alert_rule(condition, levels, request) for condition in conditions]
+    own = [_alert_rule(condition, levels, request) for condition in alerts.legroom_conditions(levels)]
+    rules = {"legroom-vllm-measures": records, "legroom-vllm": vllm_rules, "legroom": own}
     interval = levels.time(_EVALUATION_S)
     groups = [{"name": name, "interval": interval, "rules": listed} for name, listed in rules.items()]
     release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
@@ -103,18 +89,18 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     )
 
 
-def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+def _alert_rule(condition: alerts.AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
     """One alerting rule as Prometheus reads it, with severity, texts and, given a base, runbook_url."""
-    texts = alert_texts()[condition.name]
-    slots = alert_slots(levels, request.plan)
+    texts = alerts.alert_texts()[condition.name]
+    slots = alerts.alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or "").rstrip("/")
     rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
     if condition.for_s:
         rule["for"] = levels.time(condition.for_s)
     rule["labels"] = {"severity": texts["severity"]}
     rule["annotations"] = {
-        "summary": fill_slots(texts["summary"], slots),
-        "description": fill_slots(texts["description"], slots),
+        "summary": alerts.fill_slots(texts["summary"], slots),
+        "description": alerts.fill_slots(texts["description"], slots),
         **({"runbook_url": f"{base}/{condition.name}.md"} if base else {}),
     }
     return rule

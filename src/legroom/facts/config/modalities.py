@@ -26,8 +26,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
-    family = _tower_family(config)
-    row = families().get(family)
+    row = families().get(_tower_family(config))
     text = nested_text_config(config) or config
     usual = config_defaults().get(str(text.get("model_type")), {})
     width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)
@@ -200,21 +199,9 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         Linear("projector", width, hidden, True),
     )
     tokens = frames // 2
-    return Modality(
-        "audio",
-        hidden,
-        inner,
-        layers,
-        heads,
-        sum(weight.parameters for weight in weights),
-        tokens,
-        frames,
-        weights,
-        items=(MediaItem("audio", tokens, frames),),
-        moments=_live_tensors("whisper"),
-        pixels_per_patch=2 * bins,
-        spread=0.1,
-    )
+    size, items = sum(weight.parameters for weight in weights), (MediaItem("audio", tokens, frames),)
+    of_item: dict[str, Any] = {"moments": _live_tensors("whisper"), "pixels_per_patch": 2 * bins, "spread": 0.1}
+    return Modality("audio", hidden, inner, layers, heads, size, tokens, frames, weights, items=items, **of_item)
 
 
 def _patch_embedding(encoder: _Encoder) -> list[Linear]:

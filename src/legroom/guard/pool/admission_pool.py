@@ -92,8 +92,7 @@ class FairQueue:
 
     def add(self, item: Reservation, weight: float = 1.0) -> None:
         """Queue a reservation by its client's fair share; a client of a higher `weight` is served more."""
-        tag = self.count(item, weight)
-        heapq.heappush(self._heap, (tag, next(self._numbers), item))
+        heapq.heappush(self._heap, (self.count(item, weight), next(self._numbers), item))
         self._waiting[id(item)] = item
         self._per_client[item.client] = self._per_client.get(item.client, 0) + 1
 

@@ -277,12 +277,6 @@ class Journal:
         with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
 
-    def integrity_problems(self) -> tuple[str, ...]:
-        """The findings of SQLite's integrity check."""
-        with self._read_transaction() as db:
-            lines = [str(row[0]) for row in db.execute("PRAGMA integrity_check")]
-        return () if lines == ["ok"] else tuple(lines)
-
     # Transactions
 
     @contextmanager

@@ -15,16 +15,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from legroom.live.metrics.sample import (
-    COUNTERS,
-    HISTOGRAMS,
-    EngineSample,
-    GuardSample,
-    Histogram,
-    Sample,
-    ScrapeFailure,
-    ScrapeResult,
-)
+from legroom.live.metrics import sample as samples
 from legroom.live.thresholds import LONGEST_INTERVAL_S
 from legroom.records import dataclass
 
@@ -44,7 +35,7 @@ _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefi
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStep(EngineSample):
+class EngineStep(samples.EngineSample):
     """One engine between two samples: gauges at the end, and counters and histograms as increases. None: not
     reported."""
 
@@ -88,7 +79,7 @@ class EngineStep(EngineSample):
     @property
     def has_progress(self) -> bool:
         """Whether any metric of the engine changed in the step."""
-        if any(getattr(self, counter) for counter in COUNTERS):
+        if any(getattr(self, counter) for counter in samples.COUNTERS):
             return True
         names = ("kv_use", "running", "waiting")
         return self.restarted or any(getattr(self, name) != getattr(self, f"{name}_before") for name in names)
@@ -102,7 +93,7 @@ class WindowStep:
     seconds: float
     engines: tuple[EngineStep, ...]
     restarted: bool = False
-    guard: GuardSample | None = None
+    guard: samples.GuardSample | None = None
     """All guards: waiting requests at the end, and the others as increases."""
     guard_waiting_before: float = 0.0
     rejections: float = 0.0
@@ -135,16 +126,16 @@ def _increase(new: float | None, old: float | None, restarted: bool) -> float | 
     return max(new - old, 0.0) if old is not None else None
 
 
-def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> EngineStep:
+def _engine_step(new: samples.EngineSample, old: samples.EngineSample, seconds: float) -> EngineStep:
     """What changed between two samples of an engine: increases of counters and histograms, gauges old and new."""
     pairs = ((getattr(new, name), getattr(old, name)) for name in _RESTART_COUNTERS)
     restarted = any(now is not None and before is not None and now < before for now, before in pairs)
-    values: dict[str, Any] = {name: getattr(new, name) for name in EngineSample.__dataclass_fields__}
+    values: dict[str, Any] = {name: getattr(new, name) for name in samples.EngineSample.__dataclass_fields__}
     # One object for equal names: a fleet's steps would hold as many copies.
     values |= {"model": sys.intern(new.model), "engine": sys.intern(new.engine)}
-    values |= {name: _increase(values[name], getattr(old, name), restarted) for name in COUNTERS}
-    for name in HISTOGRAMS:
-        histogram: Histogram | None = values[name]
+    values |= {name: _increase(values[name], getattr(old, name), restarted) for name in samples.COUNTERS}
+    for name in samples.HISTOGRAMS:
+        histogram: samples.Histogram | None = values[name]
         since = histogram if restarted or histogram is None else histogram.since(getattr(old, name))
         values[name] = since if since is not None and since.count > 0 else None
     gauges = ("kv_use", "running", "waiting", "waiting_for_capacity")
@@ -152,7 +143,9 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
     return EngineStep(**values, **before, seconds=seconds, restarted=restarted)
 
 
-def _guard_step(new: Iterable[GuardSample], old: Mapping[str, GuardSample]) -> GuardSample | None:
+def _guard_step(
+    new: Iterable[samples.GuardSample], old: Mapping[str, samples.GuardSample]
+) -> samples.GuardSample | None:
     """What the guards counted since the last sample of each, and what waits now; None without a guard."""
     pairs = [(guard, old.get(guard.api_server)) for guard in new]
     if not pairs:
@@ -161,7 +154,7 @@ def _guard_step(new: Iterable[GuardSample], old: Mapping[str, GuardSample]) -> G
     for name in ("admitted", "refused", "timed_out"):
         totals = ((getattr(guard, name), getattr(before, name)) for guard, before in pairs if before is not None)
         counts[name] = sum(now - before if now >= before else now for now, before in totals)
-    return GuardSample("", **counts)
+    return samples.GuardSample("", **counts)
 
 
 class Window:
@@ -170,10 +163,10 @@ class Window:
     def __init__(self, server: str, max_steps: int = MAX_STEPS, window_s: float = WINDOW_S) -> None:
         self.server = server
         self._window_s = window_s
-        self.latest: Sample | None = None
+        self.latest: samples.Sample | None = None
         """The last sample, also while scrapes fail."""
         self.steps: deque[WindowStep] = deque(maxlen=max_steps)
-        self.failures: deque[ScrapeFailure] = deque(maxlen=64)
+        self.failures: deque[samples.ScrapeFailure] = deque(maxlen=64)
         """Failed scrapes since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
         """Times of detected restarts."""
@@ -184,7 +177,7 @@ class Window:
         # A week of one point in five minutes.
         self.points: deque[MemoryPoint] = deque(maxlen=2048)
         self.last_scrape_s: float | None = None
-        self._guards: dict[str, GuardSample] = {}
+        self._guards: dict[str, samples.GuardSample] = {}
         """The last sample of each guard: with several API servers a scrape shows one of them."""
 
     def snapshot(self) -> Window:
@@ -195,9 +188,9 @@ class Window:
                 setattr(snapshot, name, value.copy())
         return snapshot
 
-    def add(self, result: ScrapeResult) -> None:
+    def add(self, result: samples.ScrapeResult) -> None:
         """Takes in a scrape: failures are kept; a sample becomes a step, and may count as a restart or switch."""
-        is_sample = isinstance(result, Sample) and self.latest is not None
+        is_sample = isinstance(result, samples.Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
             self.failures.clear()
@@ -208,7 +201,7 @@ class Window:
             if self.latest is not None:
                 self.latest = replace(self.latest, time_s=result.time_s)
         self.last_scrape_s = result.time_s
-        if isinstance(result, ScrapeFailure):
+        if isinstance(result, samples.ScrapeFailure):
             self.failures.append(result)
             return
         step = self._step_to(result)
@@ -232,7 +225,7 @@ class Window:
         if is_due and point != MemoryPoint(result.time_s):
             self.points.append(point)
 
-    def _step_to(self, sample: Sample) -> WindowStep | None:
+    def _step_to(self, sample: samples.Sample) -> WindowStep | None:
         """The step from the last sample to this one; None where they are too far apart."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
@@ -246,15 +239,9 @@ class Window:
         if not engines:
             return None
         restarted = any(engine.restarted for engine in engines)
-        return WindowStep(
-            sample.time_s,
-            seconds,
-            engines,
-            restarted,
-            _guard_step(sample.guards, self._guards),
-            sum(guard.waiting for guard in before.guards),
-            _increase(sample.rejections, before.rejections, restarted) or 0.0,
-        )
+        guards, waited = _guard_step(sample.guards, self._guards), sum(guard.waiting for guard in before.guards)
+        refused = _increase(sample.rejections, before.rejections, restarted) or 0.0
+        return WindowStep(sample.time_s, seconds, engines, restarted, guards, waited, refused)
 
     @property
     def _max_step_s(self) -> float:
@@ -264,7 +251,7 @@ class Window:
             return _GAP_S if self.failures else _FIRST_GAP_S
         return max(_GAP_S, 6.0 * usual)
 
-    def _is_other_replica(self, sample: Sample) -> bool:
+    def _is_other_replica(self, sample: samples.Sample) -> bool:
         """Whether another process answered that started long ago: several servers behind one address."""
         before = self.latest
         if before is None or not sample.process_start_s or not before.process_start_s:
@@ -273,7 +260,7 @@ class Window:
         # Clocks may differ by a minute.
         return differs and sample.process_start_s < before.time_s - 60.0
 
-    def _has_restarted(self, sample: Sample, step: WindowStep | None) -> bool:
+    def _has_restarted(self, sample: samples.Sample, step: WindowStep | None) -> bool:
         """Whether the server started anew since the latest sample, by its start time, else by its counters."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
@@ -313,12 +300,12 @@ class Window:
         spent_s = sum(step_s for _, step_s in grown)
         return sum(growth for growth, _ in grown) / spent_s if spent_s > 0 else None
 
-    def histogram(self, field: str, seconds: float = 60.0) -> Histogram | None:
+    def histogram(self, field: str, seconds: float = 60.0) -> samples.Histogram | None:
         """A histogram of the last `seconds`, summed over engines."""
-        total: Histogram | None = None
+        total: samples.Histogram | None = None
         for step in self.recent(seconds):
             for engine in step.engines:
-                seen: Histogram | None = getattr(engine, field)
+                seen: samples.Histogram | None = getattr(engine, field)
                 if seen is not None:
                     total = seen if total is None else total.plus(seen)
         return total

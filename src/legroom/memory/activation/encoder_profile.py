@@ -13,6 +13,7 @@ from typing import Any
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import LiveTensors, MediaItem, Modality, Model
+from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memory.attention_workspace import split_kv_bytes
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES
@@ -84,11 +85,12 @@ def _release_items(tower: Modality, settings: EngineSettings) -> tuple[MediaItem
     if not tower.items:
         patches = tower.patch_tokens_per_item or tower.max_tokens_per_item
         return (MediaItem(tower.kind, tower.max_tokens_per_item, patches),)
-    return tuple(
-        item
-        for item in tower.items
-        if not (item.since and release.before(item.since)) and not (item.until and release.at_least(item.until))
-    )
+    return tuple(item for item in tower.items if _exists_in(item, release))
+
+
+def _exists_in(part: MediaItem | LiveTensors, release: Release) -> bool:
+    """Whether a media item, or a set of live tensors, is one of this release."""
+    return not (part.since and release.before(part.since)) and not (part.until and release.at_least(part.until))
 
 
 def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
@@ -99,8 +101,9 @@ def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, all
     tokens, patches, outputs = item.tokens, item.patches, item.outputs or item.tokens
     if item.max_frames:
         image = next((i.tokens for i in _release_items(tower, settings) if i.kind == "image"), 0)
-        shared = "image" in allowed and _shares_length(item, settings)
-        steps = _video_frame_steps(item, settings.max_model_len - (image if shared else 0))
+        until, release = item.beside_image_until, known_release(settings.release)
+        is_shared = until == "always" or bool(until and release.before(until))  # max_model_len, with an image
+        steps = _video_frame_steps(item, settings.max_model_len - (image if "image" in allowed and is_shared else 0))
         built = _video_frame_steps(item, _dummy_length(settings, item, steps))
         tokens, patches, outputs = steps * item.tokens, built * item.patches, built * (item.outputs or item.tokens)
     if item.within_length and tokens > settings.max_model_len:
@@ -120,16 +123,9 @@ def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, all
     return ProfiledItem(item.kind, tokens, int(patches * share), int(outputs * share), tower)
 
 
-def _shares_length(item: MediaItem, settings: EngineSettings) -> bool:
-    """Whether in this release a video has to share max_model_len with an image."""
-    until = item.beside_image_until
-    return until == "always" or bool(until and known_release(settings.release).before(until))
-
-
 def _video_frame_steps(item: MediaItem, length: int) -> int:
     """Temporal patches (`frames_per_step` frames each) of a video that fit into `length` prompt tokens, at least 1."""
-    whole = max(length, 0) // item.tokens
-    return max(1, min(whole, cdiv(item.max_frames, item.frames_per_step)))
+    return max(1, min(max(length, 0) // item.tokens, cdiv(item.max_frames, item.frames_per_step)))
 
 
 def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
@@ -263,7 +259,7 @@ def _tower_peak(
 ) -> tuple[int, str]:
     """Peak bytes of the encoder for this batch on one rank, and the operation at which it is reached."""
     tower = batch.item.tower
-    moments = [m for m in tower.moments or _PLAIN if not _outdated(m, settings)]
+    moments = [moment for moment in tower.moments or _PLAIN if _exists_in(moment, known_release(settings.release))]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
     partial = _partial_sum_bytes(batch, settings, gpu) if gpu else 0
     live, where = max(
@@ -293,13 +289,6 @@ def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
     """Bytes of one patch's input pixels; `width`: bytes of a value."""
     raw = bool(tower.raw_pixels_since) and known_release(settings.release).at_least(tower.raw_pixels_since)
     return tower.pixels_per_patch * (1 if raw else width)
-
-
-def _outdated(moment: LiveTensors, settings: EngineSettings) -> bool:
-    """Whether these live tensors are those of releases other than the one in use."""
-    release = known_release(settings.release)
-    early = bool(moment.since) and release.before(moment.since)
-    return early or (bool(moment.until) and release.at_least(moment.until))
 
 
 def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text: int) -> int:
@@ -353,11 +342,6 @@ def _v0_profile(items: tuple[ProfiledItem, ...], model: Model, settings: EngineS
     batch = EncoderBatch(largest, sequences, settings.tensor_parallel_size)
     inside, moment = _tower_peak(batch, model, settings, None, width)
     inside += masks
-    kinds = " and ".join(item.kind for item in items)
-    return EncoderProfile(
-        inside + kept,
-        f"{sequences} x {kinds}, {batch.patches} patches in the {moment}",
-        kept,
-        f"pixels and outputs of {sequences} x {kinds}",
-        int(inside * largest.tower.spread),
-    )
+    what = f"{sequences} x {' and '.join(item.kind for item in items)}"
+    peak_how, spread = f"{what}, {batch.patches} patches in the {moment}", int(inside * largest.tower.spread)
+    return EncoderProfile(inside + kept, peak_how, kept, f"pixels and outputs of {what}", spread)

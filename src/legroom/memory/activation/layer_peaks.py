@@ -93,7 +93,8 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
     ][:1]
     for layer, after in kinds:
         own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else kept
-        block = feedforward_peak(layer.feedforward, replace(widths, held=own))
+        part, at = layer.feedforward, replace(widths, held=own)
+        block = _experts(part, at) if isinstance(part, Experts) else _dense(part, at) if part else None
         if block:
             result.append(replace(block, after_experts=after or block.where == "experts"))
         mixer_at = mixer_peak(layer.mixer, replace(widths, held=carried))
@@ -238,11 +239,6 @@ def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPe
     """Live elements while the first Mamba-2 layer tunes its kernels, which later starts find in Triton's cache."""
     elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
-
-
-def feedforward_peak(block: Dense | Experts | None, at: Widths) -> LayerPeak | None:
-    """The live tensors (gate, up, product) at a feed-forward block's widest point; None without a block."""
-    return _experts(block, at) if isinstance(block, Experts) else _dense(block, at) if block else None
 
 
 def _dense(block: Dense, at: Widths) -> LayerPeak:

@@ -348,5 +348,4 @@ def scratch_rows(gpu: Gpu, sequences: int) -> int:
     by_name = next((count for name, count in known["by_name"].items() if name in gpu.name.lower()), None)
     capability = ".".join(str(part) for part in gpu.compute_capability)
     processors = int(by_name or known["by_capability"].get(capability, known["unknown"]))
-    programs = min(processors, sequences)
-    return min(1 << (programs - 1).bit_length(), processors)
+    return min(1 << (min(processors, sequences) - 1).bit_length(), processors)

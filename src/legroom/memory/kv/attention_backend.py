@@ -130,9 +130,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
     given = settings.given.mamba_cache_mode
     if given == "align" or not keeps_all or (given != "all" and release.at_least("0.28.0")):
         return "align"
-    if release.at_least("0.20.0") and settings.num_speculative_tokens and given != "all":
-        return "align"
-    return "all"
+    return "align" if release.at_least("0.20.0") and settings.num_speculative_tokens and given != "all" else "all"
 
 
 def aligned_block_size(
@@ -146,8 +144,9 @@ def aligned_block_size(
     latents = latent(layer.mixer for layer in model.layers)
     step = _alignment_step(backend, bool(latents), gpu, release, block_size)
     if state_cache_mode(model, settings) == "all":
-        chunk = settings.given.mamba_block_size or _scan_chunk(model)
-        step = lcm(chunk, step)
+        states = recurrent(layer.mixer for layer in model.layers)
+        scanned = max((dict(mixer.config).get("chunk_size", 1) for mixer in states), default=1)
+        step = lcm(settings.given.mamba_block_size or scanned, step)
         wanted = step * cdiv(cdiv(state_bytes, token_bytes), step)
     else:
         wanted = step * cdiv(state_bytes, step * token_bytes)
@@ -166,9 +165,3 @@ def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Releas
         return 32 if gpu.compute_capability[0] == 10 and release.before("0.19.0") else 16
     step = max(backend.smallest_block, block_size)
     return max(step, 128) if is_latent else step
-
-
-def _scan_chunk(model: Model) -> int:
-    """The largest scan chunk of the recurrent layers in tokens; 1 where none states one."""
-    chunks = [dict(mixer.config).get("chunk_size", 1) for mixer in recurrent(layer.mixer for layer in model.layers)]
-    return max(chunks, default=1)

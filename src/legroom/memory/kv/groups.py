@@ -7,8 +7,9 @@ they do with pages of different sizes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from legroom.facts.releases import Release
 from legroom.memory.kv.specs import (
@@ -151,9 +152,7 @@ def _with_page_bytes(name: str, spec: CacheSpec, largest: int, release: Release)
 
 def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
     """Groups with the same number of layers: that of the rarest type, unless the counts are nearly equal."""
-    buckets: dict[CacheSpec, list[str]] = defaultdict(list)
-    for name, spec in specs.items():
-        buckets[spec.merge_key if release.at_least("0.27.0") else spec].append(name)
+    buckets = _grouped(specs, lambda name: specs[name].merge_key if release.at_least("0.27.0") else specs[name])
     counts = [len(names) for names in buckets.values()]
     size = min(counts)
     # 0.18 pads up to a ratio of 1.5 instead of 1.25, for drafters that add a layer or two to one type.
@@ -172,8 +171,8 @@ def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
 
 def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     """Groups for block-outermost layouts, where one block holds pages of several sizes."""
-    buckets = _type_buckets(specs)
-    pages = [_names_by_page_bytes(specs, names) for names in buckets]
+    buckets = list(_grouped(specs, lambda name: specs[name].type_key).values())
+    pages = [_grouped(names, lambda name: specs[name].page_bytes) for names in buckets]
     balanced = [len({len(names) for names in by_page.values()}) == 1 for by_page in pages]
     repeats = [max(len(names) for names in by_page.values()) for by_page in pages]
     floor = max(
@@ -201,8 +200,7 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     for index, names in enumerate(buckets):
         number = number_of(index)
         if is_state(index):
-            fitting = max(anchor // specs[names[0]].page_bytes, 1)
-            number = max(number, cdiv(len(names), fitting))
+            number = max(number, cdiv(len(names), max(anchor // specs[names[0]].page_bytes, 1)))
         if number == 1:
             groups.append(_group(specs, names))
             continue
@@ -211,20 +209,12 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     return tuple(groups)
 
 
-def _type_buckets(specs: Specs) -> list[list[str]]:
-    """Layer names by type of cache, in the order of first appearance."""
-    buckets: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for name, spec in specs.items():
-        buckets[spec.type_key].append(name)
-    return list(buckets.values())
-
-
-def _names_by_page_bytes(specs: Specs, names: Sequence[str]) -> dict[int, list[str]]:
-    """Layer names by the bytes of their page."""
-    pages: dict[int, list[str]] = defaultdict(list)
+def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> dict[Any, list[str]]:
+    """Layer names by a property of their layers, in the order of first appearance."""
+    groups: dict[Any, list[str]] = defaultdict(list)
     for name in names:
-        pages[specs[name].page_bytes].append(name)
-    return pages
+        groups[key(name)].append(name)
+    return groups
 
 
 def _least_padding(counts: Sequence[int], floor: int) -> int:

@@ -209,9 +209,9 @@ def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) ->
     """The cache specs of an MLA layer by name: its own and, where it has one, its indexer's."""
     if mixer.window is not None:
         return _compressed_specs(name, mixer, deployment)
-    if not keeps_latent(deployment.settings):
-        return {name: _unfolded_spec(mixer, deployment)}
     settings = deployment.settings
+    if deployment.release.before("0.7.1") or settings.given.env.get("VLLM_MLA_DISABLE", "0") == "1":
+        return {name: _unfolded_spec(mixer, deployment)}  # keys and values are cached, not the latent
     width = mixer.latent_width
     dtype = settings.kv_cache_dtype
     if mixer.index_head_dim and dtype.startswith("fp8"):
@@ -233,20 +233,14 @@ def _index_key_bytes(mixer: LatentAttention) -> int:
     return mixer.index_head_dim + mixer.index_head_dim // 128 * 4
 
 
-def keeps_latent(settings: EngineSettings) -> bool:
-    """Whether the MLA latent itself is cached (0.7.1+, without VLLM_MLA_DISABLE)."""
-    return known_release(settings.release).at_least("0.7.1") and settings.given.env.get("VLLM_MLA_DISABLE", "0") != "1"
-
-
 def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAttentionSpec:
     """The cache spec of MLA cached as full heads (no latent); up to 0.7.0 a head of 192 is padded to 256."""
     head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
     if deployment.release.before("0.7.1"):
         head_dim = max(head_dim, 256)
     heads = max(1, mixer.heads // deployment.settings.tensor_parallel_size)
-    token_bytes = heads * head_token_bytes(
-        head_dim, head_dim, deployment.settings.kv_cache_dtype, deployment.settings.dtype
-    )
+    settings = deployment.settings
+    token_bytes = heads * head_token_bytes(head_dim, head_dim, settings.kv_cache_dtype, settings.dtype)
     return FullAttentionSpec(deployment.block_size, heads, head_dim, head_dim, token_bytes)
 
 
@@ -336,19 +330,15 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
         return conv, configured if isinstance(configured, str) else "float32"
     if "Qwen3_5" in model.architecture and isinstance(configured, str):
         return conv, configured
-    if mixer.kind == "kda":
-        return conv, "float32"
-    return conv, conv
+    return (conv, "float32") if mixer.kind == "kda" else (conv, conv)
 
 
 def _per_rank(total: int, settings: EngineSettings, what: str) -> int:
     """`total` divided by the tensor-parallel ranks; LegroomError, naming `what`, where it does not divide."""
     ranks = settings.tensor_parallel_size
     if total % ranks:
-        raise LegroomError(
-            f"{what} {total} does not divide over {ranks} tensor-parallel ranks",
-            "choose another --tensor-parallel-size",
-        )
+        hint = "choose another --tensor-parallel-size"
+        raise LegroomError(f"{what} {total} does not divide over {ranks} tensor-parallel ranks", hint)
     return total // ranks
 
 

@@ -12,7 +12,7 @@ from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Q
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
-from legroom.memory.weights.family_modules import before_layers, layer_extras, model_extras, with_first_attention
+from legroom.memory.weights.family_modules import attention_workspaces, before_layers, layer_extras, model_extras
 from legroom.memory.weights.layer_modules import encoder_modules, feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.quantized_modules import Schemes
@@ -60,7 +60,10 @@ def lora_buffers(
         if module.part == "embeddings" and module.name == "embed_tokens":
             if not embeddings:
                 continue
-            for _ in range(2 if model.tie_word_embeddings and _ties_one_module(model, settings) else 1):
+            # A tied lm_head is embed_tokens itself in Qwen3 before 0.28, and is wrapped under both names.
+            is_qwen = model.model_type.removesuffix("_text") in ("qwen3", "qwen3_vl")
+            is_both = is_qwen and model.tie_word_embeddings and known_release(settings.release).before("0.28.0")
+            for _ in range(2 if is_both else 1):
                 yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
                 yield Module("lora", "embed_b", slots * model.hidden_size, rank)
         elif module.quantizable and module.name != "lm_head" and (module.copies == 1 or experts):
@@ -78,12 +81,6 @@ def lora_buffers(
     tokens = settings.max_num_batched_tokens
     # Index tensors of the LoRA kernels: five of 64-bit and four of 32-bit numbers per token.
     yield Module("lora", "indices", 14 * tokens, dtype="float32")
-
-
-def _ties_one_module(model: Model, settings: EngineSettings) -> bool:
-    """Whether a tied lm_head is embed_tokens itself, which LoRA then wraps under both names: Qwen3 before 0.28."""
-    family = model.model_type.removesuffix("_text")
-    return family in ("qwen3", "qwen3_vl") and known_release(settings.release).before("0.28.0")
 
 
 _VOCABULARY_PADDING = 64
@@ -275,16 +272,11 @@ class _StoredLayers:
         kind = id(layer), self._build.schemes.kind_of_layer(index)
         stored = self._stored.get(kind)
         if stored is None:
-            stored = self._stored[kind] = list(self._store(self._modules_of(layer), index))
+            if layer not in self._modules:
+                hidden = self._build.model.hidden_size
+                self._modules[layer] = _layer_modules(layer, hidden, self._build, self._scalars)
+            stored = self._stored[kind] = list(self._store(self._modules[layer], index))
         return stored
-
-    def _modules_of(self, layer: Layer) -> list[Module]:
-        """The modules of a layer on one rank, made once for equal layers."""
-        modules = self._modules.get(layer)
-        if modules is None:
-            hidden = self._build.model.hidden_size
-            modules = self._modules[layer] = _layer_modules(layer, hidden, self._build, self._scalars)
-        return modules
 
     def _store(self, modules: list[Module], index: int) -> Iterator[StoredModule]:
         """The modules with their storage in this layer; a quantized `kv_b_proj` also has a 16-bit copy."""
@@ -302,7 +294,7 @@ def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     """The stored weights of the stage's layers, with rope caches and workspaces where they are created."""
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
-    workspaces = with_first_attention(model, build.settings, context)
+    workspaces = attention_workspaces(model, build.settings, context)
     layers = _StoredLayers(build)
     for index in stage:
         # A pipeline stage that starts after a table's layer creates it at the next layer of that kind.
@@ -332,14 +324,8 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
         return replace(heads[0], shares_kv=False)
     if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
-    return LatentAttention(
-        mixer.heads,
-        int(config["kv_lora_rank"]),
-        config.get("q_lora_rank"),
-        int(config.get("qk_nope_head_dim") or 0),
-        int(config.get("qk_rope_head_dim") or 0),
-        int(config.get("v_head_dim") or 0),
-    )
+    nope, rope, value = (int(config.get(f"{part}_head_dim") or 0) for part in ("qk_nope", "qk_rope", "v"))
+    return LatentAttention(mixer.heads, int(config["kv_lora_rank"]), config.get("q_lora_rank"), nope, rope, value)
 
 
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:

@@ -272,8 +272,7 @@ def _grouped_float(module: Module, scheme: Quantization, context: StorageContext
 
 def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """gpt-oss experts, padded for the kernel of this GPU and release."""
-    up = ".w13" in module.name
-    rows, columns = _mxfp4_sizes(module, up, context)
+    rows, columns = _mxfp4_sizes(module, ".w13" in module.name, context)
     copies = module.copies
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
     bias = (copies * rows * context.dtype_bytes,) if module.bias else ()

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from legroom.memory.overhead import charges_device_wide
 from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
@@ -161,13 +162,9 @@ def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapp
     """Memory that a card's awake and sleeping servers take in one shift (servers awake together)."""
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
-    return PackedCard(
-        card,
-        shift,
-        tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake),
-        tuple((each.server.name, each.asleep_bytes) for each in asleep),
-        sum(each.spread_bytes for each in awake),
-    )
+    held = tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake)
+    kept = tuple((each.server.name, each.asleep_bytes) for each in asleep)
+    return PackedCard(card, shift, held, kept, sum(each.spread_bytes for each in awake))
 
 
 def _planned_beside_all(
@@ -217,7 +214,7 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
         if needs.block_bytes:
             flags["kv_cache_memory_bytes"] = pool_bytes
         return flags
-    charged = beside_bytes if needs.is_charged_for_neighbours else 0
+    charged = beside_bytes if charges_device_wide(needs.settings) else 0
     share = (needs.counted_bytes + pool_bytes + charged) / total_bytes
     if release.version == "0.9.1":
         flags["gpu_memory_utilization"] = min(math.floor(share * 1000) / 1000, 1.0)
@@ -265,7 +262,17 @@ def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[
         "headroom_bytes": result.headroom_bytes,
         "order": result.order if isinstance(result.order, str) else list(result.order),
         "cards": [_card_json(use) for use in result.cards],
-        "changes": [_change_json(change) for change in changes],
+        "changes": [
+            {
+                "server": change.server,
+                "flags": dict(change.flags),
+                "gpus": change.gpus,
+                "why": change.why,
+                "verdict": change.result.verdict,
+                "headroom_bytes": change.result.headroom_bytes,
+            }
+            for change in changes
+        ],
     }
     if result.request.shifts:
         document["shifts"] = [{"name": shift.name, "awake": sorted(shift.awake)} for shift in result.request.shifts]
@@ -299,15 +306,4 @@ def _card_json(use: PackedCard) -> dict[str, Any]:
         "awake": dict(use.awake),
         "asleep": dict(use.asleep),
         "others": {other.name: other.bytes for other in use.card.others},
-    }
-
-
-def _change_json(change: PackChange) -> dict[str, Any]:
-    return {
-        "server": change.server,
-        "flags": dict(change.flags),
-        "gpus": change.gpus,
-        "why": change.why,
-        "verdict": change.result.verdict,
-        "headroom_bytes": change.result.headroom_bytes,
     }

@@ -116,11 +116,6 @@ class ServerNeeds:
         """Whether the KV cache is sized by --kv-cache-memory-bytes, without profiling."""
         return takes_pool_bytes(self.settings)
 
-    @property
-    def is_charged_for_neighbours(self) -> bool:
-        """Whether the release counts memory of other processes into its budget."""
-        return charges_device_wide(self.settings)
-
 
 def takes_pool_bytes(settings: EngineSettings) -> bool:
     """Whether the release and its engine have --kv-cache-memory-bytes."""
@@ -197,8 +192,7 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     fixed = replace(settings, max_model_len=length, auto_fit_len=False)
     plenty = plan_of_shape(shape, fixed, [_PLENTY_BYTES] * len(shape.stages))
     request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
-    requests = server.goal.concurrency if server.goal else 1.0
-    blocks = math.ceil(requests * request)
+    blocks = math.ceil((server.goal.concurrency if server.goal else 1.0) * request)
     least = _smallest_passing_pool(shape, fixed, block, blocks)
     most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
     return (given, given, block) if given else (least, most, block)

@@ -34,14 +34,17 @@ class Card:
         return sum(other.bytes for other in self.others)
 
 
-def offered_cards(gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = ()) -> tuple[Card, ...]:
-    """The cards of a machine, with the programs that run on them by the card's number."""
+def offered_cards(
+    gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = (), used_bytes: int = 0
+) -> tuple[Card, ...]:
+    """The cards of a machine, with the programs on them by the card's number, and what is in use of every card."""
+    in_use = (OtherProgram("in use", used_bytes),) if used_bytes else ()
     return tuple(
         Card(
             number,
             each,
             desktop_bytes(each) + reserve_bytes(each),
-            tuple(other for place, other in others if place == number),
+            (*in_use, *(its for at, its in others if at == number)),
         )
         for number, each in enumerate(gpus)
     )
@@ -167,12 +170,8 @@ def _grow_pools(
     needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
 ) -> dict[str, float]:
     """The KV cache bytes of each server, those in `growing` raised by `level` x weight up to their maximum."""
-    grown = dict(pools)
-    for each in needs:
-        if each.server.name in growing:
-            more = pools[each.server.name] + level * each.server.weight
-            grown[each.server.name] = min(more, float(each.most_pool_bytes))
-    return grown
+    raised = {each.server.name: (level * each.server.weight, float(each.most_pool_bytes)) for each in needs}
+    return {**pools, **{name: min(pools[name] + raised[name][0], raised[name][1]) for name in growing}}
 
 
 def _pools_fit(
@@ -200,14 +199,8 @@ def _cannot_grow(
     growing: set[str],
 ) -> set[str]:
     """The servers whose KV cache cannot grow by a block."""
-    blocked = set()
-    for each in needs:
-        name = each.server.name
-        if name in growing and not _pools_fit(
-            problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}
-        ):
-            blocked.add(name)
-    return blocked
+    larger = {each.server.name: pools[each.server.name] + each.block_bytes for each in needs}
+    return {name for name in growing if not _pools_fit(problem, needs, placement, {**pools, name: larger[name]})}
 
 
 def _whole_blocks(needs: ServerNeeds, pool: float) -> int:

@@ -45,8 +45,7 @@ def args_on_release(args: ServeArgs, new: Release) -> ServeArgs:
     for problem in parse_flags(words, new).problems:
         if problem.stops_vllm:
             words = _without_refused_flag(words, problem)
-    read = parse_flags(words, new, usage=args.usage).args
-    return replace(read, env=args.env)
+    return replace(parse_flags(words, new, usage=args.usage).args, env=args.env)
 
 
 def _without_refused_flag(words: list[str], problem: FlagProblem) -> list[str]:

@@ -14,8 +14,6 @@ from legroom.units import MIB
 
 _THOUSANDTHS = range(100, 991)
 """Values of gpu_memory_utilization to try, in thousandths."""
-_SAME = 0.999
-"""Share of the old concurrency that counts as equal: within one block and the rounding of utilization."""
 _SAME_HEADROOM_BYTES = 64 * MIB
 _PINNED = ("max_num_seqs", "max_num_batched_tokens")
 """Settings whose defaults trade activation memory for KV cache."""
@@ -46,8 +44,9 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
     good = [choice for choice in choices if choice.keeps_requests]
     # A command that may fail within the error band is named only where none is known to start: then the unchanged one.
+    # An unchanged command that is sure to start and holds as much is never worse than a changed one.
     sure = [choice for choice in good if choice.plan.verdict == "fits"]
-    if not sure and good and not good[0].flags and good[0].plan.layout.headroom_bytes >= 0:
+    if good and not good[0].flags and (good[0] in sure or (not sure and good[0].plan.layout.headroom_bytes >= 0)):
         return good[0]
     good = sure or good
     both = next((choice for choice in good if choice.keeps_headroom), None)
@@ -75,7 +74,13 @@ def _holds_old_requests(plan: Plan, old: Plan) -> bool:
     if not plan.starts or plan.settings.max_model_len < old.settings.max_model_len:
         return False
     same_length = plan.memory.kv.max_concurrency * plan.settings.max_model_len / max(old.settings.max_model_len, 1)
-    return same_length >= old.memory.kv.max_concurrency * _SAME
+    return same_length >= _equal_requests(old)
+
+
+def _equal_requests(old: Plan) -> float:
+    """The requests that count as the old number: a pool that is smaller by no more than a step of utilization."""
+    step_bytes = old.layout.total_bytes * _THOUSANDTHS.step / 1000
+    return old.memory.kv.max_concurrency * (1 - step_bytes / max(old.layout.kv_cache.bytes, step_bytes))
 
 
 def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
@@ -129,7 +134,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
         if plan is None:
             return False
         tokens = plan.memory.kv.max_concurrency * plan.settings.max_model_len
-        return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len * _SAME
+        return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len
 
     at = bisect_left(choices, True, key=holds)  # a larger pool holds more
     least = try_flags(base, choices[at]) if at < len(choices) else None

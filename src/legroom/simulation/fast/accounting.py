@@ -118,8 +118,7 @@ def decode_steps_seconds(cost, running, stored, steps):
         growing = min(steps, int(cost.window - stored / running) + 1)
     per_token = cost.kv_token + cost.window_token
     busy = slower_of_steps_seconds(even, cost.weights + per_token * stored, per_token * running, growing)
-    late = stored + growing * running
-    read = cost.weights + kv_read_seconds(cost, late, running)
+    read = cost.weights + kv_read_seconds(cost, stored + growing * running, running)
     busy += slower_of_steps_seconds(even, read, cost.kv_token * running, steps - growing)
     return steps * overhead + busy
 

@@ -61,8 +61,7 @@ def _unlimited_tier(
         return replayed
     chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk
     ends = map(int.__add__, trace.prompt_lens, trace.output_lens)
-    everything = 1 + sum(end // chunk_tokens for end in ends)
-    tier = replace(replayed.tier, num_chunks=everything)
+    tier = replace(replayed.tier, num_chunks=1 + sum(end // chunk_tokens for end in ends))
     return simulate_with_tier(trace, settings, tier, cost=cost, progress=progress)
 
 

@@ -119,36 +119,35 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
-    from legroom.render.plan_parts import headline
-    from legroom.render.upgrade_text import kept_capacity_text
+    from legroom.render.upgrade_text import upgrade_words
 
     with deployment_of_request(request) as deployment:
         machine, to = machine_of_request(request), release(request["to"])
         made = compare_releases(deployment.args, deployment.release, to, machine)
-        changes = [{"what": change.what, "why": change.why} for change in made.changes]
-        words = {"headline": headline(made.new), "kept": kept_capacity_text(made), "changes": changes}
-        return made.to_json() | {"words": words}
+        return made.to_json() | {"words": upgrade_words(made)}
 
 
 def pack(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom pack --json` for the servers of several commands."""
     from legroom.deployments.deployment import deployment_from_command
-    from legroom.facts.gpus import gpu
-    from legroom.planning.machine import Machine, make_target
+    from legroom.facts.releases import latest
+    from legroom.planning.machine import Machine, card_and_used_bytes, make_target
     from legroom.planning.packing.gpu_packing import PackRequest, pack_json
     from legroom.planning.packing.gpu_packing import pack as pack_servers
     from legroom.planning.packing.needs import PackedServer, default_name, with_own_names_and_ports
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.planning.packing.placement import offered_cards
     from legroom.render.pack_text import pack_headline
+    from legroom.vllm.args import ServeArgs
 
-    servers, card = [], gpu(request["gpu"])
+    card, used_bytes = card_and_used_bytes(machine_of_request(request), latest(), ServeArgs())
+    servers = []
     for command in request["commands"]:
         deployment = deployment_from_command(command)
-        needed = Machine(request["gpu"], max(deployment.args.gpus_needed, 1))
-        target = make_target(deployment.args, deployment.release, needed)
+        needed = Machine(request["gpu"], max(deployment.args.gpus_needed, 1), request.get("gpu_memory"))
+        target = replace(make_target(deployment.args, deployment.release, needed), gpu=card)
         servers.append(PackedServer(default_name(deployment.args), target, deployment.args))
-    cards = offered_cards([card] * (request.get("gpus") or 1))
+    cards = offered_cards([card] * (request.get("gpus") or 1), (), used_bytes)
     result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
     return pack_json(result, changes_that_fit(result)) | {"words": {"headline": pack_headline(result)}}
 

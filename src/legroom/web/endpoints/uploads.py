@@ -124,7 +124,8 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
     earlier = _decode_snapshot(before, "the earlier file") if before else None
     report = fragment_report(_decode_snapshot(file, "the file"), earlier=earlier)
     words = {"headline": headline(report), "advice": advice_of(report), "parts": report.to_json()["parts"]}
-    return {**report.to_json(), **in_language(words, request.get("language", "en")), "svg": fragments_svg(report)}
+    language = request.get("language", "en")
+    return {**report.to_json(), **in_language(words, language), "svg": fragments_svg(report, language)}
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:

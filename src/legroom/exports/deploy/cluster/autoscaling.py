@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from legroom.exports.deploy.cluster.pod import metadata
+from legroom.exports.deploy.cluster.nodes import NodeSpread
+from legroom.exports.deploy.cluster.pod import ClusterSettings, metadata
 from legroom.exports.deploy.cluster.pod_groups import group_name
+from legroom.exports.deploy.exported_server import ExportedServer
 from legroom.exports.deploy.yaml_text import Commented, manifest
 from legroom.exports.prometheus.measures import Measures, in_parens
 from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.nodes import NodeSpread
-    from legroom.exports.deploy.cluster.pod import ClusterSettings
-    from legroom.exports.deploy.exported_server import ExportedServer
 
 _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 """Metric names of the adapter; Kubernetes allows no colon."""
@@ -106,7 +103,7 @@ def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
     why_up += "were added serve: their queue does not count twice."
     why_down = "One by one, and only what was not needed for twice as long as it takes to start."
     double = [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}]
-    one = [{"type": "Pods", "value": 1, "periodSeconds": policy.down_period_s}]
+    one = [{"type": "Pods", "value": 1, "periodSeconds": policy.up_period_s}]
     up = {"stabilizationWindowSeconds": policy.up_window_s, "policies": double}
     down = {"stabilizationWindowSeconds": policy.down_window_s, "policies": one}
     return {"scaleUp": Commented(why_up, up), "scaleDown": Commented(why_down, down)}

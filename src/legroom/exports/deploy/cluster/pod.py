@@ -73,11 +73,6 @@ class ClusterSettings:
         """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
         return "/home/vllm" if self.restricted else "/root"
 
-    @property
-    def journal_folder(self) -> str:
-        """The container folder of the sidecar's journal."""
-        return containers.JOURNAL.replace("/root", self.home_folder, 1)
-
 
 def pod_labels(server: ExportedServer) -> dict[str, str]:
     """The labels of the pods: app.kubernetes.io/name `vllm`, and the server's name as instance."""
@@ -154,39 +149,33 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
 
 
 def container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag] = (), wrapper: str = ""
+    server: ExportedServer,
+    settings: ClusterSettings,
+    more: Sequence[CommentedFlag] = (),
+    wrapper: str = "",
+    *,
+    takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The server's container; `more`: flags of its rank, `wrapper`: a shell line around the command."""
+    """The server's container, a headless worker's without port and HTTP probes; `more`: flags of its rank."""
     why, pre_stop = _pre_stop_hook(server)
+    if not takes_requests:
+        why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
+        why += "which need every rank."
+        pre_stop = f"sleep {pre_stop_s(server) + server.times.drain_s}"
     return {
-        **_command_and_env(server, settings, more, wrapper),
-        "ports": [{"name": "http", "containerPort": server.port}],
+        **_vllm_container(server, settings, more, wrapper),
+        **({"ports": [{"name": "http", "containerPort": server.port}]} if takes_requests else {}),
         "resources": resource_requests(server),
-        **health_probes(server),
+        **(health_probes(server) if takes_requests else {}),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", pre_stop]}})},
         "volumeMounts": _volume_mounts(server, settings),
     }
 
 
-def worker_container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str = ""
-) -> dict[str, Any]:
-    """The container of a headless worker, which takes no requests and so has no port and no HTTP probe."""
-    stop_s = pre_stop_s(server) + server.times.drain_s
-    why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
-    why += "which need every rank."
-    return {
-        **_command_and_env(server, settings, more, wrapper),
-        "resources": resource_requests(server),
-        "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
-        "volumeMounts": _volume_mounts(server, settings),
-    }
-
-
-def _command_and_env(
+def _vllm_container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
-    """The vLLM container's name, image, command, args and env; a `wrapper` script gets the command as arguments."""
+    """The container up to env and securityContext; `wrapper`: a script for sh that gets the entrypoint as arguments."""
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
@@ -339,7 +328,7 @@ def sidecar_config_map(server: ExportedServer, settings: ClusterSettings) -> dic
 
 def _journal_mount(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """The volume mount of the sidecar's journal, in the cache volume where there is one: incidents outlive the pod."""
-    journal = {"mountPath": settings.journal_folder}
+    journal = {"mountPath": containers.JOURNAL.replace("/root", settings.home_folder, 1)}
     if server.local_model:
         return {"name": "legroom", **journal}
     # Pods that share a volume must not share a journal.

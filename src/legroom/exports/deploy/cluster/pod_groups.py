@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
-from legroom.exports.deploy.cluster.pod import claim_spec, container, metadata, pod_metadata, pod_spec, worker_container
+from legroom.exports.deploy.cluster.pod import ClusterSettings, claim_spec, container, metadata, pod_metadata, pod_spec
+from legroom.exports.deploy.exported_server import ExportedServer
 from legroom.exports.deploy.yaml_text import Commented, manifest
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.pod import ClusterSettings
-    from legroom.exports.deploy.exported_server import ExportedServer
 
 LEADER = {"app.kubernetes.io/component": "leader"}
 WORKER = {"app.kubernetes.io/component": "worker"}
@@ -56,9 +53,8 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rollout},
         "leaderWorkerTemplate": template,
     }
-    return manifest(
-        "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", metadata(server, settings, group_name(server)), spec
-    )
+    about = metadata(server, settings, group_name(server))
+    return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", about, spec)
 
 
 def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
@@ -72,13 +68,10 @@ def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[
 
 def _worker_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The pod template of all pods but the first."""
-    about, spec_of = pod_metadata(server, scraped=over.answers_everywhere), server
-    if over.answers_everywhere:
-        own = container(server, settings, over.worker_flags(), over.worker_shell_wrapper)
-    else:
-        own = worker_container(headless(server), settings, over.worker_flags(), over.worker_shell_wrapper)
-        spec_of = _without_watch(server)
-    return _pod_template(about, WORKER, pod_spec(spec_of, settings, own))
+    is_open = over.answers_everywhere
+    started, watched = (server, server) if is_open else (headless(server), _without_watch(server))
+    own = container(started, settings, over.worker_flags(), over.worker_shell_wrapper, takes_requests=is_open)
+    return _pod_template(pod_metadata(server, scraped=is_open), WORKER, pod_spec(watched, settings, own))
 
 
 def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
@@ -117,7 +110,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     wait += f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
     head = container(server, settings)
     head["command"] = ["/bin/bash", "-c", f'{_START} && python3 -c "{wait}" && exec "$0" "$@"', *head["command"]]
-    worker = worker_container(server, settings, ())
+    worker = container(server, settings, takes_requests=False)
     # KubeRay's default probes use wget and Ray's dashboard agent, which vLLM's images and `ray[cgraph]` lack, so
     # that the pod would be killed every ten minutes.
     ends_with_ray = {"exec": {"command": ["/bin/true"]}}
