@@ -14,7 +14,7 @@ from legroom.vllm.flag_problems import explain_unknown
 
 _SETS_VARIABLE = re.compile(
     r"^[ \t]*((?:ENV|-e|-?[ \t]*name:)[ \t]+)?(?:export[ \t]+|-[ \t]*)?"
-    r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=]|$)",
+    r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=](?![^ \n]+ \w)|$)",
     re.MULTILINE,
 )
 _PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
@@ -43,7 +43,7 @@ Mistake = tuple[int, Mapping[str, str]]
 def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[str]) -> Iterator[Mistake]:
     """Variables that no release reads and no file uses, flags that are gone, and gated models without a token."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
-        yield from _unread_variables(text, around)
+        yield from _unread_variables(text, around, is_built=kind == "dockerfile")
     releases = [known_release(version) for version in {*_PINNED.findall(around)} & {*known_releases()}]
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
@@ -63,8 +63,8 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
 
 
-def _unread_variables(text: str, around: str) -> Iterator[Mistake]:
-    """Variables called like a setting of vLLM that neither vLLM nor a linted file reads."""
+def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
+    """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
     around = _PASSED_ON.sub("", around)
     for found in _SETS_VARIABLE.finditer(text):
         is_given, name = found[1] is not None, found[2]
@@ -74,7 +74,7 @@ def _unread_variables(text: str, around: str) -> Iterator[Mistake]:
         is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in around)
         used = rf"\$[{{(]?{name}\b|[\[(.]\s*[\"']?{name}\b[\"']?\s*[\]),]|\benv\.{name}\b"
         is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name)
-        is_read = history is not None and (not latest().after(history[-1][1]) or _PINNED.search(around))
+        is_read = history is not None and (not latest().after(history[-1][1]) or is_built or _PINNED.search(around))
         if is_ours or is_read or not (is_meant or history) or re.search(used, around):
             continue
         span = f" from {history[0][0]} to {history[-1][1]} alone" if history else ""

@@ -48,7 +48,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
         elif made is not None and not made.plan.memory.failure and made.least_gpu_bytes > _SMALL_CARD_BYTES:
             length, args = made.plan.settings.max_model_len, context.parsed_args(server).args
-            if args.max_model_len is None and not server.launcher:
+            if args.max_model_len is None and not server.launcher and context.plan is None:
                 message = f"without --max-model-len weights and one request of {length:,} tokens take "
                 message += f"{human_bytes(made.least_gpu_bytes)} of a GPU: vLLM refuses to start on a smaller one"
                 suggestion = "write the length that requests need, or name the card"
