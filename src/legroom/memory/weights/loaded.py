@@ -92,7 +92,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
-    figure = _weights_figure(model, settings, gpu, total, terms, _doubt(model, settings, stored))
+    figure = _weights_figure(model, settings, gpu, total, terms, _uncertain_bytes(model, settings, stored))
     staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
     allocator.empty_cache()
@@ -137,8 +137,8 @@ def _weights_figure(
     return Figure(total, "estimated", total - saving, total + extra, tuple(terms))
 
 
-def _doubt(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
-    """Bytes fewer and more if linear attention, tables, or all of a model quantized by its name alone, differ."""
+def _uncertain_bytes(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
+    """Bytes fewer and more that weights may take where the config leaves open which are quantized, or to what bits."""
     scheme = model.quantization
     if scheme is None or scheme.weight_bits >= 16:
         return 0, 0

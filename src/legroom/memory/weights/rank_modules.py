@@ -12,7 +12,7 @@ from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Q
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
-from legroom.memory.weights.family_modules import before_layers, layer_extras, model_extras, with_first_attention
+from legroom.memory.weights.family_modules import attention_workspaces, before_layers, layer_extras, model_extras
 from legroom.memory.weights.layer_modules import encoder_modules, feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.quantized_modules import Schemes
@@ -294,7 +294,7 @@ def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     """The stored weights of the stage's layers, with rope caches and workspaces where they are created."""
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
-    workspaces = with_first_attention(model, build.settings, context)
+    workspaces = attention_workspaces(model, build.settings, context)
     layers = _StoredLayers(build)
     for index in stage:
         # A pipeline stage that starts after a table's layer creates it at the next layer of that kind.
