@@ -38,9 +38,8 @@ class Figure:
     def __add__(self, other: Figure) -> Figure:
         """The sum: bands add up, and the certainty is the lower one."""
         kind = self.kind if _RANK[self.kind] >= _RANK[other.kind] else other.kind
-        return Figure(
-            self.bytes + other.bytes, kind, self.low + other.low, self.high + other.high, self.terms + other.terms
-        )
+        low, high, terms = self.low + other.low, self.high + other.high, self.terms + other.terms
+        return Figure(self.bytes + other.bytes, kind, low, high, terms)
 
     def named(self, label: str, how: str = "") -> Figure:
         """The same bytes and band with a single term of this label."""

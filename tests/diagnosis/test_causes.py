@@ -33,12 +33,12 @@ def test_every_finding_shows_its_proof_and_says_what_to_do(what: str) -> None:
 
 NEW_CAUSE = """
 from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, Strength, proof
 from legroom.explain.entry import Localized
 
 def examine(case):
     error = case.first("state_blocks_short")
-    return Assessment(0.99, proof(error), "because") if error else None
+    return Assessment(Strength.COMPARED, proof(error), "because") if error else None
 
 def remedies(planner):
     yield planner.plan_change("max_num_seqs", {"max_num_seqs": 1}, "fewer")

@@ -432,3 +432,31 @@ def test_an_allocation_is_told_to_be_a_weight_only_while_weights_are_loaded(prin
         )
     )
     assert ("embed_tokens" in finding(log).why) == told
+
+
+def test_a_table_of_the_sampler_is_known_by_its_size_and_no_graphs_are_captured_in_eager_mode() -> None:
+    oom = TORCH.format(
+        wanted="250.00 GiB", total="139.80 GiB", free="126.57 GiB", own="13.21 GiB", torch="12.50 GiB", unused="47 MiB"
+    )
+    frame = '  File "/v/vllm/v1/worker/gpu/sample/penalties.py", line 45, in __init__\n'
+    log = trace("load_model", error=oom).replace("torch.OutOfMemoryError", f"{frame}torch.OutOfMemoryError")
+    command = "vllm serve google/gemma-2b --max-num-seqs 262144 --max-num-batched-tokens 262144 --enforce-eager"
+    (run,) = read_log([log.encode()], "log", Hints(command, gpu="h200", vllm="0.32.0")).runs
+    assert run.findings[0].cause == "profiling_activation_peak"
+    assert "262,144 sequences x 256,000 vocabulary x 4 bytes" in run.findings[0].why
+    assert run.findings[0].fixes[0].flags.keys() == {"max_num_seqs"}
+    assert "cudagraph_capture_oom" not in [finding.cause for finding in run.findings]
+
+
+def test_a_card_that_becomes_free_still_needs_a_share_that_holds_the_weights() -> None:
+    oom = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 540.00 MiB. GPU 0 has a total capacity of "
+        "139.80 GiB of which 321.56 MiB is free. Process 717 has 90.51 GiB memory in use. Including non-PyTorch "
+        "memory, this process has 48.97 GiB memory in use. Of the allocated memory 48.30 GiB is allocated by PyTorch, "
+        "and 1.24 MiB is reserved by PyTorch but unallocated."
+    )
+    command = "vllm serve allenai/OLMo-2-0325-32B --gpu-memory-utilization 0.34 --max-model-len 4096 --enforce-eager"
+    log = trace("load_model", "initialize_model", "create_weights", error=oom)
+    (run,) = read_log([log.encode()], "log", Hints(command, gpu="h200", vllm="0.32.0")).runs
+    assert run.findings[0].cause == "gpu_shared_or_not_free"
+    assert any("then --gpu-memory-utilization 0.4" in step for step in run.findings[0].fixes[0].steps)

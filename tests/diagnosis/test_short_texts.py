@@ -317,6 +317,10 @@ def test_two_engines_in_one_text_are_no_ranks() -> None:
         ("vLLM 拒绝启动：max_model_len=131072 需要 16 GiB 的 KV cache，只有 9.2 GiB 可用", "kv_too_small_for_max_len"),
         ("another tenant runs a notebook on the GPU, vllm ends in CUDA out of memory", "gpu_shared_or_not_free"),
         ("WSL2: vllm is Killed during loading", "host_ram_oom"),
+        ("GPU: 3090, model: Qwen2.5-32B-Instruct (bf16), vllm: CUDA out of memory", "weights_too_big"),
+        ("a 10 minute video ends the vllm server of Qwen2.5-VL with CUDA out of memory", "multimodal_inputs"),
+        ("残留的 VLLM::EngineCore 进程占着显存，重启 vllm 报 OOM", "gpu_shared_or_not_free"),
+        ("vllm num_preemptions_total rising, latency explodes", "kv_preemption_thrash"),
         ("vllm-ascend: EZ9999: Inner Error! AICORE kernel execute failed", "not_memory"),
         ("vllm 一直卡在 NCCL 初始化", "not_memory"),
         (

@@ -149,7 +149,7 @@ def keep_override(action_id: int, override: Override, home: Path | None = None) 
 
 
 def kept_override(action_id: int, home: Path | None = None) -> Override | None:
-    """The stored override; None where there is none, or it was undone."""
+    """The place that an action changed and its text before it; None where nothing is kept or it was undone."""
     path = undo_file(action_id, home)
     text = read_optional(path)
     if text is None:

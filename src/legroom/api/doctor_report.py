@@ -163,15 +163,9 @@ def _checkup_of_server(
     if version := version or _installed_release(pid, words[0]):
         deployment = deployment_from_command(line, release(version))
     own = frozenset(each.pid for each in snapshot.tree(pid))
-    checkup = ServerCheckup(
-        pid,
-        deployment.args.model or "a model",
-        str(deployment.release) if version else f"{deployment.release} (assumed)",
-        address,
-        view.state if view is not None else "not reachable from here",
-        log,
-        bytes_held_by(own, node.gpus),
-    )
+    shown = str(deployment.release) if version else f"{deployment.release} (assumed)"
+    state, model = view.state if view is not None else "not reachable from here", deployment.args.model or "a model"
+    checkup = ServerCheckup(pid, model, shown, address, state, log, bytes_held_by(own, node.gpus))
     cards = tuple(_without_processes(card, own) for card in visible(node.gpus, env.get("CUDA_VISIBLE_DEVICES")))
     if cards:
         checkup = _with_plan(checkup, deployment, replace(node, gpus=cards), found)

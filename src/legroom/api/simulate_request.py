@@ -69,10 +69,8 @@ def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     values: dict[str, Any] = {}
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
-            raise LegroomError(
-                f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool to simulate",
-                "plan it for the flags that fix it, or give the number of blocks",
-            )
+            why = f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool to simulate"
+            raise LegroomError(why, "plan it for the flags that fix it, or give the number of blocks")
         from legroom.simulation.from_plan import planned_scheduler
 
         values = dict(planned_scheduler(plan).flags)

@@ -158,6 +158,7 @@ def _print_observations(as_json: bool) -> int:
 
 
 def _forget_observations(key: str, as_json: bool) -> int:
+    """Deletes the observations stored under the key, or `all`, and prints how many; an error where there are none."""
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
     path = store_path()

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Literal
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import Strength
 from legroom.facts import read_data
 
 EvidenceKind = Literal[
@@ -15,20 +16,17 @@ EvidenceKind = Literal[
 
 _KILLS = ("sigkill", "killed_word", "core_killed")
 """SIGKILL, of which the text does not say who sent it."""
-_WEAK = 0.3
-"""The weight of the usual cause at a place, where nothing but the place speaks for it."""
-_DISPUTED_MARGIN = 0.25
-"""A second cause with nearly the weight of the first; of the answers of diagnosis_confidence.json none lies between
-0.16 and 0.3."""
+_DISPUTED_STEPS = 2
+"""A second cause within so many steps of strength disputes the first."""
 
 
-def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
-    """The kind of evidence for the likeliest cause; `weights`: the causes' weights, highest first."""
+def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
+    """The kind of evidence for the likeliest cause; `strengths`: the causes', highest first."""
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:
         is_told = case.first_failure is not None and case.first_failure.is_told and not case.has_site_frame
-        is_weak = bool(weights) and weights[0] < _WEAK  # no cause is usual at this place
+        is_weak = bool(strengths) and strengths[0] < Strength.USUAL  # no cause is usual at this place
         return "placed_oom" if case.site and not is_told and not is_weak else "unplaced_oom"
     if is_incomplete or (case.first_failure is None and case.secondary_failure is not None and is_memory):
         return "broken_off"
@@ -40,7 +38,7 @@ def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incom
         return "lookalike"
     if case.first_failure is not None and case.first_failure.id in _KILLS:
         return "disputed_message"
-    is_disputed = len(weights) > 1 and weights[0] - weights[1] < _DISPUTED_MARGIN
+    is_disputed = len(strengths) > 1 and strengths[0] - strengths[1] <= _DISPUTED_STEPS
     return "disputed_message" if is_disputed else "message"
 
 
@@ -62,7 +60,7 @@ def share_right(kind: EvidenceKind) -> float:
     return float((counts["right"] + 1) / (counts["given"] + 2))
 
 
-def confidences(weights: list[float], first: float) -> list[float]:
-    """Each cause's probability: `first` for the first; the others split 1 - first in proportion to their weights."""
-    rest = max(sum(weights[1:]), 1.0)
-    return [first, *((1 - first) * weight / rest for weight in weights[1:])] if weights else []
+def confidences(strengths: list[Strength], first: float) -> list[float]:
+    """Each cause's probability: `first` for the first; the others split 1 - first in proportion to their strengths."""
+    rest = max(sum(strengths[1:]), Strength.NAMED)
+    return [first, *((1 - first) * each / rest for each in strengths[1:])] if strengths else []

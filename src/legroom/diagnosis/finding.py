@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,12 +79,33 @@ class DeadEnd:
     why_fails: str
 
 
+class Strength(IntEnum):
+    """How strongly a text shows a cause, which orders the causes of one case; no probability (see `confidence.py`)."""
+
+    NONE = 0
+    FAINT = 1
+    """Nothing but the failure itself allows it."""
+    USUAL = 2
+    """It is the usual cause at such a place."""
+    POSSIBLE = 3
+    """A line allows it, and another line explains the failure better."""
+    SUGGESTED = 4
+    """A setting or a word of the text points to it."""
+    LIKELY = 5
+    """Sizes or several lines point to it."""
+    SHOWN = 6
+    """A stack frame or the arithmetic of the sizes shows it."""
+    NAMED = 7
+    """The message that ended the run names it."""
+    COMPARED = 8
+    """The text compares: the server starts without it, or only one rank has it."""
+
+
 @dataclass(frozen=True)
 class Assessment:
     """How well one cause explains a case, the lines that show it, and the explanation."""
 
-    weight: float
-    """Orders the causes of one case; no probability (see `confidence.py`)."""
+    strength: Strength
     evidence: tuple[Evidence, ...]
     why: str
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import Assessment, Fix, FixKind, proof
+from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes
@@ -53,7 +53,7 @@ def assess_lookalike(case: Case, cause: str) -> Assessment | None:
     kind, evidence = match
     driver = case.first("driver_version") if cause == "driver_or_cuda_mismatch" else None
     why = _matched_line(kind, evidence, FixPlanner(case)).fill(kind.why)
-    return Assessment(_confidence(case, kind, evidence), proof(evidence, driver), why)
+    return Assessment(_strength(case, kind, evidence), proof(evidence, driver), why)
 
 
 def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
@@ -79,19 +79,23 @@ def is_informational(evidence: Evidence) -> bool:
     return _INFORMATIONAL.search(evidence.text[:_LEVEL_CHARS]) is not None
 
 
-def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
-    """Confidence (0 to 1) in the look-alike, lowered where the log shows a real shortage."""
+def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
+    """How strongly the line shows the look-alike, lowered where the log shows a real shortage."""
     if case.has("nccl_oom"):
-        return 0.2
+        return Strength.FAINT
     if case.has("shm_small", "shm_no_space", "shm_insufficient"):
-        return min(kind.confidence, 0.4)
+        return min(Strength[kind.strength], Strength.POSSIBLE)
     killed = next((item for item in case.all("sigkill") if "oom" in item.text.lower()), None)
     shortage = case.first(*SHORTAGE) or killed
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
-        return 0.3  # a real shortage explains it
+        return Strength.USUAL  # a real shortage explains it
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
-        return 0.45 if case.has("exception") or case.first_failure not in (None, evidence) else 0.6
-    return kind.confidence
+        return (
+            Strength.POSSIBLE
+            if case.has("exception") or case.first_failure not in (None, evidence)
+            else Strength.SUGGESTED
+        )
+    return Strength[kind.strength]
 
 
 def _make_fix(fix: LookalikeFix, line: MatchedLine, planner: FixPlanner) -> Fix:

@@ -178,11 +178,9 @@ def _card_names() -> re.Pattern[str]:
     numbers = "|".join(name for name in names if name.isdigit())
     names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
-    counts = (
-        r"(?i:an?|my|one|single|two|three|four|eight|dual|quad|the|\d{1,2} ?[x×*]|[2-9]|\d+ ?G(?:i?B)?|[张块卡的])[ -]?"
-    )
+    before = prose("before_card").pattern
     return re.compile(
-        rf"(?<![\w.-])(?:({words})|{counts}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+        rf"(?<![\w.-])(?:({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
     )
 
 

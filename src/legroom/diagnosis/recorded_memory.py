@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from legroom.black_box import PREFIX, BlackBox, MemoryReading, is_record, parse_record, read_record
 from legroom.diagnosis.case import Case, recorded_oom
-from legroom.diagnosis.finding import Assessment
+from legroom.diagnosis.finding import Assessment, Strength
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
@@ -150,7 +150,6 @@ _RISING_RATIO = 0.8
 """Share of readings that do not fall: a leak rarely releases memory."""
 _LARGEST_STEP_RATIO = 0.5
 """Largest share of the growth between two readings: more is a burst or another process."""
-_MAIN_CAUSE_CONFIDENCE, _SECOND_CAUSE_CONFIDENCE = 0.95, 0.5
 _MIN_OTHERS_BYTES = 512 * MIB
 """The CUDA context of an idle process."""
 
@@ -231,7 +230,7 @@ def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
         f"{gib(size + free)} together; {gib(oom.wanted_bytes)} were asked for and the largest piece was "
         f"{human_bytes(allocator.largest_free_bytes or 0)}."
     )
-    return Assessment(_confidence_among_causes(record, size), (record_evidence(record, line),), why)
+    return Assessment(_strength_among_causes(record, size), (record_evidence(record, line),), why)
 
 
 def _fragmented_bytes(record: BlackBox) -> int:
@@ -262,7 +261,7 @@ def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
             f"{gib(missing)} were missing for the {gib(oom.wanted_bytes)} that were asked for. The driver does not "
             "say whose they are; a library of the worker's own rarely takes that much while it serves."
         )
-    return Assessment(_confidence_among_causes(record, size), (record_evidence(record, line),), why)
+    return Assessment(_strength_among_causes(record, size), (record_evidence(record, line),), why)
 
 
 def _other_process_bytes(record: BlackBox) -> int:
@@ -293,7 +292,7 @@ def assess_leak(record: BlackBox, line: int) -> Assessment | None:
         f"In the {duration_text(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
         f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
     )
-    return Assessment(_confidence_among_causes(record, growth.bytes), (record_evidence(record, line),), why)
+    return Assessment(_strength_among_causes(record, growth.bytes), (record_evidence(record, line),), why)
 
 
 def leak_growth(record: BlackBox) -> RecordedGrowth | None:
@@ -305,11 +304,11 @@ def leak_growth(record: BlackBox) -> RecordedGrowth | None:
     return None if growth is None or (oom is not None and growth.bytes < _oom_missing_bytes(oom)) else growth
 
 
-def _confidence_among_causes(record: BlackBox, size: int) -> float:
-    """Confidence in a cause that explains `size` bytes: higher where no other recorded cause explains more."""
+def _strength_among_causes(record: BlackBox, size: int) -> Strength:
+    """How strongly the record shows a cause of `size` bytes: less where another recorded cause explains more."""
     growth = leak_growth(record)
     largest = max(_fragmented_bytes(record), _other_process_bytes(record), growth.bytes if growth else 0)
-    return _MAIN_CAUSE_CONFIDENCE if size >= largest else _SECOND_CAUSE_CONFIDENCE
+    return Strength.NAMED if size >= largest else Strength.POSSIBLE
 
 
 def _oom_missing_bytes(oom: TorchOom) -> int:
@@ -336,7 +335,7 @@ def assess_burst(record: BlackBox, line: int) -> Assessment | None:
         f"{human_bytes(record.allocator.largest_free_bytes or 0) if record.allocator else '0 B'} as PyTorch's largest "
         f"free piece.{logprobs}"
     )
-    return Assessment(0.93, (record_evidence(record, line),), why)
+    return Assessment(Strength.NAMED, (record_evidence(record, line),), why)
 
 
 def _failed_allocation(record: BlackBox) -> TorchOom | None:

@@ -9,7 +9,7 @@ from typing import Literal
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
-from legroom.diagnosis.finding import Assessment, Finding, Fix, proof, reason
+from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
@@ -30,23 +30,14 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_MIN_WEIGHT = 0.15
-_GUESS_WEIGHT = 0.3
-_MIN_WEIGHT_WITHOUT_ERROR = 0.5
-"""Minimum weight of a cause where the error message itself is missing."""
-_PLANNED_WEIGHT = 0.65
-"""Above the weights of causes that a text without sizes and place leaves open."""
 _FULL_OF_WEIGHTS = 0.85
 """Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
-_TOLD_WEIGHT = 0.96
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
     "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
 }
 """Settings that switch off what a cause is about."""
-_LATER_FAILURE_FACTOR = 0.8
-"""Factor for causes that only later failures prove."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +90,12 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         planner.case = case = replace(case, computed_site=site)
         wanted = tuple(tensor for tensor in wanted if tensor.moment == "load" or site != "build")
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _cause_by_site(case))
-    weights = [assessment.weight for _, assessment in likely]
+    strengths = [assessment.strength for _, assessment in likely]
     verdict = _verdict(case, likely)
     kind = evidence_kind(
-        case, weights, is_memory=bool(likely) and likely[0][0].is_memory, is_incomplete=verdict == "cause above"
+        case, strengths, is_memory=bool(likely) and likely[0][0].is_memory, is_incomplete=verdict == "cause above"
     )
-    shares = confidences(weights, share_right(kind))
+    shares = confidences(strengths, share_right(kind))
     findings = tuple(
         _make_finding(cause, assessment, confidence, planner, lever_of(wanted))
         for (cause, assessment), confidence in zip(likely, shares, strict=True)
@@ -156,7 +147,7 @@ def _other_engine(case: Case) -> Evidence | None:
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The causes whose assessment has enough weight, the likeliest first."""
+    """The causes whose assessment has any strength, the strongest first."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()
@@ -164,19 +155,21 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
     ]
     if planned := _planned_failure(case, planner):
         others = [pair for pair in assessed if pair[0] is not planned[0]]
-        weight = max((pair[1].weight for pair in others), default=0.0)  # a place told in prose gives way to the plan
-        assessed = [(planned[0], replace(planned[1], weight=max(weight, _PLANNED_WEIGHT))), *others]
+        strength = max(
+            (pair[1].strength for pair in others), default=Strength.NONE
+        )  # a place told in prose gives way to the plan
+        assessed = [(planned[0], replace(planned[1], strength=max(strength, Strength.LIKELY))), *others]
     if case.is_oom and not case.has_site_frame:
         assessed = [(cause, _by_contrast(cause, assessment, case)) for cause, assessment in assessed]
-    assessed.sort(key=lambda pair: -pair[1].weight)
-    return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
+    assessed.sort(key=lambda pair: -pair[1].strength)
+    return [pair for pair in assessed if pair[1].strength][:MAX_FINDINGS]
 
 
 def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment:
     """The assessment above every other where the text says that the server starts without what this cause is about."""
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
-    return replace(assessment, weight=max(assessment.weight, _TOLD_WEIGHT)) if is_told else assessment
+    return replace(assessment, strength=Strength.COMPARED) if is_told else assessment
 
 
 def _planned_parts(layout: Layout) -> str:
@@ -193,7 +186,7 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
     if plan is None and case.has("parameters_told") and total and (weights or 0) > total:
         why = f"In 16 bits the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
-        return cause_of("weights_too_big"), Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
+        return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":
         return None
     is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
@@ -203,19 +196,19 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
     why = "The text does not show where memory ran out; this is where the plan of the same command does."
-    proven = Assessment(_PLANNED_WEIGHT, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
+    proven = Assessment(Strength.LIKELY, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
     return None if cause is None else (cause, proven)
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
-    """Lowers the weight of a cause whose evidence comes after the first failure."""
+    """Lowers the strength of a cause whose evidence comes after the first failure by two steps."""
     first = case.first_failure
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
         return assessment
     if first in failing or min(evidence.line for evidence in failing) <= first.line:
         return assessment
-    return replace(assessment, weight=assessment.weight * _LATER_FAILURE_FACTOR)
+    return replace(assessment, strength=max(Strength.FAINT, Strength(max(assessment.strength - 2, 0))))
 
 
 def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
@@ -228,7 +221,7 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
     if not frames or usual is None:
         return []
     why = reason("error_is_cut_off")
-    return [(usual, Assessment(_GUESS_WEIGHT, proof(frames[-3:]), why))]
+    return [(usual, Assessment(Strength.USUAL, proof(frames[-3:]), why))]
 
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
@@ -265,7 +258,7 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
-    if likely and not (is_incomplete and likely[0][1].weight < _MIN_WEIGHT_WITHOUT_ERROR):
+    if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
         return "cause above"

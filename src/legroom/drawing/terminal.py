@@ -54,11 +54,8 @@ def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
     dumb = env.get("TERM") == "dumb"
     columns = env.get("COLUMNS", "")
     width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
-    return Style(
-        width=max(_NARROWEST, min(width, _WIDEST)),
-        colour=_has_colour(stream, env, dumb),
-        unicode=not dumb and _has_unicode(stream),
-    )
+    colour, unicode = _has_colour(stream, env, dumb), not dumb and _has_unicode(stream)
+    return Style(width=max(_NARROWEST, min(width, _WIDEST)), colour=colour, unicode=unicode)
 
 
 def _has_colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:

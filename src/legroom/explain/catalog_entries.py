@@ -121,9 +121,8 @@ def _localized(value: Mapping[str, str]) -> catalog.Localized:
 def _read_example(document: Mapping[str, Any] | None) -> catalog.Example | None:
     if document is None:
         return None
-    figures = {
-        name: catalog.ExampleFigure(item["value"], item["formula"]) for name, item in document["figures"].items()
-    }
+    given = document["figures"].items()
+    figures = {name: catalog.ExampleFigure(item["value"], item["formula"]) for name, item in given}
     return catalog.Example(_localized(document["text"]), figures, document["plan"])
 
 
@@ -286,9 +285,7 @@ def _similar_words(term: str, index: _Index) -> list[str]:
 
 def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
     """The term's weight on the page, half that of the best similar term, or 0."""
-    if term in page:
-        return float(page[term])
-    return max((page[word] / 2 for word in similar if word in page), default=0)
+    return float(page[term]) if term in page else max((page[word] / 2 for word in similar if word in page), default=0)
 
 
 def _name_score(query: str, entry: catalog.Entry) -> float:

@@ -91,17 +91,9 @@ def _certificate_builder(
 ) -> x509.CertificateBuilder:
     """An unsigned certificate, valid from shortly before now, with the key usage of a CA or of a server."""
     now = datetime.datetime.now(datetime.UTC)
-    usage = x509.KeyUsage(
-        digital_signature=not is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    signs = {"digital_signature": not is_authority, "key_cert_sign": is_authority, "crl_sign": is_authority}
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    usage = x509.KeyUsage(**signs, **dict.fromkeys((*others, "decipher_only"), False))
     constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _CLOCK_SKEW)

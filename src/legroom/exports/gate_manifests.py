@@ -53,9 +53,8 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--image", metavar="NAME", default=f"legroom:{__version__}", help=about)
     about = "of namespaces that do not choose one (default: warn)"
     group.add_argument("--mode", choices=("warn", "enforce"), default="warn", help=about)
-    group.add_argument(
-        "--opt-in", action="store_true", help=f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
-    )
+    about = f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
+    group.add_argument("--opt-in", action="store_true", help=about)
     group.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
     about = "who makes them: cert-manager, or this command (default: cert-manager)"
     group.add_argument("--certificates", choices=("cert-manager", "self"), default="cert-manager", help=about)

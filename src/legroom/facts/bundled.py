@@ -140,13 +140,17 @@ def _key_in_name(repo: str) -> str | None:
         letters = "".join(word for word in run if word not in sizes).replace(".", "")
         for named in (sizes, unsized):
             key = _keys_by_words().get((letters, named))
-            if key and (named == sizes or _is_its_size(key, sizes)) and not _names_other_model(words, key, bool(sizes)):
+            if (
+                key
+                and (named == sizes or _is_its_total_size(key, sizes))
+                and not _names_other_model(words, key, bool(sizes))
+            ):
                 return key
     return None
 
 
-def _is_its_size(key: str, sizes: frozenset[str]) -> bool:
-    """Whether the sizes a name adds are the bundled model's own (`GLM-4.5-Air-106B-A12B`)."""
+def _is_its_total_size(key: str, sizes: frozenset[str]) -> bool:
+    """Whether the total size in a name is the bundled model's, but for rounding; active sizes (`A12B`) may be any."""
     total = max((float(size[:-1]) for size in sizes if size[0].isdigit() and "x" not in size), default=0.0) * 1e9
     return bool(abs(total / max(1, _entry_of_key(key).get("parameters", 0)) - 1) < _ROUNDING)
 
@@ -467,11 +471,6 @@ def _bundled_of(key: str) -> Bundled:
     """The bundled model of an entry's key."""
     entry = _entry_of_key(key)
     ids = tuple(entry.get("ids", ()))
-    return Bundled(
-        name=key,
-        ids=ids,
-        source=_shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0]),
-        parameters=entry.get("parameters", 0),
-        base=entry.get("base"),
-        entry=entry,
-    )
+    source = _shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0])
+    parameters, base = entry.get("parameters", 0), entry.get("base")
+    return Bundled(name=key, ids=ids, source=source, parameters=parameters, base=base, entry=entry)

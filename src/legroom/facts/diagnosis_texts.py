@@ -57,7 +57,8 @@ class Lookalike:
     """The diagnosis label."""
     evidence: tuple[str, ...]
     """Ids of the messages in `evidence.json` that prove it."""
-    confidence: float
+    strength: str
+    """How strongly such a line shows it: a name of `diagnosis.finding.Strength`."""
     why: str
     fixes: tuple[LookalikeFix, ...]
     unnamed: Mapping[str, str]
@@ -84,5 +85,6 @@ def package_of(module: str) -> str:
 def _lookalike_of_row(row: Mapping[str, Any]) -> Lookalike:
     """The look-alike of a row of lookalikes.json."""
     fixes = tuple(LookalikeFix(**{**fix, "steps": tuple(fix.get("steps", ()))}) for fix in row["fixes"])
-    values = {name: row[name] for name in ("id", "cause", "confidence", "why", "source")}
+    values = {name: row[name] for name in ("id", "cause", "why", "source")}
+    values["strength"] = row.get("strength", "NAMED")
     return Lookalike(**values, evidence=tuple(row["evidence"]), fixes=fixes, unnamed=row.get("unnamed", {}))

@@ -85,9 +85,8 @@ def read_gguf(path: Path) -> Model:
     except (struct.error, UnicodeDecodeError, OverflowError) as error:
         raise LegroomError(f"{path.name} is not a whole GGUF file", "download it again") from error
     config = _hf_config(metadata, tensors, path.name)
-    model = model_from_config(
-        config, name=str(metadata.get("general.name") or path.stem), source=f"GGUF header of {path.name}"
-    )
+    name = str(metadata.get("general.name") or path.stem)
+    model = model_from_config(config, name=name, source=f"GGUF header of {path.name}")
     return replace(model, checkpoint_bytes=sum(size for _, _, size in tensors.values()))
 
 

@@ -114,9 +114,8 @@ def gpu(name: str) -> Gpu:
         return _card_of_size(name)
     counted = _COUNTED.fullmatch(name)
     if counted and _normalized_name(counted.group(2)) in _cards_by_name():
-        raise LegroomError(
-            f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
-        )
+        why = f"{name!r} names {counted.group(1)} GPUs"
+        raise LegroomError(why, f"give the GPU ({counted.group(2)}) and the count apart")
     card = _find_gpu(name)
     if card is None and (platform := other_platform(name)):
         raise unmodelled_platform(platform)
@@ -143,15 +142,8 @@ def unmodelled_platform(name: str) -> LegroomError:
 def with_total(card: Gpu, total_bytes: int) -> Gpu:
     """The same card with the total that the user's own machine reports."""
     _check_size(total_bytes, gib(total_bytes))
-    return replace(
-        card,
-        total_bytes=total_bytes,
-        total_low_bytes=total_bytes,
-        total_high_bytes=total_bytes,
-        total_source="given",
-        note="",  # it explained the assumed size
-        larger="",
-    )
+    totals: dict[str, Any] = dict.fromkeys(("total_bytes", "total_low_bytes", "total_high_bytes"), total_bytes)
+    return replace(card, **totals, total_source="given", note="", larger="")  # the note explained the assumed size
 
 
 def all_gpus() -> tuple[Gpu, ...]:
@@ -223,9 +215,8 @@ def _card_of_size(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
-    known = read_data("gpus.json")["logged_totals"].get(
-        f"{total_bytes / GIB:.2f}"
-    )  # the only card with this total in logs
+    # The only card with this total in logs.
+    known = read_data("gpus.json")["logged_totals"].get(f"{total_bytes / GIB:.2f}")
     if known and (card := _exactly_named(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)

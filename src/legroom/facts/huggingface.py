@@ -37,9 +37,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > LARGEST_CONFIG_BYTES:
-            raise LegroomError(
-                f"{path.name} has {size / 1e6:,.0f} MB, which no config.json has", "pass the model's config.json"
-            )
+            hint = "pass the model's config.json"
+            raise LegroomError(f"{path.name} has {size / 1e6:,.0f} MB, which no config.json has", hint)
         parsed = json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise LegroomError(f"{path} could not be read: {error.strerror or error}") from error
@@ -205,9 +204,8 @@ def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubA
     else:
         params = files.get("params.json")
         if params is None:
-            raise LegroomError(
-                f"{repo} has no config.json", "is it a model repository? GGUF files can be passed as a path"
-            )
+            hint = "is it a model repository? GGUF files can be passed as a path"
+            raise LegroomError(f"{repo} has no config.json", hint)
         config = config_from_params(read_json_object(params))
     if not config.get("quantization_config"):
         for name in QUANTIZATION_FILES:
@@ -301,10 +299,8 @@ def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> 
     except errors.RevisionNotFoundError as error:
         raise LegroomError(f"{repo} has no such revision", "check --revision") from error
     except errors.RepositoryNotFoundError as error:
-        raise LegroomError(
-            f"there is no model {repo} on the Hub, or it is private",
-            f"check the name; a private model needs HF_TOKEN{_nearest_names_hint(repo)}",
-        ) from error
+        hint = f"check the name; a private model needs HF_TOKEN{_nearest_names_hint(repo)}"
+        raise LegroomError(f"there is no model {repo} on the Hub, or it is private", hint) from error
     except errors.HFValidationError as error:
         raise LegroomError(f"{repo!r} is not a Hub id", "a Hub id is owner/name") from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
@@ -322,14 +318,10 @@ def _http_error(repo: str, error: Any) -> LegroomError:
     """The error to raise for an HTTP error of the Hub, by its status."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return LegroomError(
-            f"the Hub refused {repo} ({status})",
-            f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}",
-            UNREACHABLE,
-        )
-    return LegroomError(
-        f"the Hub answered {status or 'with an error'} for {repo}", "try again, or pass a config.json", UNREACHABLE
-    )
+        hint = f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}"
+        return LegroomError(f"the Hub refused {repo} ({status})", hint, UNREACHABLE)
+    why = f"the Hub answered {status or 'with an error'} for {repo}"
+    return LegroomError(why, "try again, or pass a config.json", UNREACHABLE)
 
 
 def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomError:

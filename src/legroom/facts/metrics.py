@@ -99,16 +99,10 @@ def _labels_of_entry(entry: dict[str, Any], release: Release) -> tuple[str, ...]
 def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metric:
     """The metric of a declaration, with the labels of this release."""
     conditions = entry.get("condition", [])
-    return Metric(
-        name,
-        _exposed_series(name, entry["type"]),
-        entry["type"],
-        _labels_of_entry(entry, release),
-        entry["engine"],
-        deprecated=entry.get("deprecated", False),
-        hidden=any(_HIDDEN in condition for condition in conditions),
-        condition="; ".join(condition for condition in conditions if _HIDDEN not in condition),
-    )
+    kind, labels, deprecated = entry["type"], _labels_of_entry(entry, release), entry.get("deprecated", False)
+    hidden = any(_HIDDEN in condition for condition in conditions)
+    shown = "; ".join(condition for condition in conditions if _HIDDEN not in condition)
+    return Metric(name, _exposed_series(name, kind), kind, labels, entry["engine"], deprecated, hidden, shown)
 
 
 @lru_cache(maxsize=64)

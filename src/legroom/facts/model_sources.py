@@ -156,9 +156,8 @@ def _unknown_model_error(name: str, why: str) -> LegroomError:
     """The error to raise, with the nearest bundled models as its hint."""
     if "$" in name or "{{" in name:
         return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
-    return LegroomError(
-        f"{name!r} {why}", _nearest_hint(name) or "pass a Hub id, a folder with a config.json, or a config.json"
-    )
+    hint = _nearest_hint(name) or "pass a Hub id, a folder with a config.json, or a config.json"
+    return LegroomError(f"{name!r} {why}", hint)
 
 
 def _nearest_hint(name: str) -> str:

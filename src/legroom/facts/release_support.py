@@ -112,9 +112,8 @@ def quantization_method(name: str, release: Release) -> QuantizationMethod | Non
 
 def quantization_methods(release: Release) -> tuple[str, ...]:
     """Every value that the release accepts for --quantization."""
-    return tuple(
-        name for name in read_data("quantization_methods.json")["methods"] if quantization_method(name, release)
-    )
+    names = read_data("quantization_methods.json")["methods"]
+    return tuple(name for name in names if quantization_method(name, release))
 
 
 def plugin_of(name: str, release: Release) -> str | None:

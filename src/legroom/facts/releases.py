@@ -180,13 +180,11 @@ def logged_release(version: str) -> Release:
         note = f"'{requested}' is a build without a release number; the facts of {known[-1]}, the newest known, apply"
         return Release(known[-1], requested, note)
     if _sort_key(leading["numbers"] if leading else requested) < _sort_key(known[0]):
-        return Release(
-            known[0], requested, f"vLLM {requested} is older than legroom's facts; those of {known[0]} apply"
-        )
+        note = f"vLLM {requested} is older than legroom's facts; those of {known[0]} apply"
+        return Release(known[0], requested, note)
     try:
         return release(requested)
     except LegroomError:
         readable = release(leading["numbers"] if leading else known[-1])
-        return Release(
-            readable.version, requested, f"{requested!r} is not a full version; the facts of {readable} apply"
-        )
+        note = f"{requested!r} is not a full version; the facts of {readable} apply"
+        return Release(readable.version, requested, note)

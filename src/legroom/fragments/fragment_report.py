@@ -179,9 +179,8 @@ def _try_candidate_settings(reading: AllocatorReading) -> tuple[SettingTried, ..
     if reading.refused is None:
         return ()
     if reading.history is not None:
-        tried = tuple(
-            try_settings(reading.history, reading.refused, reading.settings, _candidate_settings(reading.settings))
-        )
+        candidates = _candidate_settings(reading.settings)
+        tried = tuple(try_settings(reading.history, reading.refused, reading.settings, candidates))
         if tried:
             return tried
     if reading.settings.expandable_segments:

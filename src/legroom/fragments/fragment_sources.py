@@ -107,15 +107,10 @@ def read_summary(text: str) -> AllocatorReading:
         raise LegroomError("the memory summary lacks its rows of allocated and reserved memory", "give the whole table")
     device, counts = _DEVICE.search(text), _COUNTS.search(text)
     allocated, reserved = rows["Allocated memory"], rows["GPU reserved memory"]
-    state = AllocatorState(
-        allocated[0],
-        reserved[0],
-        active_bytes=rows.get("Active memory", (None,))[0],
-        inactive_split_bytes=rows.get("Non-releasable memory", (None,))[0],
-        peak_allocated_bytes=allocated[1],
-        ooms=int(counts.group(1)) if counts else None,
-        alloc_retries=int(counts.group(2)) if counts else None,
-    )
+    active, split = (rows.get(name, (None,))[0] for name in ("Active memory", "Non-releasable memory"))
+    ooms, retries = (int(counts.group(number)) if counts else None for number in (1, 2))
+    sizes = (allocated[0], reserved[0], active, split)
+    state = AllocatorState(*sizes, peak_allocated_bytes=allocated[1], ooms=ooms, alloc_retries=retries)
     requested = rows.get("Requested memory", (None,))[0]
     name = device.group(1) if device else "0"
     return AllocatorReading("memory_summary() text", name, state, AllocatorSettings(), requested_bytes=requested)

@@ -246,15 +246,11 @@ def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> Allocat
         address += size
     pool = segment.get("segment_pool_id", _COMMON_POOL)
     pool = tuple(_size_or_zero(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
-    return AllocatorSegment(
-        _size_or_zero(segment["total_size"]),
-        sum(block.size_bytes for block in blocks if block.state != "free"),
-        free,
-        "" if pool == _COMMON_POOL else ".".join(map(str, pool)),
-        segment.get("segment_type") == "small",
-        bool(segment.get("is_expandable", False)),
-        tuple(blocks),
-    )
+    used = sum(block.size_bytes for block in blocks if block.state != "free")
+    name = "" if pool == _COMMON_POOL else ".".join(map(str, pool))
+    is_small, is_expandable = segment.get("segment_type") == "small", bool(segment.get("is_expandable", False))
+    sizes = (_size_or_zero(segment["total_size"]), used, free)
+    return AllocatorSegment(*sizes, name, is_small, is_expandable, tuple(blocks))
 
 
 def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:

@@ -72,14 +72,9 @@ def parse_review(document: Any) -> AdmissionRequest:
     if not isinstance(uid, str) or not 0 < len(uid) <= 128:
         raise NotAReview("the review's request has no uid", "only an API server asks here")
     kind = _mapping_or_empty(request.get("kind"))
-    return AdmissionRequest(
-        uid,
-        str(request.get("operation") or ""),
-        str(kind.get("kind") or ""),
-        str(request.get("namespace") or ""),
-        _mapping_or_empty(request.get("object")),
-        _mapping_or_empty(request.get("oldObject")),
-    )
+    operation, namespace = (str(request.get(name) or "") for name in ("operation", "namespace"))
+    new, old = (_mapping_or_empty(request.get(name)) for name in ("object", "oldObject"))
+    return AdmissionRequest(uid, operation, str(kind.get("kind") or ""), namespace, new, old)
 
 
 def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,9 +143,7 @@ def _toml_value(value: Any) -> str:
     """A Python value (string, bool, number or list) as TOML text."""
     if isinstance(value, str):
         return f'"{value}"'
-    if isinstance(value, int) and value >= 100_000:
-        return f"{value:_}"
-    return str(value)
+    return f"{value:_}" if isinstance(value, int) and value >= 100_000 else str(value)
 
 
 def read_policy(path: Path) -> Policy:
@@ -188,9 +186,7 @@ def _key_value(table: TomlTable, key: Field[Any]) -> Any:
     if "str" in kinds and (isinstance(value, str) or kinds == "str"):
         text = table.get(key.name, str, "")
         return text if meta.get("free") else table.choice(key.name, meta["choices"], text)
-    if "float" in kinds:
-        return table.number(key.name, 0.0, low, high)
-    return table.integer(key.name, 0, low, high)
+    return table.number(key.name, 0.0, low, high) if "float" in kinds else table.integer(key.name, 0, low, high)
 
 
 class PolicyFile:

@@ -88,13 +88,10 @@ def traffic(window: Window) -> Traffic:
     prompts = window.increase("prompt_tokens", _TRAFFIC_OVER_S)
     answers, ended = window.increase("generation_tokens", _TRAFFIC_OVER_S), window.increase("finished", _TRAFFIC_OVER_S)
     pools = [engine.pool_tokens for engine in latest.engines if engine.pool_tokens]
-    return Traffic(
-        min(pools) if pools else None,
-        prompts / first_tokens.count if prompts and first_tokens else None,
-        answers / ended if answers and ended else None,
-        ((latest.running or 0.0) + (latest.waiting or 0.0)) / max(len(latest.engines), 1),
-        len(latest.engines),
-    )
+    prompt = prompts / first_tokens.count if prompts and first_tokens else None
+    answer = answers / ended if answers and ended else None
+    requests = ((latest.running or 0.0) + (latest.waiting or 0.0)) / max(len(latest.engines), 1)
+    return Traffic(min(pools) if pools else None, prompt, answer, requests, len(latest.engines))
 
 
 def remedies_for(

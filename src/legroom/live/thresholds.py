@@ -146,13 +146,8 @@ class Thresholds:
     @property
     def longest_over_s(self) -> float:
         """The longest time window in seconds that a detector reads."""
-        return max(
-            self.preemption_over_s,
-            self.hit_rate_over_s,
-            self.long_prompt_over_s + self.long_prompt_before_s,
-            self.stuck_first_s,
-            self.forecast_over_s,
-        )
+        windows_s = (self.preemption_over_s, self.hit_rate_over_s, self.stuck_first_s, self.forecast_over_s)
+        return max(*windows_s, self.long_prompt_over_s + self.long_prompt_before_s)
 
 
 DEFAULT = Thresholds()

@@ -56,9 +56,7 @@ class BandClass:
         if self.card == "amd":
             return ("amd",)
         takes = "multimodal" if self.multimodal else "text"
-        if self.weights in ("plain", "unlisted"):
-            return (self.weights, takes)
-        return ("quantized", self.weights, takes)
+        return (self.weights, takes) if self.weights in ("plain", "unlisted") else ("quantized", self.weights, takes)
 
 
 @cached(ALL_PARTS)
@@ -135,9 +133,7 @@ def card_family(gpu: Gpu) -> str:
         return "unified"
     if gpu.vendor != "nvidia":
         return gpu.vendor
-    if gpu.compute_capability == _ADA:
-        return "ada"
-    return _CARDS.get(gpu.compute_capability[0], "unknown")
+    return "ada" if gpu.compute_capability == _ADA else _CARDS.get(gpu.compute_capability[0], "unknown")
 
 
 def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
@@ -242,6 +238,5 @@ def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     if value.kind == "exact" and not below + above:
         return value
     least_below, least_above = value.bytes - value.low, value.high - value.bytes
-    return _widened(
-        value, max(below, least_below, _MIN_WEIGHTS_BAND_BYTES), max(above, least_above, _MIN_WEIGHTS_BAND_BYTES)
-    )
+    least = _MIN_WEIGHTS_BAND_BYTES
+    return _widened(value, max(below, least_below, least), max(above, least_above, least))

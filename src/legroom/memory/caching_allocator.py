@@ -76,11 +76,9 @@ def parse_allocator_settings(text: str) -> AllocatorSettings:
     """PYTORCH_ALLOC_CONF parsed; options that move no block and unreadable values are skipped."""
     values = dict(part.partition(":")[::2] for part in text.replace(" ", "").split(",") if ":" in part)
     split, divisions = values.get("max_split_size_mb", ""), values.get("roundup_power2_divisions", "")
-    return AllocatorSettings(
-        values.get("expandable_segments", "").lower() == "true",
-        int(split) * MIB if split.isdigit() else None,
-        int(divisions) if divisions.isdigit() else 0,
-    )
+    is_expandable = values.get("expandable_segments", "").lower() == "true"
+    max_split_bytes = int(split) * MIB if split.isdigit() else None
+    return AllocatorSettings(is_expandable, max_split_bytes, int(divisions) if divisions.isdigit() else 0)
 
 
 def segment_bytes(block_bytes: int) -> int:

@@ -218,12 +218,9 @@ def _at_best(rank: Layout, pool: int) -> Layout:
     """A layout with the least weights, whose other parts are as much smaller as its KV cache may be larger."""
     lighter = rank.weights.bytes - rank.weights.low
     activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
-    return replace(
-        rank,
-        weights=replace(rank.weights, bytes=rank.weights.low),
-        activation=replace(rank.activation, bytes=activation, low=min(activation, rank.activation.low)),
-        loading_peak_bytes=rank.loading_peak_bytes - lighter,
-    )
+    weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter
+    active = replace(rank.activation, bytes=activation, low=min(activation, rank.activation.low))
+    return replace(rank, weights=weights, activation=active, loading_peak_bytes=peak)
 
 
 def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:

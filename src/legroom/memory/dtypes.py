@@ -14,9 +14,8 @@ def dtype_bytes(dtype: str) -> int:
     try:
         return DTYPE_BYTES[dtype]
     except KeyError:
-        raise LegroomError(
-            f"dtype {dtype!r} is not one legroom knows", "use auto, float16, bfloat16 or float32"
-        ) from None
+        hint = "use auto, float16, bfloat16 or float32"
+        raise LegroomError(f"dtype {dtype!r} is not one legroom knows", hint) from None
 
 
 _SCALE_BYTES = 4

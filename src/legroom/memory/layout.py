@@ -97,12 +97,5 @@ def too_long_text(
     needed, available = needed_bytes / GIB, available_bytes / GIB
     if release.at_least("0.14.0"):
         needed, available = round(needed, 2), round(available, 2)
-    return check_text(
-        "too_long",
-        release,
-        max_model_len=max_model_len,
-        needed_gib=needed,
-        available_gib=available,
-        estimated_max_len=estimated_max_len,
-        capacity=capacity,
-    )
+    tokens = {"max_model_len": max_model_len, "estimated_max_len": estimated_max_len, "capacity": capacity}
+    return check_text("too_long", release, needed_gib=needed, available_gib=available, **tokens)

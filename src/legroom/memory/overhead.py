@@ -84,9 +84,7 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
 def charges_device_wide(settings: EngineSettings) -> bool:
     """Whether all device memory outside torch counts, with the CUDA context: 0.6.4, and V1 up to 0.9.0."""
     release = known_release(settings.release)
-    if settings.engine == "V0":
-        return release.within("0.6.4", "0.6.4.post1")
-    return release.within("0.6.5", "0.9.0.1")
+    return release.within("0.6.4", "0.6.4.post1") if settings.engine == "V0" else release.within("0.6.5", "0.9.0.1")
 
 
 def counts_runner_buffers(settings: EngineSettings) -> bool:

@@ -55,9 +55,8 @@ def server_states(
     """Every state of a server with --enable-sleep-mode; LegroomError where the release has no sleep mode."""
     rules = sleep_rules(settings.release)
     if rules is None:
-        raise LegroomError(
-            f"vLLM {settings.release} has no sleep mode", f"it came with {first_release_with_sleep()}: name a later one"
-        )
+        hint = f"it came with {first_release_with_sleep()}: name a later one"
+        raise LegroomError(f"vLLM {settings.release} has no sleep mode", hint)
     rank = max(memory.ranks, key=lambda layout: layout.weights.bytes)
     stays = residue(model, gpu, settings, memory.graphs, rank.rank)
     loaded = weight_segments(model, settings, gpu, rank.rank)

@@ -37,8 +37,6 @@ def _written_partition(text: str, num_layers: int, stages: int) -> tuple[int, ..
     except ValueError:
         sizes = ()
     if len(sizes) != stages or sum(sizes) != num_layers or min(sizes, default=-1) < 0:
-        raise LegroomError(
-            f"VLLM_PP_LAYER_PARTITION={text} does not split {num_layers} layers over {stages} stages",
-            "write one count a stage, adding up to the number of layers",
-        )
+        why = f"VLLM_PP_LAYER_PARTITION={text} does not split {num_layers} layers over {stages} stages"
+        raise LegroomError(why, "write one count a stage, adding up to the number of layers")
     return sizes

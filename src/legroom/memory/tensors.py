@@ -83,6 +83,8 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
             vocabulary = (columns, "vocabulary")
             for name, each in {"logits": element_bytes(settings), **_SAMPLER_BYTES}.items():
                 yield Tensor(name, (sequences, vocabulary, (each, "bytes")), "sampling", "max_num_seqs")
+            table = (sequences, vocabulary, (FLOAT32_BYTES, "bytes"))
+            yield Tensor("token counts of the sampler", table, "load", "max_num_seqs")
             yield Tensor(
                 "log-probabilities of prompts",
                 (tokens, vocabulary, (FLOAT32_BYTES, "bytes")),

@@ -134,7 +134,7 @@ def _single_changes(
 
 
 def _ranked(first: Plan, advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The advice cheapest first, without repetitions, as a lever and the search may find the same change."""
+    """The MOST_ADVICE cheapest, each set of flags once, with a note where the checkpoint's role is not the plan's."""
     ranked: list[Advice] = []
     for each in sorted(advice, key=_loss_rank):
         if all(each.flags != better.flags for better in ranked):

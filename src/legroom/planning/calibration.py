@@ -41,9 +41,8 @@ def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str
     """Every start-up that a log's text shows, each beside its plan; `log` names the log in messages."""
     startups = read_startups(text)
     if not startups:
-        raise LegroomError(
-            f"{log} holds no vLLM start-up", "give the server's own output, from its first line to `startup complete`"
-        )
+        hint = "give the server's own output, from its first line to `startup complete`"
+        raise LegroomError(f"{log} holds no vLLM start-up", hint)
     return [_calibrated_start(log, startup, gpu_name, model_name) for startup in startups]
 
 
@@ -114,9 +113,8 @@ def observe(
 ) -> Observation:
     """The observation of a start-up; without a plan it holds only terms that do not depend on the model."""
     if gpu is None:
-        raise LegroomError(
-            "the log does not name its GPU", "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
-        )
+        hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
+        raise LegroomError("the log does not name its GPU", hint)
     if startup.vllm is None:
         raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
     parallel_sizes = {name: getattr(startup.args, name, None) or 1 for name in PARALLEL}
@@ -150,17 +148,9 @@ def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
 def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Mapping[str, int]) -> Observation:
     """The observation of a deployment that `legroom probe` started; `profile`: the engine's accounting in bytes."""
     planned = make_plan(args, release, Machine(gpu), advice=False)
-    return Observation(
-        planned.target.gpu.name,
-        profile["total_bytes"],
-        args.model,
-        release.version,
-        settings_key(planned.settings),
-        profiled_terms(profile),
-        "legroom probe",
-        datetime.date.today().isoformat(),
-        model_fingerprint(planned.target.model),
-    )
+    where = (planned.target.gpu.name, profile["total_bytes"], args.model, release.version)
+    key, terms, today = settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
+    return Observation(*where, key, terms, "legroom probe", today, model_fingerprint(planned.target.model))
 
 
 def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:

@@ -140,9 +140,7 @@ def measurements_for(
                 measured[term] = observation.terms[term]
                 sources.append(observation.source or observation.key)
                 break
-    if not measured:
-        return None
-    return Measurements(**measured, source=", ".join(dict.fromkeys(sources)))
+    return Measurements(**measured, source=", ".join(dict.fromkeys(sources))) if measured else None
 
 
 def same_card(observation: Observation, gpu: Gpu) -> bool:

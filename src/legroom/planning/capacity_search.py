@@ -356,13 +356,6 @@ def _candidate(
         "block_size" in flags,
         distance,
     )
-    return SearchCandidate(
-        tuple(sorted(flags.items())),
-        gpus,
-        tuple(losses),
-        cost,
-        concurrency,
-        combination.target,
-        not variant and "kv_cache_dtype" not in flags,
-        roomy,
-    )
+    keeps_answers, changed = not variant and "kv_cache_dtype" not in flags, tuple(sorted(flags.items()))
+    found = (changed, gpus, tuple(losses), cost, concurrency)
+    return SearchCandidate(*found, combination.target, keeps_answers, roomy)

@@ -120,15 +120,9 @@ def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ra
     )
     total = matching[0].total_bytes
     note = f"measured by legroom probe on {matching[0].seen or 'this machine'}: a total of {gib(total)}"
-    return replace(
-        card,
-        total_bytes=total,
-        total_low_bytes=total,
-        total_high_bytes=total,
-        total_source="logged",
-        measured=measured,
-        note="; ".join(filter(None, (card.note, note))),
-    )
+    totals: dict[str, Any] = dict.fromkeys(("total_bytes", "total_low_bytes", "total_high_bytes"), total)
+    notes = "; ".join(filter(None, (card.note, note)))
+    return replace(card, **totals, total_source="logged", measured=measured, note=notes)
 
 
 def _is_same_card(record: CardRecord, card: Gpu) -> bool:

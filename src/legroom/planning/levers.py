@@ -101,7 +101,7 @@ def fewer_graphs(plan: Plan) -> Proposals:
 
 
 def fewer_media(plan: Plan) -> Proposals:
-    """Smaller --limit-mm-per-prompt: no videos, then one image, each with the longest context that fits then."""
+    """Smaller --limit-mm-per-prompt: no videos, then one image; each alone, then with a context it makes longer."""
     given = dict(plan.args.limit_mm_per_prompt or {})
     kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
     limits = {"video": 0} if "video" in kinds and given.get("video") != 0 else {}

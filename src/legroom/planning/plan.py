@@ -101,11 +101,9 @@ def _starts_as_smaller_card(target: Target, settings: EngineSettings) -> str:
     given, others = settings.given, target.held_by_others_bytes
     if any(target.gpu.compute_capability) or None not in (given.max_num_seqs, given.max_num_batched_tokens):
         return ""
-    smaller = replace(
-        settings,
-        max_num_seqs=given.max_num_seqs or min(settings.max_num_seqs, _SMALLER_BATCH[0]),
-        max_num_batched_tokens=given.max_num_batched_tokens or min(settings.max_num_batched_tokens, _SMALLER_BATCH[1]),
-    )
+    seqs = given.max_num_seqs or min(settings.max_num_seqs, _SMALLER_BATCH[0])
+    tokens = given.max_num_batched_tokens or min(settings.max_num_batched_tokens, _SMALLER_BATCH[1])
+    smaller = replace(settings, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     fails = deployment_memory(target.model, target.gpu, smaller, target.seen, others).failure
     return (
         "" if fails else "the card was not named: it starts with the default batch of a smaller card, not with this one"
@@ -228,10 +226,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     needed = args.gpus_needed
     if needed > target.gpus:
         there = "is only 1" if target.gpus == 1 else f"are only {target.gpus}"
-        raise LegroomError(
-            f"the flags ask for {needed} GPUs (the product of the parallel sizes), but there {there}",
-            f"say --gpus {needed}, or lower the parallel sizes",
-        )
+        why = f"the flags ask for {needed} GPUs (the product of the parallel sizes), but there {there}"
+        raise LegroomError(why, f"say --gpus {needed}, or lower the parallel sizes")
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)

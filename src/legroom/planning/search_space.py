@@ -226,13 +226,7 @@ def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) 
     )
     shape = kv_shape(target.model, settings, target.gpu)
     plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
-    return FlagCombination(
-        target,
-        settings,
-        flags,
-        stages,
-        shape,
-        tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
-        plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
-        free_at_start(target.model, settings, target.gpu, target.held_by_others_bytes),
-    )
+    needed = tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages)))
+    request_blocks = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
+    room = free_at_start(target.model, settings, target.gpu, target.held_by_others_bytes)
+    return FlagCombination(target, settings, flags, stages, shape, needed, request_blocks, room)

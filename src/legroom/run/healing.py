@@ -244,13 +244,11 @@ def find_remedy(
         why = f"{ended}, and the log does not say why" if ended else "the log does not say why"
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
-    diagnosed = Remedy(
-        first.cause,
-        first.entry,
-        f"{_failure_title(first)}: {masked(first.why + _exception_text(first))}",
-        cause_of(first.cause).is_memory,
-        tuple(masked(item.text)[:300] for item in first.evidence[:3]) or ((kill.line,) if kill and kill.line else ()),
+    why = f"{_failure_title(first)}: {masked(first.why + _exception_text(first))}"
+    lines = tuple(masked(item.text)[:300] for item in first.evidence[:3]) or (
+        (kill.line,) if kill and kill.line else ()
     )
+    diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_fitting_len(reading.runs[0].case) if reading.runs else None
     case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)

@@ -99,10 +99,10 @@ class _Player:
         for incident in changes.closed:
             self._append_event(result, incident, "closed", f"{incident.title}: over")
         for incident in self.keeper.of_server(result.server):
-            self._decide(result, incident, watcher)
+            self._record_decision(result, incident, watcher)
 
-    def _decide(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
-        """Appends as an event what the sidecar would do about the incident, or why not; does nothing else."""
+    def _record_decision(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
+        """Appends what the sidecar would do about the incident, or why not, once each; never acts."""
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return

@@ -62,6 +62,7 @@ class Sidecar:
         self._samples: list[Sample] = []
         self._last_scrape_s = time.monotonic()
         self._journal_problem: str | None = None
+        self._journal_replaced: str | None = None
         self._has_taken_over = False
         """False until the unfinished actions of an earlier process are read: nothing is done to a server before."""
         self._last_error = ""
@@ -256,10 +257,12 @@ class Sidecar:
         while True:
             await asyncio.sleep(max(self._config.interval_s, _MIN_FLUSH_INTERVAL_S))
             self._flush_samples()
-            if moved := self._journal.take_set_aside():
-                self._log(f"the journal was damaged: it is kept as {moved}, and a new one is begun")
+            replaced = self._journal.buffer.replaced
+            if replaced is not None and replaced != self._journal_replaced:
+                self._log(replaced)
                 for incident in self._keeper.all():
                     self._reporter.journal_opened(incident)
+            self._journal_replaced = replaced
             problem = self._journal.buffer.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
@@ -294,6 +297,7 @@ class Sidecar:
             "servers": len(self._watchers),
             "incidents_open": len(self._keeper.all()),
             "journal": self._journal.buffer.problem or "ok",
+            "journal_replaced": self._journal.buffer.replaced,
             "acting": sorted(self._config.act) if can_act else [],
         }
 

@@ -27,6 +27,7 @@ def ignore_removed(_: str) -> None:
 
 
 def no_servers() -> frozenset[str]:
+    """The expected servers of a source that expects none."""
     return frozenset()
 
 

@@ -289,10 +289,8 @@ def replay_autoscaled(
     """Replay a trace in seconds over a fleet that the policy scales."""
     trace = trace.checked()
     if cost is None or not trace.in_seconds:
-        raise LegroomError(
-            "a policy decides every fifteen seconds, and this trace tells arrivals in steps",
-            "give a trace with arrivals in seconds, and a GPU and a model or --step-ms",
-        )
+        hint = "give a trace with arrivals in seconds, and a GPU and a model or --step-ms"
+        raise LegroomError("a policy decides every fifteen seconds, and this trace tells arrivals in steps", hint)
     if settings.engine == "V0":
         raise LegroomError("fleets of the V0 engine are not simulated", "plan a release from 0.8.0 on")
     return _Fleet(trace, replace(settings, async_scheduling=False), cost, policy).run(progress)
@@ -328,18 +326,11 @@ class _Fleet:
             self._decide(time_s)
             if progress and last_s > 0:
                 progress(min(1.0, time_s / last_s))
-        all_replicas = [*self.gone, *self.replicas]
-        arrivals = self.trace.arrivals
-        return ScaledReplay(
-            self.policy,
-            self.samples,
-            self.controller.changes,
-            sum(replica.finished for replica in all_replicas),
-            len(rejections),
-            sum(replica.preemptions for replica in all_replicas),
-            [token_s - arrivals[index] for index, token_s in self.first_token_s.items()],
-            self.replica_seconds,
-        )
+        every = [*self.gone, *self.replicas]
+        finished, preempted = sum(each.finished for each in every), sum(each.preemptions for each in every)
+        waits_s = [token_s - self.trace.arrivals[index] for index, token_s in self.first_token_s.items()]
+        fleet = (self.policy, self.samples, self.controller.changes)
+        return ScaledReplay(*fleet, finished, len(rejections), preempted, waits_s, self.replica_seconds)
 
     def _serve_until(self, time_s: float) -> None:
         """Run every replica's engine steps up to `time_s`."""

@@ -120,12 +120,9 @@ def load_verdict(timeline: Timeline) -> LoadVerdict:
         verdict = "serves_late"
     elif waits or timeline.tally.preemptions:
         verdict = "holds_with_waiting"
-    return LoadVerdict(
-        verdict,
-        (len(arrivals) - 1) / lasted if lasted else float(len(arrivals)),
-        len(served) / _load_duration([timeline], served),
-        percentile(sorted(request.time_per_token for request in served), 0.5),
-    )
+    offered = (len(arrivals) - 1) / lasted if lasted else float(len(arrivals))
+    usual = percentile(sorted(request.time_per_token for request in served), 0.5)
+    return LoadVerdict(verdict, offered, len(served) / _load_duration([timeline], served), usual)
 
 
 class ServedRequest(NamedTuple):

@@ -65,15 +65,11 @@ class SchedulerSettings:
         if self.num_speculative_tokens < 0:
             raise LegroomError(f"num-speculative-tokens is {self.num_speculative_tokens}, but must be at least 0")
         if self.num_blocks < 2:
-            raise LegroomError(
-                f"a pool of {self.num_blocks} blocks holds nothing",
-                "vLLM keeps one block back (the null block): give at least 2",
-            )
+            hint = "vLLM keeps one block back (the null block): give at least 2"
+            raise LegroomError(f"a pool of {self.num_blocks} blocks holds nothing", hint)
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise LegroomError(
-                f"max-num-batched-tokens ({self.max_num_batched_tokens}) is below max-num-seqs ({self.max_num_seqs})",
-                "vLLM refuses this: raise --max-num-batched-tokens or lower --max-num-seqs",
-            )
+            why = f"max-num-batched-tokens ({self.max_num_batched_tokens}) is below max-num-seqs ({self.max_num_seqs})"
+            raise LegroomError(why, "vLLM refuses this: raise --max-num-batched-tokens or lower --max-num-seqs")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise LegroomError(
                 f"without chunked prefill max-num-batched-tokens ({self.max_num_batched_tokens}) "
@@ -85,10 +81,8 @@ class SchedulerSettings:
         if not 0 <= self.speculative_acceptance <= 1:
             raise LegroomError(f"speculative acceptance is {self.speculative_acceptance}, but must be between 0 and 1")
         if self.enable_prefix_caching and any(group.fixed_blocks or group.block_size for group in self.groups):
-            raise LegroomError(
-                "prefix caching over recurrent states or blocks of several sizes is not simulated",
-                "give --no-enable-prefix-caching",
-            )
+            hint = "give --no-enable-prefix-caching"
+            raise LegroomError("prefix caching over recurrent states or blocks of several sizes is not simulated", hint)
         if self.engine == "V0":
             self._check_v0()
 
@@ -103,9 +97,8 @@ class SchedulerSettings:
             (self.groups != (LayerGroup(),), "groups of layers"),
         ):
             if is_set:
-                raise LegroomError(
-                    f"{what} under the V0 engine is not simulated", "leave it out, or plan a release with the V1 engine"
-                )
+                hint = "leave it out, or plan a release with the V1 engine"
+                raise LegroomError(f"{what} under the V0 engine is not simulated", hint)
 
     @property
     def usable_blocks(self) -> int:
@@ -133,9 +126,7 @@ class SchedulerSettings:
         if group.fixed_blocks:
             return group.fixed_blocks
         needed = cdiv(tokens, group.block_size or self.block_size)
-        if group.sliding_window is None:
-            return needed
-        return min(needed, self.window_blocks(group))
+        return needed if group.sliding_window is None else min(needed, self.window_blocks(group))
 
     def window_blocks(self, group: LayerGroup) -> int:
         """Most blocks that a sliding-window group holds: the window, the tokens in flight, and one for alignment."""

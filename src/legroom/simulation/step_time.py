@@ -271,9 +271,8 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
     reached = reached or Efficiency(**_fit_data("step_fit.json")["fitted"])
     server = server or ServerEfficiency(**_fit_data("step_server.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
-        raise LegroomError(
-            "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
-        )
+        hint = "give --step-ms instead"
+        raise LegroomError("the bandwidth of this GPU is not known, so seconds cannot be estimated", hint)
     slower = server.other_maker_ratio if hardware.is_other_maker else 1.0
     bandwidth, latency_ratio = hardware.bandwidth_bytes_s / slower, hardware.latency_ratio * slower
     ratio = reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio

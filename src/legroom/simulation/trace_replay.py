@@ -50,9 +50,8 @@ def simulate(
 def check_cost(trace: Trace, cost: StepCost | None) -> None:
     """Raise where arrivals are in seconds and steps have no duration."""
     if trace.in_seconds and cost is None:
-        raise LegroomError(
-            f"{trace.name} tells arrivals in seconds, so steps need a duration", "give a GPU and a model, or --step-ms"
-        )
+        hint = "give a GPU and a model, or --step-ms"
+        raise LegroomError(f"{trace.name} tells arrivals in seconds, so steps need a duration", hint)
 
 
 def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, replays: int) -> ReplayEngine:

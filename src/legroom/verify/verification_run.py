@@ -275,16 +275,9 @@ class LoadSender:
         if monitor.problem and first is not None:  # otherwise it was reported at the start
             run.notes.append(f"a look at the metrics failed: {monitor.problem}")
         preemptions = _preemptions_between(first, monitor.last)
-        return load_run.LoadRun(
-            self.load.name,
-            len(self.load.requests),
-            self.concurrency,
-            tuple(self.outcomes),
-            tuple(monitor.samples),
-            seconds,
-            preemptions,
-            interrupted,
-        )
+        load = self.load
+        seen = (load.name, len(load.requests), self.concurrency, tuple(self.outcomes), tuple(monitor.samples))
+        return load_run.LoadRun(*seen, seconds, preemptions, interrupted)
 
     async def _send_all(self) -> None:
         """Sends all requests, the concurrency rising over the first third, and waits for all of them."""

@@ -210,9 +210,7 @@ def flag_words(flag: Flag, value: Any) -> list[str]:
 
 def joined(name: str, values: Sequence[str]) -> list[str]:
     """A flag and its values as words; a value that starts with a dash is joined by `=`."""
-    if len(values) == 1 and looks_like_flag(values[0]):
-        return [f"{name}={values[0]}"]
-    return [name, *values]
+    return [f"{name}={values[0]}"] if len(values) == 1 and looks_like_flag(values[0]) else [name, *values]
 
 
 def _by_dest(release: Release) -> dict[str, Flag]:

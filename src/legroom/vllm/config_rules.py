@@ -363,10 +363,8 @@ def _speculation_refusals(settings: EngineSettings, model: Model, release: Relea
     own = {"mtp", f"mtp:{model.model_type}", *(["counted_mtp"] if model.draft_layers else [])}
     lacks_mtp = implements is not None and own.isdisjoint(implements)
     if lacks_mtp and method.endswith("mtp") and not spec.get("model"):
-        yield (
-            f"Unsupported speculative method: '{method}'",
-            "leave --speculative-config out: the model has no MTP layers",
-        )
+        hint = "leave --speculative-config out: the model has no MTP layers"
+        yield f"Unsupported speculative method: '{method}'", hint
     elif spec.get("num_speculative_tokens") is None and method != "suffix":
         yield (
             "num_speculative_tokens must be provided with speculative model unless the draft model config contains an "
@@ -397,10 +395,8 @@ def _cache_refusals(settings: EngineSettings, model: Model, release: Release) ->
         yield "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", "use --kv-cache-dtype fp8"
     named = named_backend(settings.given, release)
     if traits(model).compressed_mla and settings.kv_cache_dtype != "fp8_ds_mla" and "FLASHINFER" not in named:
-        yield (
-            f"DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {settings.kv_cache_dtype}.",
-            "use --kv-cache-dtype fp8",
-        )
+        hint = "use --kv-cache-dtype fp8"
+        yield f"DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {settings.kv_cache_dtype}.", hint
     if traits(model).compressed_mla and settings.prefill_context_parallel_size > 1:
         message = "PCP requires attention backend support, but DEEPSEEK_SPARSE_SWA does not support PCP."
         yield message, "leave --prefill-context-parallel-size out"

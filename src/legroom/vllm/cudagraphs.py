@@ -66,9 +66,7 @@ def _compile_level(args: ServeArgs, release: Release) -> int:
         asked = int(text) if text.isdecimal() else _COMPILE_LEVELS.get(text)
     if isinstance(asked, int) and not isinstance(asked, bool):
         return asked
-    if release.at_least("0.12.0") and args.optimization_level == 0:
-        return 0
-    return 3
+    return 0 if release.at_least("0.12.0") and args.optimization_level == 0 else 3
 
 
 def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
@@ -211,9 +209,7 @@ def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: 
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))
         counts |= set(range(256, most + 1, 16)) | {most}
         return {n * query_len for n in counts if n * query_len <= top}
-    if query_len == 1 and release.at_least("0.31.0") and max_num_seqs <= top:
-        return {max_num_seqs}
-    return set()
+    return {max_num_seqs} if query_len == 1 and release.at_least("0.31.0") and max_num_seqs <= top else set()
 
 
 def num_speculative_tokens(args: ServeArgs) -> int:

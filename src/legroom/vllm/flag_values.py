@@ -152,6 +152,4 @@ def as_words(value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, tuple | list) and all(isinstance(item, str | int | float) for item in value):
         return tuple(str(item) for item in value)
-    if isinstance(value, Mapping | list):
-        return (json.dumps(value),)
-    return (str(value),)
+    return (json.dumps(value),) if isinstance(value, Mapping | list) else (str(value),)

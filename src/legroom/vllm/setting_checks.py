@@ -129,10 +129,8 @@ def _check_stages(settings: EngineSettings, model: Model) -> None:
     """Raises LegroomError where the pipeline stages are more than the layers."""
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
     if stages > layers:
-        raise LegroomError(
-            f"--pipeline-parallel-size {stages} is more than the {layers} layers of {model.name or 'the model'}",
-            f"use {layers} stages or fewer",
-        )
+        why = f"--pipeline-parallel-size {stages} is more than the {layers} layers of {model.name or 'the model'}"
+        raise LegroomError(why, f"use {layers} stages or fewer")
 
 
 def _check_block_size(settings: EngineSettings, model: Model) -> None:

@@ -81,9 +81,7 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
     if other_value(args, "--convert") in _POOLING_TASKS:
         return True
     task = other_value(args, "--task")
-    if task is not None and task != "auto":
-        return task in _POOLING_TASKS
-    return model.is_pooling
+    return task in _POOLING_TASKS if task is not None and task != "auto" else model.is_pooling
 
 
 def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:

@@ -186,7 +186,7 @@ _EXPERT_METHODS = {
 
 
 def _method_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """Reasons against the method of --quantization or of the config; a guessed one refuses nothing."""
+    """Reasons against the method of --quantization or of the config; uncertain where the method was guessed."""
     guessed = model.quantization is not None and not _is_own_config(model)
     for reason in _quantization_reasons(settings, model, gpu, release):
         yield replace(reason, certain=False) if guessed else reason

@@ -318,7 +318,7 @@ def _end_of_value(text: str, at: int) -> int | None:
 
 
 def _printed_value(written: str) -> Any:
-    """A value as Python or JSON writes it; LoRA modules become `name=path`."""
+    """The value that Python or JSON wrote, an enum's value, or LoRA modules as `name=path`; else ValueError."""
     enum = _ENUM.fullmatch(written)
     text = enum["value"] if enum else written
     try:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from legroom.diagnosis.case import Case, Phase
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, known_fix, proof, reason
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, Strength, known_fix, proof, reason
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.facts import read_data
 from legroom.records import dataclass
 
-__all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized"]
+__all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized", "Strength"]
 __all__ += ["cause_of", "causes", "known_fix", "proof", "reason"]
 """Also what a file of this folder needs from other modules, so that it has one import."""
 
@@ -40,7 +40,7 @@ class Cause:
     domain: Domain = "gpu"
     """Whose memory is short; with `settings` and `other` none is."""
     priority: int = 0
-    """Among causes of equal confidence the lowest number comes first, then the lowest entry id."""
+    """Among causes of equal strength the lowest number comes first, then the lowest entry id."""
     label: str = ""
     """The name of its file; set, like the two functions and the dead ends, by `causes`."""
     dead_ends: tuple[DeadEnd, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import GIB, gib, human_bytes
@@ -25,21 +25,21 @@ def examine(case: Case) -> Assessment | None:
     ledger = case.ledger
     if oom is None or not ledger.reserve_covers_request or ledger.free_exceeds_request or oom.unallocated_bytes is None:
         return None
-    confidence = 0.74
+    strength = Strength.SUGGESTED
     if case.has_site_frame or case.site == "serving" or nothing_was_freed(case):
-        confidence = 0.5
+        strength = Strength.POSSIBLE
     elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:
-        confidence = 0.6  # something outside torch is the larger oddity
+        strength = Strength.SUGGESTED  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
-        confidence = 0.88  # a twentieth of the card in unused pieces is no side effect
+        strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
     elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
-        confidence = 0.3  # what rounding, and the pool of graphs, leave on a full card
+        strength = Strength.USUAL  # what rounding, and the pool of graphs, leave on a full card
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
         f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
         "single piece is that large."
     )
-    return Assessment(confidence, proof(case.first("torch_oom")), why)
+    return Assessment(strength, proof(case.first("torch_oom")), why)
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.units import GIB, gib
 
@@ -18,23 +29,30 @@ def examine(case: Case) -> Assessment | None:
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
             why = reason("ends_in_registration")
-            return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
+            return Assessment(Strength.POSSIBLE, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
         return None
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure
-    return Assessment(_confidence(case), proof(case.last("profile_v0"), notice, error), _explanation(case))
+    return Assessment(_strength(case), proof(case.last("profile_v0"), notice, error), _explanation(case))
 
 
-def _confidence(case: Case) -> float:
-    """Confidence (0 to 1) that the allocation failed in CUDA graph capture."""
+def _strength(case: Case) -> Strength:
+    """How strongly the text shows that the allocation failed in CUDA graph capture."""
     if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
-        return 0.86
+        return Strength.SHOWN
     if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
-        return 0.8  # the pool was sized, and torch already has a private pool: capture had begun
+        return Strength.SHOWN  # the pool was sized, and torch already has a private pool: capture had begun
     if not case.site and _captured_anyway(case):
-        return 0.6
+        return Strength.SUGGESTED
     if case.oom is None and case.has("cuda_oom") and not case.site:
-        return 0.5  # the driver's own message without sizes: graphs are allocated past torch
-    return 0.25
+        return Strength.POSSIBLE  # the driver's own message without sizes: graphs are allocated past torch
+    return Strength.FAINT
+
+
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether eager mode is on and nothing was captured."""
+    case = planner.case
+    is_sized = case.oom is not None  # without sizes the flag may be of another run
+    return is_sized and bool(planner.known.args.enforce_eager) and not (_captured_anyway(case) or case.has("capturing"))
 
 
 def _captured_anyway(case: Case) -> bool:

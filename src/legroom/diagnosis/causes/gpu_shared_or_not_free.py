@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    DeadEnd,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+)
 from legroom.diagnosis.finding import reason
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
@@ -53,16 +64,18 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
-    confidence, desired = 0.9, _desired_bytes(case)
+    strength, desired = Strength.NAMED, _desired_bytes(case)
     total, free = check.number("total_bytes"), check.number("free_bytes")
     if free is None or total is None or desired is None:
         return Assessment(
-            0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
+            Strength.LIKELY,
+            proof(check),
+            "The card had less free memory at start-up than the share vLLM was told to take.",
         )
     if case.platform.unified and free > total // 6 and is_page_cache_counted(case):
-        confidence = 0.55  # on shared memory the page cache counts as used
+        strength = Strength.SUGGESTED  # on shared memory the page cache counts as used
     elif case.platform.trainer:
-        confidence = 0.8  # the trainer itself is the neighbour
+        strength = Strength.SHOWN  # the trainer itself is the neighbour
     cut = None if check.number("desired_bytes") else case.startup.args.gpu_memory_utilization
     share = check.facts.get("utilization_ratio") or cut or round(desired / max(total, 1), 2)
     why = (
@@ -70,7 +83,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
         f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
         "allocated anything."
     )
-    return Assessment(confidence, proof(check), why)
+    return Assessment(strength, proof(check), why)
 
 
 def is_page_cache_counted(case: Case) -> bool:
@@ -96,7 +109,7 @@ def _assess_orphans(case: Case) -> Assessment | None:
     if killed is None or again is None or case.first_failure is None:
         return None
     why = reason("orphans_of_sigkill")
-    return Assessment(0.9, proof(killed, again, case.first_failure), why)
+    return Assessment(Strength.NAMED, proof(killed, again, case.first_failure), why)
 
 
 def _assess_free_memory_change(case: Case) -> Assessment | None:
@@ -112,7 +125,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
         f"Free memory grew{numbers} while vLLM measured its own use: another process on the same card released memory "
         "in between, so the measurement is worthless and vLLM stops."
     )
-    return Assessment(0.85, proof(error), why)
+    return Assessment(Strength.SHOWN, proof(error), why)
 
 
 def _assess_neighbour_start(case: Case) -> Assessment | None:
@@ -131,7 +144,7 @@ def _assess_neighbour_start(case: Case) -> Assessment | None:
         f"Another service of this log took {gib(taken)} while this one started; on the same card that is charged to "
         f"this one's share, which is {gib(-pool)} short."
     )
-    return Assessment(0.95, proof(case.last("available_kv"), case.first("no_cache_blocks")), why)
+    return Assessment(Strength.NAMED, proof(case.last("available_kv"), case.first("no_cache_blocks")), why)
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
@@ -140,7 +153,7 @@ def _assess_wrong_device(case: Case) -> Assessment | None:
     if loaded is None or not case.first_failure:
         return None
     why = "vLLM measured 0 bytes of weights: the model went to another GPU than the one being measured."
-    return Assessment(0.7, proof(loaded, case.first_failure), why)
+    return Assessment(Strength.LIKELY, proof(loaded, case.first_failure), why)
 
 
 def _assess_unequal_ranks(case: Case) -> Assessment | None:
@@ -156,7 +169,7 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
         f"Rank {rank} has {gib(least)} for its KV cache and rank {other} {gib(most)}, with equal shares of the model: "
         f"{gib(most - least)} on the card of rank {rank} belong to another process."
     )
-    return Assessment(0.85 if least <= 0 else 0.4, proof(lines[rank], lines[other]), why)
+    return Assessment(Strength.SHOWN if least <= 0 else Strength.POSSIBLE, proof(lines[rank], lines[other]), why)
 
 
 def _assess_torch_process_list(case: Case) -> Assessment | None:
@@ -170,7 +183,9 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
             f"torch's ({gib(oom.torch_bytes or 0)} and {gib(oom.unallocated_bytes or 0)} unused). One server never "
             "holds that much outside torch: it is another process's, or the trainer's that runs this engine."
         )
-        return Assessment(0.5 if case.platform.trainer else 0.9, proof(case.first("torch_oom")), why)
+        return Assessment(
+            Strength.POSSIBLE if case.platform.trainer else Strength.NAMED, proof(case.first("torch_oom")), why
+        )
     others = case.ledger.other_processes_bytes or 0
     if others < 512 * MIB or others < oom.wanted_bytes:
         return None
@@ -182,16 +197,16 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
         f"this one {gib(own) if own else 'the rest'}). Without them the "
         f"{gib(oom.wanted_bytes)} that failed would have fitted."
     )
-    confidence = 0.9
+    strength = Strength.NAMED
     error = case.first("torch_oom")
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes, default=others) < oom.total_bytes // 10:
-        confidence = 0.3  # small shares beside a rank are its siblings' contexts
+        strength = Strength.USUAL  # small shares beside a rank are its siblings' contexts
     elif _is_small(case, others):
-        confidence = 0.3 if case.site else 0.6
+        strength = Strength.USUAL if case.site else Strength.SUGGESTED
     elif not oom.others_bytes and case.has_site_frame and others < oom.total_bytes // 4:
-        confidence = 0.6
-    return Assessment(confidence, proof(error), why)
+        strength = Strength.SUGGESTED
+    return Assessment(strength, proof(error), why)
 
 
 def _is_small(case: Case, others: int) -> bool:
@@ -211,7 +226,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         why = (
             f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
         )
-        return Assessment(0.88, proof(before, error), why)
+        return Assessment(Strength.NAMED, proof(before, error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
         weights, total = startup.weights_bytes or 0, startup.gpu_total_bytes or 0
@@ -220,7 +235,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
                 f"The weights take {gib(weights)} of {gib(total)}, yet nothing is left for the KV cache: memory that "
                 "others took or released while vLLM measured is charged to it."
             )
-            return Assessment(0.7, proof(error), why)
+            return Assessment(Strength.LIKELY, proof(error), why)
         return None
     charging = any(engine.within(*span) for span in (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1")))
     if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
@@ -233,7 +248,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     why = reason("others_are_charged")
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     charging = charging or case.has("several_servers")
-    return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
+    return Assessment(Strength.LIKELY if charging and not case.platform.wsl else Strength.POSSIBLE, proof(error), why)
 
 
 def _assess_told_neighbour(case: Case) -> Assessment | None:
@@ -241,11 +256,11 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     kept, told = case.first("not_released_told"), case.first("engine_again_told", "neighbour_told", "several_servers")
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
-        return Assessment(0.85, proof(kept, case.first_failure), why)
+        return Assessment(Strength.SHOWN, proof(kept, case.first_failure), why)
     shares, holder = told_shares(case), _told_holder(case)
     if holder is not None and case.is_oom and case.ledger.total_bytes is None:
         why = f"By the text another process holds {holder[1]} of the card: that is missing here."
-        return Assessment(0.9, proof(holder[0], case.first_failure), why)
+        return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
     is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame
     if told is None or not (is_open or sum(shares) > 1) or case.platform.trainer:
         return None
@@ -254,8 +269,8 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
         why = f"{why} The shares {' + '.join(f'{share:g}' for share in shares)} are {sum(shares):g} of the card."
     elif told.id == "engine_again_told":
         why = "Every new engine takes its share of the card again, while the first one still holds its own."
-        return Assessment(0.9, proof(told, case.first_failure), why)
-    return Assessment(0.88 if sum(shares) > 1 else 0.7, proof(told, case.first_failure), why)
+        return Assessment(Strength.NAMED, proof(told, case.first_failure), why)
+    return Assessment(Strength.NAMED if sum(shares) > 1 else Strength.LIKELY, proof(told, case.first_failure), why)
 
 
 def _told_holder(case: Case) -> tuple[Evidence, str] | None:
@@ -280,7 +295,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
     if error is None or case.site != "device":
         return None
     why = "Not even a CUDA context could be created: the card was full before this process allocated anything."
-    return Assessment(0.66, proof(error), why)
+    return Assessment(Strength.LIKELY, proof(error), why)
 
 
 def _assess_pool_allocation(case: Case) -> Assessment | None:
@@ -292,7 +307,7 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
         f"and {gib(case.oom.free_bytes or 0)} were free: another process took memory in between, or the share leaves "
         "too little outside the budget."
     )
-    return Assessment(0.6, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
+    return Assessment(Strength.SUGGESTED, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
 
 
 def is_pool_oversized(case: Case) -> bool:
@@ -317,6 +332,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
+    layout = planner.failed_plan.layout if planner.failed_plan is not None else None
+    if case.site in ("build", "load") and layout is not None and layout.weights.bytes > layout.budget_bytes:
+        # The share was made for what is free beside the others: on a free card it still holds no weights.
+        needed = layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes + GIB
+        share = math.ceil(needed / layout.total_bytes * 100) / 100
+        more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
+        free_it = replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):

@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.facts import read_data
 from legroom.facts.log_messages import message_group
@@ -36,12 +47,17 @@ def examine(case: Case) -> Assessment | None:
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
-        return Assessment(0.92, proof(shares), why)
+        return Assessment(Strength.NAMED, proof(shares), why)
     if pinned := _pinned_beyond_ram(case):
         each, ranks, host = pinned
         why = f"{ranks} ranks pin {gib(each)} of host RAM each, {gib(ranks * each)} together; the host has {gib(host)}."
-        return Assessment(0.9, proof(case.last("lmcache_size"), case.first("host_ram")), why)
-    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_WEAK, 0.35)):
+        return Assessment(Strength.NAMED, proof(case.last("lmcache_size"), case.first("host_ram")), why)
+    for ids, certainty in (
+        (_CERTAIN, Strength.NAMED),
+        (_LIKELY, Strength.LIKELY),
+        (_POSSIBLE, Strength.SUGGESTED),
+        (_WEAK, Strength.USUAL),
+    ):
         error = case.first(*ids)
         if error is not None and error.id in _POSSIBLE and error.role != "host":
             continue  # the server ended its own workers
@@ -49,31 +65,31 @@ def examine(case: Case) -> Assessment | None:
             continue  # a process that ended is no evidence beside an error
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
-            return Assessment(_confidence(case, error, certainty), proven, _explanation(case))
+            return Assessment(_strength(case, error, certainty), proven, _explanation(case))
     refused = case.first("cuda_oom") or next(
         (item for item in case.all("exception") if _REFUSED_PIN in item.text), None
     )
     if refused is not None and "frame_pin" in case.frames:
         why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
-        return Assessment(0.95, proof(case.first("frame_pin"), refused), why)
+        return Assessment(Strength.NAMED, proof(case.first("frame_pin"), refused), why)
     oom = case.oom
     if oom and case.ledger.free_exceeds_request:
         why = (
             f"{gib(oom.free_bytes or 0)} of the card were free and only "
             f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
         )
-        return Assessment(0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
+        return Assessment(Strength.POSSIBLE, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
     short = case.last("prefetch_ram_short")
     if short is not None and case.phase_reached == "startup_load" and case.secondary_failure and not case.last_error:
         size, ram = (gib(short.number(name) or 0) for name in ("checkpoint_bytes", "ram_bytes"))
         why = f"The engine ended while it read a checkpoint of {size} with {ram} of RAM available, without an error."
-        return Assessment(0.55, proof(short, case.last("shards"), case.secondary_failure), why)
+        return Assessment(Strength.SUGGESTED, proof(short, case.last("shards"), case.secondary_failure), why)
     if case.unfinished_milestone is not None and case.phase_reached == "startup_load":
         why = reason("ends_while_loading")
-        return Assessment(0.3, proof(case.unfinished_milestone), why)
+        return Assessment(Strength.USUAL, proof(case.unfinished_milestone), why)
     if case.has("nccl_system_error"):
         why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."
-        return Assessment(0.5, proof(case.first("nccl_system_error")), why)
+        return Assessment(Strength.POSSIBLE, proof(case.first("nccl_system_error")), why)
     return None
 
 
@@ -91,12 +107,12 @@ def _suggests_kill(case: Case, ended: Evidence) -> bool:
     return ended.id == "ray_worker_died" or bool(case.milestones)
 
 
-def _confidence(case: Case, error: Evidence, certainty: float) -> float:
-    """`certainty` (0 to 1), lowered where the GPU failed before the kill or shares the host's memory."""
+def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
+    """`certainty`, lowered where the GPU failed before the kill or shares the host's memory."""
     if error.id not in _CERTAIN and _another_failure_came_first(case, error):
-        return min(certainty, 0.45)  # the GPU side failed first; being killed came after
+        return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; being killed came after
     on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
-    return min(certainty, 0.6) if case.has("driver_no_memory") or on_shared_memory else certainty
+    return min(certainty, Strength.SUGGESTED) if case.has("driver_no_memory") or on_shared_memory else certainty
 
 
 def _another_failure_came_first(case: Case, error: Evidence) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof
 
 
 def examine(case: Case) -> Assessment | None:
@@ -19,7 +19,7 @@ def examine(case: Case) -> Assessment | None:
         f"{blocks} blocks. This is a second check beside the one for max_model_len: passing one says nothing of the "
         "other."
     )
-    return Assessment(0.96, proof(case.first("estimated_max_len"), error), why)
+    return Assessment(Strength.NAMED, proof(case.first("estimated_max_len"), error), why)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.vllm_logs.evidence import Evidence
 
@@ -26,25 +26,23 @@ def examine(case: Case) -> Assessment | None:
         for item in case.all("engine_stats")
         if _kv_usage_percent(item) >= 90 and _count_or_ratio(item, "waiting") > 0
     ]
-    confidence = 0.0
+    strength = Strength.NONE
     if failed:
-        confidence = 0.93
-    elif preempted:
-        confidence = 0.85
-    elif counted or waiting:
-        confidence = 0.8
+        strength = Strength.NAMED
+    elif preempted or counted or waiting:
+        strength = Strength.SHOWN
     elif full:
-        confidence = 0.6
-    if not confidence:
+        strength = Strength.SUGGESTED
+    if not strength:
         return None
     if case.has("failed_execution_dump") and not failed:
-        confidence = 0.5  # the step crashed; a preemption before it is a side show
+        strength = Strength.POSSIBLE  # the step crashed; a preemption before it is a side show
     elif not failed and case.has("exception") and case.last_error is not None:
         last = max(item.line for item in (*preempted, *full, *waiting, *counted))
         if case.last_error.line > last:
-            confidence = 0.3  # preempting goes on for hours and ends nothing; the exception after it did
+            strength = Strength.USUAL  # preempting goes on for hours and ends nothing; the exception after it did
     proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
-    return Assessment(confidence, proven, _explanation(case, preempted, waiting or full))
+    return Assessment(strength, proven, _explanation(case, preempted, waiting or full))
 
 
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:

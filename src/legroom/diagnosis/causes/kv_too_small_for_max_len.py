@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
@@ -35,7 +35,7 @@ def examine(case: Case) -> Assessment | None:
         return None  # a rank without any pool holds no request of any length
     if error is None and estimate is None:
         return _assess_unprinted_check(case)
-    return Assessment(0.93, proof(error, estimate), _explanation(case))
+    return Assessment(Strength.NAMED, proof(error, estimate), _explanation(case))
 
 
 def _assess_unprinted_check(case: Case) -> Assessment | None:
@@ -43,7 +43,7 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
     left = case.startup.available_kv_bytes
     if told := case.first("kv_check_told"):
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
-        return Assessment(0.7, proof(told), f"The pool does not hold one request of max_model_len.{has}")
+        return Assessment(Strength.LIKELY, proof(told), f"The pool does not hold one request of max_model_len.{has}")
     failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
     if left is None or failed is None or case.last_error or not last or last[0].id != "available_kv":
         return None
@@ -51,7 +51,7 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
         f"vLLM counted {gib(left)} for the KV cache and stopped before it printed the pool's size. What runs in "
         "between is the check that one request of max_model_len fits."
     )
-    return Assessment(0.6, proof(last, failed), why)
+    return Assessment(Strength.SUGGESTED, proof(last, failed), why)
 
 
 def longest_fitting_len(case: Case) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
 from legroom.units import KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
@@ -30,7 +30,7 @@ def examine(case: Case) -> Assessment | None:
                 f"One process grows from {gib(amounts[0])} to "
                 f"{gib(amounts[-1])} of host memory and never gives any back."
             )
-            return Assessment(0.85, proof([item for _, item in points]), why)
+            return Assessment(Strength.SHOWN, proof([item for _, item in points]), why)
     return _assess_written_growth(case) or _assess_memory_after_sleep(case)
 
 
@@ -40,12 +40,14 @@ def _assess_written_growth(case: Case) -> Assessment | None:
         amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
         if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
             why = f"Memory only grows: from {gib(amounts[0])} to {gib(amounts[-1])}."
-            return Assessment(0.7, proof(item), why)
+            return Assessment(Strength.LIKELY, proof(item), why)
     if (said := case.first("growth_words")) is None or case.has("torch_oom", "cuda_oom"):
         return None
     # A limit that is reached in the end is what a leak ends in.
     return Assessment(
-        0.92 if case.has(*_LIMITS) or case.is_oom else 0.7, proof(said), "Memory grows while it serves, by the text."
+        Strength.NAMED if case.has(*_LIMITS) or case.is_oom else Strength.LIKELY,
+        proof(said),
+        "Memory grows while it serves, by the text.",
     )
 
 
@@ -55,7 +57,7 @@ def _assess_memory_after_sleep(case: Case) -> Assessment | None:
     amounts = [int(item.facts["left_bytes"]) for item in left]
     if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
         why = f"After every sleep more stays in use: {gib(amounts[0])}, then {gib(amounts[-1])}."
-        return Assessment(0.6, proof(left), why)
+        return Assessment(Strength.SUGGESTED, proof(left), why)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.units import GIB, gib
 
 _LARGE_NON_TORCH = int(2.5 * GIB)
@@ -24,17 +24,17 @@ def examine(case: Case) -> Assessment | None:
     inside = bool(case.frames & {"frame_spec", "frame_lora"})
     non_torch = None if ledger.other_processes_bytes or ledger.unowned_bytes else ledger.outside_torch_bytes
     large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not ledger.free_exceeds_request
-    confidence = 0.0
+    strength = Strength.NONE
     if inside:
-        confidence = 0.9
+        strength = Strength.NAMED
     elif on and large:
-        confidence = 0.85
+        strength = Strength.SHOWN
     elif on:
-        confidence = 0.65
-    if not confidence:
+        strength = Strength.LIKELY
+    if not strength:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
-    return Assessment(confidence, proven, _explanation(case, non_torch if large else None))
+    return Assessment(strength, proven, _explanation(case, non_torch if large else None))
 
 
 def _explanation(case: Case, non_torch: int | None) -> str:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import gib
@@ -17,7 +28,9 @@ def examine(case: Case) -> Assessment | None:
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
-        return Assessment(0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}")
+        return Assessment(
+            Strength.NAMED, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}"
+        )
     short = case.first("mm_profile_too_short")
     if short and not case.last_error and not case.was_ready:
         why = (
@@ -25,22 +38,22 @@ def examine(case: Case) -> Assessment | None:
             f"{short.facts.get('profiled_count')} for each: the profile run that follows encodes all of them at once. "
             "The text ends before it says how that went."
         )
-        return Assessment(0.45, proof(short), why)
+        return Assessment(Strength.POSSIBLE, proof(short), why)
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
     vision = bool(case.frames & {"frame_vision"})
-    confidence = 0.0
+    strength = Strength.NONE
     if case.ledger.larger_than_card:
-        confidence = 0.9
+        strength = Strength.NAMED
     elif vision:
-        confidence = 0.8
+        strength = Strength.SHOWN
     elif case.has("media_told") and case.site == "serving" and case.oom is None and not case.has_site_frame:
-        confidence = 0.88  # told of a request with media
+        strength = Strength.NAMED  # told of a request with media
     elif _dummy_media_suspected(case):
-        confidence = 0.5
-    if not confidence:
+        strength = Strength.POSSIBLE
+    if not strength:
         return None
-    return Assessment(confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _explanation(case))
+    return Assessment(strength, proof(case.first("frame_vision"), case.first("torch_oom")), _explanation(case))
 
 
 def _dummy_media_suspected(case: Case) -> bool:

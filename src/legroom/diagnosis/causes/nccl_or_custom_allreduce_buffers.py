@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.units import GIB
 
 _SET_BY_VLLM = ("0.4.3", "0.10.1.1")
@@ -18,15 +29,17 @@ def examine(case: Case) -> Assessment | None:
     refused = case.first("nccl_register")
     if refused:
         why = reason("nccl_not_registered")
-        return Assessment(0.93, proof(case.first("nccl_system_error"), refused), why)
+        return Assessment(Strength.NAMED, proof(case.first("nccl_system_error"), refused), why)
     error = case.first("nccl_oom", "deepep_buffer")
     if error:
         why = reason("nccl_without_memory")
         unhandled = case.first("nccl_unhandled_cuda")
-        return Assessment(0.92, proof(unhandled, error), why)
+        return Assessment(Strength.NAMED, proof(unhandled, error), why)
     if case.is_oom and case.frames & {"frame_all_reduce"}:
         why = reason("set_up_of_collectives")
-        return Assessment(0.5, proof(case.first("frame_all_reduce"), case.first("torch_oom", "cuda_oom")), why)
+        return Assessment(
+            Strength.POSSIBLE, proof(case.first("frame_all_reduce"), case.first("torch_oom", "cuda_oom")), why
+        )
     return None
 
 

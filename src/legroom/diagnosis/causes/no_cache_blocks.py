@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, advised_share_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
@@ -39,7 +39,7 @@ def examine(case: Case) -> Assessment | None:
             f"On the CPU backend the budget is {gib(int(failed_check.facts.get('budget_bytes', 0)))} of RAM, and the "
             f"process uses {gib(-int(failed_check.facts['requested_bytes']))} more than that before any KV cache."
         )
-        return Assessment(0.93, proof(failed_check), why)
+        return Assessment(Strength.NAMED, proof(failed_check), why)
     if (pool := _explicit_pool_flag(case)) is not None and case.oom is not None:
         oom = case.oom
         free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
@@ -48,7 +48,7 @@ def examine(case: Case) -> Assessment | None:
             f"{flag} asks for a pool of {size}, and vLLM takes such a pool as it is, without "
             f"looking at what the card has left: {gib(oom.wanted_bytes)} of it were asked for{free}."
         )
-        return Assessment(0.9, proof(case.first("torch_oom", "black_box")), why)
+        return Assessment(Strength.NAMED, proof(case.first("torch_oom", "black_box")), why)
     error = case.first("no_cache_blocks")
     startup = case.startup
     negative = startup.available_kv_bytes is not None and startup.available_kv_bytes <= 0
@@ -56,7 +56,7 @@ def examine(case: Case) -> Assessment | None:
         return None
     proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
     known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
-    return Assessment(0.85 if known else 0.6, proven, _explanation(case))
+    return Assessment(Strength.SHOWN if known else Strength.SUGGESTED, proven, _explanation(case))
 
 
 def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:

@@ -6,7 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.fixes.flag_repair import named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data
@@ -23,17 +34,17 @@ def examine(case: Case) -> Assessment | None:
     initial = error.number("initial_bytes") if error else None
     if error and initial is not None and initial == error.number("current_bytes"):
         why = reason("same_free_memory")
-        return Assessment(0.93, proof(error), why)
+        return Assessment(Strength.NAMED, proof(error), why)
     lookalike = assess_lookalike(case, _LABEL)
     if lookalike:
         return lookalike
     if case.has("failed_execution_dump") and not case.is_oom:
         why = "A model step crashed and its input was saved; no allocation failed."
-        return Assessment(0.7, proof(case.first("failed_execution_dump"), case.last("exception")), why)
+        return Assessment(Strength.LIKELY, proof(case.first("failed_execution_dump"), case.last("exception")), why)
     last = case.unfinished_milestone
     if last is not None and last.id == "nccl_setup":
         why = "The log ends while NCCL connects the ranks, without an error: a hang there, if it stays so for minutes."
-        return Assessment(0.3, proof(last), why)
+        return Assessment(Strength.USUAL, proof(last), why)
     return _assess_exception(case)
 
 
@@ -53,9 +64,9 @@ def _assess_exception(case: Case) -> Assessment | None:
     reasons = (item for item in case.evidence if item.role in ("failure", "host") and not is_informational(item))
     if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
-    confidence = 0.6
+    strength = Strength.SUGGESTED
     why = f"The log ends in {_exception_name(error)}, and nothing in it speaks of memory running out."
-    return Assessment(confidence, proof(error), why)
+    return Assessment(strength, proof(error), why)
 
 
 def _exception_name(error: Evidence) -> str:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 
 
 def examine(case: Case) -> Assessment | None:
@@ -15,7 +26,7 @@ def examine(case: Case) -> Assessment | None:
         return None
     if metric and not stats and not case.has("preemptions_metric"):
         why = reason("pool_of_prefixes")
-        return Assessment(0.7, proof(metric[:1], metric[-1:]), why)
+        return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:]), why)
     evicting = [
         item
         for item in stats
@@ -26,7 +37,7 @@ def examine(case: Case) -> Assessment | None:
     ]
     if evicting:
         why = reason("prefixes_evicted")
-        return Assessment(0.4, proof(evicting[:2]), why)
+        return Assessment(Strength.POSSIBLE, proof(evicting[:2]), why)
     return None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
@@ -20,41 +20,46 @@ _SMALL_STEP = 2048
 def examine(case: Case) -> Assessment | None:
     """Assesses an OOM of the profile run or sampler warm-up, or a profiled peak that left too little KV cache."""
     warmup = case.first("sampler_warmup_oom")
-    peak_confidence = _confidence_peak_left_no_pool(case)
-    if not case.is_oom and not peak_confidence:
+    peak_strength = _strength_peak_left_no_pool(case)
+    if not case.is_oom and not peak_strength:
         return None
-    confidence = peak_confidence or _confidence(case)
-    if not confidence:
+    strength = peak_strength or _strength(case)
+    if not strength:
         return None
     proven = proof(
         warmup, case.first("torch_oom", "cuda_oom", "hbm_oom"), case.last("weights_loaded"), case.last("profile_v0")
     )
-    return Assessment(confidence, proven, _explanation(case))
+    return Assessment(strength, proven, _explanation(case))
 
 
-def _confidence(case: Case) -> float:
-    """Confidence (0 to 1) that the allocation failed in the profile run or the sampler's warm-up."""
+def _strength(case: Case) -> Strength:
+    """How strongly the text shows that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
     if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
-        return 0.86
-    if case.site == "profile" or (case.has_site_frame and is_pool_oversized(case)):
-        return 0.84
+        return Strength.SHOWN
+    if _is_sampler_table(case) or case.site == "profile" or (case.has_site_frame and is_pool_oversized(case)):
+        return Strength.SHOWN
     if oom is None or case.has_site_frame or case.site == "serving" or case.ledger.free_exceeds_request:
-        return 0.0
+        return Strength.NONE
     if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
-        return 0.72  # no single weight is that large; a dummy batch through one layer is
+        return Strength.LIKELY  # no single weight is that large; a dummy batch through one layer is
     if oom.pools_bytes and oom.wanted_bytes >= GIB:
-        return 0.73  # after capture, one piece of a gigabyte: sequences x vocabulary, the sampler's warm-up
-    return 0.35
+        return Strength.LIKELY  # after capture, one piece of a gigabyte: sequences x vocabulary, the sampler's warm-up
+    return Strength.USUAL
 
 
-def _confidence_peak_left_no_pool(case: Case) -> float:
-    """Confidence (0 to 1) that the profiled activation peak left too small a KV pool; 0 where it did not."""
+def _is_sampler_table(case: Case) -> bool:
+    """Whether the sampler's own table was allocated: Model Runner V2 makes it as it loads the model."""
+    return case.oom is not None and case.frames >= {"frame_load", "frame_sampler"}
+
+
+def _strength_peak_left_no_pool(case: Case) -> Strength:
+    """How strongly the text shows that the profiled activation peak left too small a KV pool; 0 where it did not."""
     startup = case.startup
     if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
-        return 0.0
+        return Strength.NONE
     weights = startup.weights_bytes or 0
-    return 0.8 if startup.activation_bytes > max(weights // 2, 3 * GIB) else 0.3
+    return Strength.SHOWN if startup.activation_bytes > max(weights // 2, 3 * GIB) else Strength.USUAL
 
 
 def _explanation(case: Case) -> str:
@@ -72,6 +77,11 @@ def _explanation(case: Case) -> str:
         return (
             f"A TPU program is compiled for every batch size in advance, and this one needs {gib(used)} of the chip's "
             f"{gib(total)}, weights and KV cache included: {gib(used - total)} too much."
+        )
+    if oom is not None and _is_sampler_table(case):
+        return (
+            f"Model Runner V2 makes a table of sequences x vocabulary x 4 bytes for its sampler as it loads the model: "
+            f"{gib(oom.wanted_bytes)} were asked for in one piece, and {gib(oom.free_bytes or 0)} were free."
         )
     if oom is not None and case.site == "sampler":
         return (

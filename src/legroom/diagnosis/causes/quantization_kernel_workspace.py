@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.hardware_fixes import is_quantized
 from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
@@ -19,26 +19,24 @@ def examine(case: Case) -> Assessment | None:
         return None
     shards = case.last("shards")
     percent = shards.facts.get("percent_count") if shards else None
-    confidence = 0.0
+    strength = Strength.NONE
     if case.site == "quant":
-        confidence = 0.85
+        strength = Strength.SHOWN
     elif (
         case.site == "load"
         and isinstance(percent, int)
         and percent < 100
         and not case.frames & {"frame_create_weights"}
     ):
-        confidence = 0.7
+        strength = Strength.LIKELY
     elif case.site == "load" and percent == 100 and not case.has("weights_loaded"):
-        confidence = 0.55
+        strength = Strength.SUGGESTED
     elif case.has("backend_workspace"):
-        confidence = 0.4
-    if not confidence:
+        strength = Strength.POSSIBLE
+    if not strength:
         return None
     frames = [evidence for evidence in case.evidence if evidence.id == "frame_quant"][-2:]
-    return Assessment(
-        confidence, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _explanation(case)
-    )
+    return Assessment(strength, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _explanation(case))
 
 
 def _explanation(case: Case) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
 
@@ -26,7 +26,7 @@ def examine(case: Case) -> Assessment | None:
         "max_model_len and, without chunked prefill, max_num_batched_tokens."
     )
     crashed = case.is_oom or case.has("illegal_access", "no_cache_blocks")
-    return Assessment(0.5 if crashed else 0.92, proof(error), why)
+    return Assessment(Strength.POSSIBLE if crashed else Strength.NAMED, proof(error), why)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -20,30 +20,32 @@ def examine(case: Case) -> Assessment | None:
         other_failure = case.first_failure is not None and case.first_failure.id != "exception"
         if case.has("captured", "kv_sized") and case.has("frame_serving") and not other_failure:
             why = "The log ends in a model step right after start-up, with the pool holding the whole budget."
-            return Assessment(0.45, proof(case.first("frame_serving"), case.last("profile_v0")), why)
+            return Assessment(Strength.POSSIBLE, proof(case.first("frame_serving"), case.last("profile_v0")), why)
         return None
-    confidence = _confidence(case)
-    if not confidence:
+    strength = _strength(case)
+    if not strength:
         return None
     proven = proof(
         case.first("torch_oom", "cuda_oom", "torch_oom_unsized"), case.first("engine_dead"), case.first("frame_logits")
     )
-    return Assessment(confidence, proven, _explanation(case))
+    return Assessment(strength, proven, _explanation(case))
 
 
-def _confidence(case: Case) -> float:
-    """Confidence (0 to 1) that the allocation failed in a model step of real traffic."""
+def _strength(case: Case) -> Strength:
+    """How strongly the text shows that the allocation failed in a model step of real traffic."""
     if case.ledger.larger_than_card or (case.ledger.free_exceeds_request and not steps_ran(case)):
-        return 0.2
+        return Strength.FAINT
     if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
-        return 0.86
+        return Strength.SHOWN
     if case.site in ("spec", "lora", "sampling"):
-        return 0.6
+        return Strength.SUGGESTED
     if not case.has_site_frame and case.site in ("kv", "graph") and steps_ran(case):
-        return 0.82
+        return Strength.SHOWN
     if case.site or case.has("engine_start_failed", "start_told"):
-        return 0.0
-    return 0.6 if case.oom is not None and case.oom.pools_bytes else 0.45  # graphs had a pool: the start was over
+        return Strength.NONE
+    return (
+        Strength.SUGGESTED if case.oom is not None and case.oom.pools_bytes else Strength.POSSIBLE
+    )  # graphs had a pool: the start was over
 
 
 def steps_ran(case: Case) -> bool:

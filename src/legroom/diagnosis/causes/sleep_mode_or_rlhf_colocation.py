@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
@@ -26,20 +37,22 @@ def examine(case: Case) -> Assessment | None:
             why = (
                 "Sleep mode's allocator maps the pool beside what the profile run kept, and the card has no more room."
             )
-        return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
+        return Assessment(
+            Strength.NAMED, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why
+        )
     if _freed_nothing(case):
         why = "Sleep freed nothing: it gives back only what sleep mode's own allocator holds, and that holds nothing."
-        return Assessment(0.8, proof(case.first("sleep_freed"), case.first_failure), why)
+        return Assessment(Strength.SHOWN, proof(case.first("sleep_freed"), case.first_failure), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
-        return Assessment(0.9, proof(grew), why)
+        return Assessment(Strength.NAMED, proof(grew), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
         why = (
             f"{gib(oom.pools_bytes)} sit in private pools although no graph has been captured: the sleep-mode "
             "allocator keeps what was freed."
         )
-        return Assessment(0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
+        return Assessment(Strength.NAMED, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
     is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
     if trainer and (is_short or counts_nothing):
@@ -47,10 +60,16 @@ def examine(case: Case) -> Assessment | None:
         if trainer.id == "training_step":
             why = "The traceback goes through a training step, which no server has: the trainer ran out of memory."
         # A server of its own, which the trainer only calls, fails as any server does.
-        return Assessment(0.5 if case.has("sampler_warmup_oom") else 0.88, proof(trainer, case.first_failure), why)
+        return Assessment(
+            Strength.POSSIBLE if case.has("sampler_warmup_oom") else Strength.NAMED,
+            proof(trainer, case.first_failure),
+            why,
+        )
     if case.has("sleep_on") and case.is_oom:
         return Assessment(
-            0.4, proof(case.first("sleep_on")), "Sleep mode is on; its pool cannot give memory back to others."
+            Strength.POSSIBLE,
+            proof(case.first("sleep_on")),
+            "Sleep mode is on; its pool cannot give memory back to others.",
         )
     return None
 

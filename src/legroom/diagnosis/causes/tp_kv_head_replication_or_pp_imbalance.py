@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
 from legroom.units import gib
 
@@ -23,11 +34,15 @@ def examine(case: Case) -> Assessment | None:
             f"The ranks are not alike: {gib(low)} on the poorest, "
             f"{gib(high)} on the richest. The poorest decides for all."
         )
-        return Assessment(0.95 if error else 0.6, proof(case.all("available_kv", "weights_loaded"), error), why)
+        return Assessment(
+            Strength.COMPARED if error else Strength.SUGGESTED,
+            proof(case.all("available_kv", "weights_loaded"), error),
+            why,
+        )
     staged = case.first("pp_on") or ((case.startup.args.pipeline_parallel_size or 1) > 1 and case.first_failure)
     if staged and error:
         why = reason("smallest_stage")
-        return Assessment(0.62, proof(case.first("pp_on"), error), why)
+        return Assessment(Strength.SUGGESTED, proof(case.first("pp_on"), error), why)
     return None
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     can_start_with_lower_utilization,
     is_page_cache_counted,
@@ -24,7 +35,9 @@ def examine(case: Case) -> Assessment | None:
         if driver.id == "tegra_assert":
             why = reason("holders_not_listed")
         is_named = driver.id == "driver_no_memory" or case.has("unified")
-        return Assessment(0.92 if is_named else 0.6, proof(driver, case.first("oom_killer")), why)
+        return Assessment(
+            Strength.NAMED if is_named else Strength.SUGGESTED, proof(driver, case.first("oom_killer")), why
+        )
     oom = case.oom
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
         why = (
@@ -38,7 +51,7 @@ def examine(case: Case) -> Assessment | None:
         if case.phase == "serving" and (oom.free_bytes or 0) < 2 * oom.wanted_bytes:
             has_sign = has_much_free  # pieces of a full card, which a request while serving finds too small
         return Assessment(
-            0.88 if has_sign and not has_other_reason else 0.3,
+            Strength.NAMED if has_sign and not has_other_reason else Strength.USUAL,
             proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")),
             why,
         )
@@ -49,11 +62,13 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     """A shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
-    confidence = 0.75 if is_page_cache_counted(case) or not case.has("free_below_desired") else 0.5
+    strength = (
+        Strength.LIKELY if is_page_cache_counted(case) or not case.has("free_below_desired") else Strength.POSSIBLE
+    )
     if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
-        confidence = 0.5  # vLLM's own account says that the budget is short
+        strength = Strength.POSSIBLE  # vLLM's own account says that the budget is short
     if not case.platform.unified:
-        confidence = 0.45  # WSL says so on every start; by itself it explains nothing
+        strength = Strength.POSSIBLE  # WSL says so on every start; by itself it explains nothing
     why = reason("one_memory")
     oom = case.oom
     if case.platform.integrated and oom and oom.total_bytes:
@@ -62,7 +77,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
             "RAM that it may use."
         )
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
-    return Assessment(confidence, proven, why)
+    return Assessment(strength, proven, why)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.ledger import possible_moments
@@ -17,23 +17,23 @@ def examine(case: Case) -> Assessment | None:
     """Assesses an allocation that fails while the model is built or loaded: a parameter."""
     if not case.is_oom or case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return None
-    confidence = _confidence(case)
-    if not confidence:
+    strength = _strength(case)
+    if not strength:
         return None
     proven = proof(case.first("load_oom_hint"), case.first("torch_oom", "cuda_oom"), case.last("shards"))
-    return Assessment(confidence, proven, _explanation(case))
+    return Assessment(strength, proven, _explanation(case))
 
 
-def _confidence(case: Case) -> float:
-    """Confidence (0 to 1) that the weights alone exceed the card."""
+def _strength(case: Case) -> Strength:
+    """How strongly the text shows that the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint"):
-        return 0.88
+        return Strength.SHOWN
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        return 0.6 if case.last("shards") and not case.has_site_frame else 0.8
+        return Strength.SUGGESTED if case.last("shards") and not case.has_site_frame else Strength.SHOWN
     if case.site and case.site != "quant":
-        return 0.0
-    return 0.7 if nothing_was_freed(case) else 0.3
+        return Strength.NONE
+    return Strength.LIKELY if nothing_was_freed(case) else Strength.USUAL
 
 
 def nothing_was_freed(case: Case) -> bool:

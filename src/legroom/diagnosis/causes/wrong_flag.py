@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.facts.flags import flags_ever
 from legroom.facts.log_messages import message_group
@@ -20,8 +31,12 @@ def examine(case: Case) -> Assessment | None:
         error = case.first(*(id_ for id_ in _REFUSED if id_ != "unknown_env"))  # vLLM only warns of a variable
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
-    confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
-    return Assessment(confidence, proof(error), _explanation(error.id, error.facts))
+    strength = (
+        Strength.POSSIBLE
+        if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
+        else Strength.NAMED
+    )
+    return Assessment(strength, proof(error), _explanation(error.id, error.facts))
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
@@ -30,12 +45,12 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
     is_covered = case.has("weights_loaded", "weights_read", "shards")  # the log has the lines about loading
     if offload and is_covered and case.is_oom and case.site in ("build", "load") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
-        return Assessment(0.65, proof(offload, case.first("torch_oom", "cuda_oom")), why)
+        return Assessment(Strength.LIKELY, proof(offload, case.first("torch_oom", "cuda_oom")), why)
     ignored = case.first("flag_ignored")
     if ignored is None:
         return None
     what = ignored.facts.get("flag") or "Something that was set"
-    return Assessment(0.3, proof(ignored), f"{what} is ignored in this release.")
+    return Assessment(Strength.USUAL, proof(ignored), f"{what} is ignored in this release.")
 
 
 def _explanation(id_: str, facts: Mapping[str, object]) -> str:

@@ -76,9 +76,8 @@ def _environment(server: ExportedServer) -> dict[str, Any]:
     }
     for name in server.secrets:
         required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
-        named[name] = Commented(
-            "Taken from the environment of `docker compose up`, or from .env; not written here.", required
-        )
+        why = "Taken from the environment of `docker compose up`, or from .env; not written here."
+        named[name] = Commented(why, required)
     return named
 
 

@@ -67,9 +67,7 @@ def gpu_resource(server: ExportedServer) -> str:
 
 def image(server: ExportedServer) -> str:
     """The container image to run: vLLM's own, or the one built on it with legroom."""
-    if needs_legroom(server):
-        return f"{_BUILT_IMAGE}:v{server.release.version}"
-    return server.image
+    return f"{_BUILT_IMAGE}:v{server.release.version}" if needs_legroom(server) else server.image
 
 
 def needs_legroom(server: ExportedServer) -> bool:

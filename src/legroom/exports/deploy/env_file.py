@@ -33,7 +33,6 @@ def _variable_lines(server: ExportedServer) -> Iterator[str]:
         yield f"{line.name}={line.value}"
     for name in server.secrets:
         open_to_all = f" It is needed: {WITHOUT_API_KEY}." if name == API_KEY_NAME else ""
-        yield from comment_lines(
-            f"{name} is a secret: fill it in only where nobody but the service can read the file.{open_to_all}"
-        )
+        text = f"{name} is a secret: fill it in only where nobody but the service can read the file.{open_to_all}"
+        yield from comment_lines(text)
         yield f"#{name}="

@@ -318,9 +318,8 @@ def guard_drain(server: ExportedServer) -> str:
 def metrics_drain(server: ExportedServer) -> str:
     """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
     engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
-    running, waiting = (
-        name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in ("running", "waiting")
-    )
+    roles = ("running", "waiting")
+    running, waiting = (name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in roles)
     return (
         f"sleep {ENDPOINT_S}; for turn in $(seq {max(server.times.drain_s // 2, 1)}); do "
         f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "

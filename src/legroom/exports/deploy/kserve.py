@@ -106,9 +106,8 @@ def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: N
         "resources": pod.resource_requests(server),
     }
     downloading = [*pod.env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
-    env = [
-        *pod.env_entries(replace(server, secrets=_secrets_among(server, set(server.secrets) - _DOWNLOADING)), settings)
-    ]
+    serving = _secrets_among(server, set(server.secrets) - _DOWNLOADING)
+    env = [*pod.env_entries(replace(server, secrets=serving), settings)]
     if server.options.image is None:
         why = "The template refuses root, which vLLM's image would run as."
         main["securityContext"] = Commented(why, {"runAsUser": pod.USER_ID, "runAsGroup": pod.USER_ID})
@@ -123,9 +122,8 @@ def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: N
         grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
         template["terminationGracePeriodSeconds"] = Commented(why, grace_s)
     if downloading:
-        template["initContainers"] = [
-            Commented("It fetches the model, before vLLM starts.", {"name": _DOWNLOADER, "env": downloading})
-        ]
+        fetching = {"name": _DOWNLOADER, "env": downloading}
+        template["initContainers"] = [Commented("It fetches the model, before vLLM starts.", fetching)]
     template["containers"] = [main]
     memory = {"medium": "Memory", "sizeLimit": f"{containers.shm_gib(server)}Gi"}
     why = "In place of the template's own size: ranks communicate through /dev/shm."

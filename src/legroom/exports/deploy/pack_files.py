@@ -76,9 +76,8 @@ def _compose_files(result: PackResult, servers: Sequence[ExportedServer]) -> tup
         volumes |= document["volumes"]
         before = server if server in first else before
     remarks = [remark for server in servers for remark in server.remarks]
-    text = yaml_text(
-        {"services": services, "volumes": volumes}, head=(*_head_comments(result), *dict.fromkeys(remarks))
-    )
+    head = (*_head_comments(result), *dict.fromkeys(remarks))
+    text = yaml_text({"services": services, "volumes": volumes}, head=head)
     scripts = _shift_scripts(result, servers, lambda name: f"docker compose up -d --wait {name}")
     return (ExportedFile("compose.yaml", text), *scripts)
 

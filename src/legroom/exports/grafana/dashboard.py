@@ -145,9 +145,8 @@ def _panel_builder(panel: Panel) -> Any:
         from grafana_foundation_sdk.models import common
 
         builder.fill_opacity(8).line_width(1).show_points(common.VisibilityMode.NEVER)
-        builder.tooltip(
-            build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
-        )
+        tooltip = build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
+        builder.tooltip(tooltip.sort(common.SortOrder.DESCENDING))
         if panel.levels:
             style = build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
             builder.thresholds_style(style)

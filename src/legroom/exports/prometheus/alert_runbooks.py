@@ -76,9 +76,8 @@ def _runbook_index(conditions: Sequence[alerts.AlertCondition], levels: AlertLev
     for name in (condition.name for condition in conditions):
         texts = alerts.alert_texts()[name]
         summary = re.sub(r" (on|of job) {{.*?}}", "", alerts.fill_slots(texts["summary"], slots))
-        rows.append(
-            f"| [{name}]({name}.md) | {texts['severity']} | {summary.replace('{{ $labels.kind }}', 'a problem')} |"
-        )
+        says = summary.replace("{{ $labels.kind }}", "a problem")
+        rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {says} |")
     head = f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
     head += "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"

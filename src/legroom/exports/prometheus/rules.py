@@ -25,7 +25,6 @@ CONFIG_FILE = "prometheus.yml"
 OPERATOR_FILE = "legroom-vllm-monitoring.yaml"
 _EVALUATION_S = 30
 _SCRAPE_S = 15
-_WATCH_JOB = "legroom-watch"
 _TARGET = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _MATCHERS = re.compile(
     r'[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:, ?[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*")*'
@@ -40,16 +39,12 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]
 
 def add_options(parser: Any) -> None:
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
-    parser.add_argument(
-        "--target", action="append", metavar="HOST:PORT", help="servers (default: localhost, the plan's port)"
-    )
+    about = "servers (default: localhost, the plan's port)"
+    parser.add_argument("--target", action="append", metavar="HOST:PORT", help=about)
     parser.add_argument("--guard", action="append", metavar="HOST:PORT", help="a guard's proxy to scrape")
     parser.add_argument("--watch", action="append", metavar="HOST:PORT", help="a legroom watch --daemon to scrape")
-    parser.add_argument(
-        "--runbook-base",
-        metavar="URL",
-        help="where the runbook pages are, for each alert's runbook_url: legroom export alert-runbooks writes them",
-    )
+    about = "where the runbook pages are, for each alert's runbook_url: legroom export alert-runbooks writes them"
+    parser.add_argument("--runbook-base", metavar="URL", help=about)
     parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
     parser.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
@@ -57,12 +52,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--operator", action="store_true", help="a PrometheusRule and a PodMonitor instead")
     parser.add_argument("--monitor", choices=("pod", "service"), default="pod", help="with --operator: which monitor")
     parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
-    parser.add_argument(
-        "--operator-label",
-        action="append",
-        metavar="KEY=VALUE",
-        help="what the operator selects them by, such as release=kube-prometheus-stack",
-    )
+    about = "what the operator selects them by, such as release=kube-prometheus-stack"
+    parser.add_argument("--operator-label", action="append", metavar="KEY=VALUE", help=about)
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
 
 
@@ -78,9 +69,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     batch = str(options.get("batch") or "")
     if batch and not _MATCHERS.fullmatch(batch):
         raise LegroomError(f"--batch {batch!r} is not a list of label matchers", """write --batch 'job="batch"'""")
-    vllm_rules = [
-        _alert_rule(condition, levels, request) for condition in alerts.vllm_conditions(measures, levels, job, batch)
-    ]
+    conditions = alerts.vllm_conditions(measures, levels, job, batch)
+    vllm_rules = [_alert_rule(condition, levels, request) for condition in conditions]
     own = [_alert_rule(condition, levels, request) for condition in alerts.legroom_conditions(levels)]
     rules = {"legroom-vllm-measures": records, "legroom-vllm": vllm_rules, "legroom": own}
     interval = levels.time(_EVALUATION_S)
@@ -126,9 +116,9 @@ def _prometheus_config(job: str, request: ExportRequest, levels: AlertLevels) ->
     if guards := _checked_targets(options.get("guard"), "--guard"):
         # A guard's page repeats the server's series, which would count as another server.
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
-        scrapes.append({**_scrape_config("legroom-guard", guards), "metric_relabel_configs": [only_own]})
+        scrapes.append({**_scrape_config(alerts.GUARD_JOB, guards), "metric_relabel_configs": [only_own]})
     if watchers := _checked_targets(options.get("watch"), "--watch"):
-        scrapes.append(_scrape_config(_WATCH_JOB, watchers))
+        scrapes.append(_scrape_config(alerts.WATCH_JOB, watchers))
     return {
         "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
         "rule_files": [RULES_FILE],
@@ -187,7 +177,7 @@ def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: Ex
     scraped = [endpoint]
     if kind == "PodMonitor":
         # The sidecar has its own job, because it has none of vLLM's series.
-        own_job = [{"targetLabel": "job", "replacement": _WATCH_JOB}]
+        own_job = [{"targetLabel": "job", "replacement": alerts.WATCH_JOB}]
         sidecar = {"port": WATCH_PORT_NAME, "path": "/metrics", "interval": f"{_SCRAPE_S}s", "relabelings": own_job}
         scraped.append(sidecar)
     spec = {"jobLabel": _JOB_LABEL, "selector": {"matchLabels": {_JOB_LABEL: job}}, endpoints: scraped}

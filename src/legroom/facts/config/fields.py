@@ -159,9 +159,8 @@ def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int 
         raise LegroomError(f"{name} in the model config is {value!r}, not a whole number", "check the config.json")
     high = _LIMITS.get(name, 2**40)
     if not low <= value <= high:
-        raise LegroomError(
-            f"{name} in the model config is {value}, which no model has", f"it should lie between {low} and {high:,}"
-        )
+        hint = f"it should lie between {low} and {high:,}"
+        raise LegroomError(f"{name} in the model config is {value}, which no model has", hint)
     return value
 
 

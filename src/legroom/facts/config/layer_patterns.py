@@ -68,10 +68,8 @@ def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
             or ("sliding" if _is_all_sliding(text, model_type) else "full",) * count
         )
     if len(kinds) < count:
-        raise LegroomError(
-            f"the model config lists {len(kinds)} layer types for {count} layers",
-            "check layer_types in the config.json",
-        )
+        hint = "check layer_types in the config.json"
+        raise LegroomError(f"the model config lists {len(kinds)} layer types for {count} layers", hint)
     return kinds[:count]
 
 

@@ -171,10 +171,8 @@ def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind
         return None
     if kind not in ("full", "sliding", "chunked", "latent", "latent_sliding"):
         if kind not in _STATE_SPACES:
-            raise LegroomError(
-                f"the model config has a layer of type {kind!r}, which legroom does not know",
-                "known: full, sliding, chunked, linear attention, mamba, conv",
-            )
+            hint = "known: full, sliding, chunked, linear attention, mamba, conv"
+            raise LegroomError(f"the model config has a layer of type {kind!r}, which legroom does not know", hint)
         return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
     if text.get("compress_ratios") is not None and text.get("head_dim") is not None and is_latent(text):
         return _deepseek_v4_attention(text, index)
@@ -296,10 +294,8 @@ def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: in
     heads = per_layer or _int_of_layer(text, "num_attention_heads", index) or heads
     head_dim = _head_dim(text, heads, hidden)
     if kv_heads > heads or heads % kv_heads:
-        raise LegroomError(
-            f"the model config has {heads} attention heads for {kv_heads} key/value heads, which do not divide",
-            "num_attention_heads must be a multiple of num_key_value_heads",
-        )
+        why = f"the model config has {heads} attention heads for {kv_heads} key/value heads, which do not divide"
+        raise LegroomError(why, "num_attention_heads must be a multiple of num_key_value_heads")
     v_head_dim = optional_int(text, "v_head_dim")
     return heads, kv_heads, head_dim, v_head_dim if v_head_dim and text.get("model_type") == "mimo_v2" else head_dim
 
@@ -329,9 +325,8 @@ def _head_dim(text: Mapping[str, Any], heads: int, hidden: int) -> int:
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return int_field(text, "head_dim")
     if heads > hidden or hidden % heads:
-        raise LegroomError(
-            f"hidden_size {hidden} does not divide over {heads} attention heads", "the config needs a head_dim"
-        )
+        hint = "the config needs a head_dim"
+        raise LegroomError(f"hidden_size {hidden} does not divide over {heads} attention heads", hint)
     return hidden // heads
 
 

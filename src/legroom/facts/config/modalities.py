@@ -199,21 +199,9 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         Linear("projector", width, hidden, True),
     )
     tokens = frames // 2
-    return Modality(
-        "audio",
-        hidden,
-        inner,
-        layers,
-        heads,
-        sum(weight.parameters for weight in weights),
-        tokens,
-        frames,
-        weights,
-        items=(MediaItem("audio", tokens, frames),),
-        moments=_live_tensors("whisper"),
-        pixels_per_patch=2 * bins,
-        spread=0.1,
-    )
+    size, items = sum(weight.parameters for weight in weights), (MediaItem("audio", tokens, frames),)
+    of_item: dict[str, Any] = {"moments": _live_tensors("whisper"), "pixels_per_patch": 2 * bins, "spread": 0.1}
+    return Modality("audio", hidden, inner, layers, heads, size, tokens, frames, weights, items=items, **of_item)
 
 
 def _patch_embedding(encoder: _Encoder) -> list[Linear]:

@@ -32,10 +32,8 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
     blocks = feedforwards(text, architecture)
     further = further_mixers(text, architecture)
     if not len(layer_mixers) == len(blocks) == len(further):
-        raise LegroomError(
-            f"the model config describes {len(layer_mixers)} attention and {len(blocks)} feed-forward layers",
-            "layer_types and block lists must have num_hidden_layers entries",
-        )
+        why = f"the model config describes {len(layer_mixers)} attention and {len(blocks)} feed-forward layers"
+        raise LegroomError(why, "layer_types and block lists must have num_hidden_layers entries")
     kinds: dict[Layer, Layer] = {}
     layers = tuple(
         kinds.setdefault(layer, layer)  # equal layers are one object, which compares faster

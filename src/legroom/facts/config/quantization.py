@@ -23,9 +23,8 @@ def quantization(config: Config) -> Quantization | None:
     method = _method_name(section)
     reader = _READERS.get(method)
     if reader is None:
-        raise LegroomError(
-            f"quantization method {method!r} is not known", f"methods known: {', '.join(sorted(set(_READERS)))}"
-        )
+        hint = f"methods known: {', '.join(sorted(set(_READERS)))}"
+        raise LegroomError(f"quantization method {method!r} is not known", hint)
     scheme = _with_expert_dtype(reader(section), config, section)
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
     readable = readable and not scheme.mean_bits
@@ -290,15 +289,10 @@ def _mxfp4_scheme(section: Config) -> Quantization:
 def _bitsandbytes_scheme(section: Config) -> Quantization:
     """The scheme of a bitsandbytes config: 4 or 8 bits."""
     eight = bool(section.get("load_in_8bit"))
-    return Quantization(
-        "bitsandbytes",
-        8 if eight else 4,
-        None if eight else 64,
-        scale_bits=32,
-        ignored=_unquantized_modules(section, "llm_int8_skip_modules"),
-        number="int" if eight else "float",
-        strategy="channel" if eight else "group",
-    )
+    ignored = _unquantized_modules(section, "llm_int8_skip_modules")
+    if eight:
+        return Quantization("bitsandbytes", 8, None, scale_bits=32, ignored=ignored, number="int", strategy="channel")
+    return Quantization("bitsandbytes", 4, 64, scale_bits=32, ignored=ignored, number="float", strategy="group")
 
 
 def _auto_round_scheme(section: Config) -> Quantization:

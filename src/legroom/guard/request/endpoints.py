@@ -60,9 +60,7 @@ TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
     """The kind of API body for a method and path; None where the request passes without admission."""
-    if method != "POST":
-        return None
-    return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path))
+    return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path)) if method == "POST" else None
 
 
 def plain_path(path: str, root_path: str = "") -> str:
@@ -81,9 +79,7 @@ def kind_of_body(body: dict[str, object]) -> Kind:
         return Kind.CHAT
     if body.get("prompt") is not None or body.get("prompt_embeds") is not None:
         return Kind.COMPLETION
-    if body.get("input") is not None or body.get("data") is not None:
-        return Kind.POOLING
-    return Kind.SCORE
+    return Kind.POOLING if body.get("input") is not None or body.get("data") is not None else Kind.SCORE
 
 
 def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: ClientPolicy) -> str:

@@ -198,14 +198,9 @@ def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
     talk = _measured_prompt(turns, walk, max(1, len(turns)))
     more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _prompt_of_keys(body, _PROMPT_KEYS)
     open_ended = talk.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
-    return Prompt(
-        0,
-        talk.text_bytes + more.text_bytes,
-        talk.ascii_only and more.ascii_only,
-        talk.messages,
-        open_ended,
-        walk.chain_of(_prefix_text(body, turns)) if walk.chains and not open_ended else None,
-    )
+    chain = walk.chain_of(_prefix_text(body, turns)) if walk.chains and not open_ended else None
+    ascii_only = talk.ascii_only and more.ascii_only
+    return Prompt(0, talk.text_bytes + more.text_bytes, ascii_only, talk.messages, open_ended, chain)
 
 
 def _prefix_text(body: dict[str, Any], turns: list[Any]) -> str:

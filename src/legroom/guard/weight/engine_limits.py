@@ -83,7 +83,7 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """The unit of shared prefixes; None without prefix caching, with several DP engines, and in hybrid models."""
+        """Block size and uncached tail of shared prefixes; None without prefix caching or blocks, with DP, hybrid."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None

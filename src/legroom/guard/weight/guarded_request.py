@@ -121,9 +121,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
     if prompt.exact:
         return prompt.tokens, prompt.tokens, prompt.tokens
     here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))
-    if prompt.open_ended:
-        return limits.max_model_len or here, 0, here
-    return here + media, 0, here
+    return (limits.max_model_len or here, 0, here) if prompt.open_ended else (here + media, 0, here)
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:

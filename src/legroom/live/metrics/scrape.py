@@ -41,9 +41,8 @@ def open_session() -> aiohttp.ClientSession:
 
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60)
     # Without trust_env, credentials of ~/.netrc are not sent to watched hosts.
-    return aiohttp.ClientSession(
-        connector=connector, headers=_ACCEPT, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-    )
+    jar = aiohttp.DummyCookieJar()
+    return aiohttp.ClientSession(connector=connector, headers=_ACCEPT, cookie_jar=jar, trust_env=False)
 
 
 async def scrape(

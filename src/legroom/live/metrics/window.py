@@ -239,15 +239,9 @@ class Window:
         if not engines:
             return None
         restarted = any(engine.restarted for engine in engines)
-        return WindowStep(
-            sample.time_s,
-            seconds,
-            engines,
-            restarted,
-            _guard_step(sample.guards, self._guards),
-            sum(guard.waiting for guard in before.guards),
-            _increase(sample.rejections, before.rejections, restarted) or 0.0,
-        )
+        guards, waited = _guard_step(sample.guards, self._guards), sum(guard.waiting for guard in before.guards)
+        refused = _increase(sample.rejections, before.rejections, restarted) or 0.0
+        return WindowStep(sample.time_s, seconds, engines, restarted, guards, waited, refused)
 
     @property
     def _max_step_s(self) -> float:

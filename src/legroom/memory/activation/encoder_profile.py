@@ -342,11 +342,6 @@ def _v0_profile(items: tuple[ProfiledItem, ...], model: Model, settings: EngineS
     batch = EncoderBatch(largest, sequences, settings.tensor_parallel_size)
     inside, moment = _tower_peak(batch, model, settings, None, width)
     inside += masks
-    kinds = " and ".join(item.kind for item in items)
-    return EncoderProfile(
-        inside + kept,
-        f"{sequences} x {kinds}, {batch.patches} patches in the {moment}",
-        kept,
-        f"pixels and outputs of {sequences} x {kinds}",
-        int(inside * largest.tower.spread),
-    )
+    what = f"{sequences} x {' and '.join(item.kind for item in items)}"
+    peak_how, spread = f"{what}, {batch.patches} patches in the {moment}", int(inside * largest.tower.spread)
+    return EncoderProfile(inside + kept, peak_how, kept, f"pixels and outputs of {what}", spread)

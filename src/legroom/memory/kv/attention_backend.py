@@ -130,9 +130,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
     given = settings.given.mamba_cache_mode
     if given == "align" or not keeps_all or (given != "all" and release.at_least("0.28.0")):
         return "align"
-    if release.at_least("0.20.0") and settings.num_speculative_tokens and given != "all":
-        return "align"
-    return "all"
+    return "align" if release.at_least("0.20.0") and settings.num_speculative_tokens and given != "all" else "all"
 
 
 def aligned_block_size(

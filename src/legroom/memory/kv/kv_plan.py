@@ -205,9 +205,8 @@ def _failed_check(
             return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
         if needed > bytes_:
             longest = shape.longest_len(bytes_, stage, length)
-            text = too_long_text(
-                shape.release, length, needed, bytes_, estimated_max_len=longest, capacity=blocks * shape.block_size
-            )
+            held = {"estimated_max_len": longest, "capacity": blocks * shape.block_size}
+            text = too_long_text(shape.release, length, needed, bytes_, **held)
             return Failure("kv_too_small_for_max_len", text, needed, bytes_, longest)
     return _state_failure(shape, settings, blocks)
 

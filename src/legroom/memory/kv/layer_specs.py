@@ -239,9 +239,8 @@ def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAtten
     if deployment.release.before("0.7.1"):
         head_dim = max(head_dim, 256)
     heads = max(1, mixer.heads // deployment.settings.tensor_parallel_size)
-    token_bytes = heads * head_token_bytes(
-        head_dim, head_dim, deployment.settings.kv_cache_dtype, deployment.settings.dtype
-    )
+    settings = deployment.settings
+    token_bytes = heads * head_token_bytes(head_dim, head_dim, settings.kv_cache_dtype, settings.dtype)
     return FullAttentionSpec(deployment.block_size, heads, head_dim, head_dim, token_bytes)
 
 
@@ -331,19 +330,15 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
         return conv, configured if isinstance(configured, str) else "float32"
     if "Qwen3_5" in model.architecture and isinstance(configured, str):
         return conv, configured
-    if mixer.kind == "kda":
-        return conv, "float32"
-    return conv, conv
+    return (conv, "float32") if mixer.kind == "kda" else (conv, conv)
 
 
 def _per_rank(total: int, settings: EngineSettings, what: str) -> int:
     """`total` divided by the tensor-parallel ranks; LegroomError, naming `what`, where it does not divide."""
     ranks = settings.tensor_parallel_size
     if total % ranks:
-        raise LegroomError(
-            f"{what} {total} does not divide over {ranks} tensor-parallel ranks",
-            "choose another --tensor-parallel-size",
-        )
+        hint = "choose another --tensor-parallel-size"
+        raise LegroomError(f"{what} {total} does not divide over {ranks} tensor-parallel ranks", hint)
     return total // ranks
 
 

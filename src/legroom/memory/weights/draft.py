@@ -70,22 +70,12 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
     spec = given.speculative_config or {}
     size = spec.get("draft_tensor_parallel_size")
     quantization = spec.get("quantization")
-    own = replace(
-        given,
-        speculative_config=None,
-        enable_lora=None,
-        cpu_offload_gb=None,
-        quantization=quantization,
-        env={name: value for name, value in given.env.items() if name != "VLLM_PP_LAYER_PARTITION"},
-    )
-    return replace(
-        settings,
-        given=own,
-        quantization=quantization,
-        pipeline_parallel_size=1,
-        enable_expert_parallel=False,
-        tensor_parallel_size=size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size,
-    )
+    env = {name: value for name, value in given.env.items() if name != "VLLM_PP_LAYER_PARTITION"}
+    own = replace(given, speculative_config=None, enable_lora=None, cpu_offload_gb=None, env=env)
+    ranks = size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size
+    own = replace(own, quantization=quantization)
+    alone = replace(settings, given=own, pipeline_parallel_size=1, enable_expert_parallel=False)
+    return replace(alone, quantization=quantization, tensor_parallel_size=ranks)
 
 
 def draft_is_uncounted(settings: EngineSettings) -> bool:

@@ -117,8 +117,8 @@ def before_layers(scheme: Quantization | None, context: StorageContext) -> list[
     return []
 
 
-def with_first_attention(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
-    """Workspaces of the first attention layer: DeepGEMM's (MLA, FP8 KV cache), FlashInfer's, and the indexer's."""
+def attention_workspaces(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
+    """Workspaces of attention: FlashInfer's (MLA, 0.11.1 to 0.24), DeepGEMM's (MLA or FP8 KV), the indexer's."""
     latents = latent(layer.mixer for layer in model.layers)
     out: list[Module] = []
     release = known_release(settings.release)

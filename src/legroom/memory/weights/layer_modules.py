@@ -32,9 +32,7 @@ from legroom.vllm.traits import built_encoders, replicates_encoders
 
 def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
     """The parameters of one norm; none for families with parameter-free norms."""
-    if anatomy.norm == "none":
-        return []
-    return [Module(part, name, size, bias=anatomy.norm == "layer")]
+    return [] if anatomy.norm == "none" else [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
@@ -330,17 +328,9 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
     width = block.intermediate_size
     if not spread:
         width = share(width, ranks.expert_slices, "the expert width", "--tensor-parallel-size x --data-parallel-size")
-    up = Module(
-        "experts",
-        "mlp.experts.w13",
-        width * (2 if block.gated else 1),
-        work,
-        block.bias,
-        experts,
-        ("gate_proj", "up_proj") if block.gated else ("up_proj",),
-        True,
-        slices=(width, width) if block.gated else (),
-    )
+    shards, slices = (("gate_proj", "up_proj"), (width, width)) if block.gated else (("up_proj",), ())
+    wide = width * len(shards)
+    up = Module("experts", "mlp.experts.w13", wide, work, block.bias, experts, shards, True, slices=slices)
     down = replace(up, name="mlp.experts.w2", outputs=work, inputs=width, shards=("down_proj",), slices=())
     return [up, replace(down, whole_inputs=block.intermediate_size)]
 

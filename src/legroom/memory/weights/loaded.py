@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from legroom.facts.config.quantization import LINEAR_ATTENTION
 from legroom.facts.fit import constants
@@ -91,7 +92,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
-    figure = _weights_figure(model, settings, gpu, total, terms, _doubt(model, settings, stored))
+    figure = _weights_figure(model, settings, gpu, total, terms, _uncertain_bytes(model, settings, stored))
     staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
     allocator.empty_cache()
@@ -136,8 +137,8 @@ def _weights_figure(
     return Figure(total, "estimated", total - saving, total + extra, tuple(terms))
 
 
-def _doubt(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
-    """Bytes fewer and more if linear attention, tables, or all of a model quantized by its name alone, differ."""
+def _uncertain_bytes(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
+    """Bytes fewer and more that weights may take where the config leaves open which are quantized, or to what bits."""
     scheme = model.quantization
     if scheme is None or scheme.weight_bits >= 16:
         return 0, 0
@@ -208,15 +209,9 @@ def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float
 
 def on_one_card(settings: EngineSettings) -> EngineSettings:
     """The same server without any parallelism or offloading: its weights are the checkpoint's."""
-    return replace(
-        settings,
-        tensor_parallel_size=1,
-        pipeline_parallel_size=1,
-        data_parallel_size=1,
-        prefill_context_parallel_size=1,
-        enable_expert_parallel=False,
-        given=replace(settings.given, cpu_offload_gb=None),
-    )
+    sizes = (f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data", "prefill_context"))
+    alone: dict[str, Any] = dict.fromkeys(sizes, 1)
+    return replace(settings, **alone, enable_expert_parallel=False, given=replace(settings.given, cpu_offload_gb=None))
 
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:

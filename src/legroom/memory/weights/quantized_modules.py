@@ -77,9 +77,7 @@ def _dotted_beginnings(name: str) -> Iterator[str]:
 def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
     """Whether `words` occur in `parts` one after the other."""
     size = len(words)
-    if words[0] not in parts:
-        return False
-    return any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
+    return words[0] in parts and any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
 
 
 _NUMBER = re.compile(r"\d+")

@@ -12,7 +12,7 @@ from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Q
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
-from legroom.memory.weights.family_modules import before_layers, layer_extras, model_extras, with_first_attention
+from legroom.memory.weights.family_modules import attention_workspaces, before_layers, layer_extras, model_extras
 from legroom.memory.weights.layer_modules import encoder_modules, feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.quantized_modules import Schemes
@@ -294,7 +294,7 @@ def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     """The stored weights of the stage's layers, with rope caches and workspaces where they are created."""
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
-    workspaces = with_first_attention(model, build.settings, context)
+    workspaces = attention_workspaces(model, build.settings, context)
     layers = _StoredLayers(build)
     for index in stage:
         # A pipeline stage that starts after a table's layer creates it at the next layer of that kind.
@@ -324,14 +324,8 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
         return replace(heads[0], shares_kv=False)
     if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
-    return LatentAttention(
-        mixer.heads,
-        int(config["kv_lora_rank"]),
-        config.get("q_lora_rank"),
-        int(config.get("qk_nope_head_dim") or 0),
-        int(config.get("qk_rope_head_dim") or 0),
-        int(config.get("v_head_dim") or 0),
-    )
+    nope, rope, value = (int(config.get(f"{part}_head_dim") or 0) for part in ("qk_nope", "qk_rope", "v"))
+    return LatentAttention(mixer.heads, int(config["kv_lora_rank"]), config.get("q_lora_rank"), nope, rope, value)
 
 
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:

@@ -162,13 +162,9 @@ def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapp
     """Memory that a card's awake and sleeping servers take in one shift (servers awake together)."""
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
-    return PackedCard(
-        card,
-        shift,
-        tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake),
-        tuple((each.server.name, each.asleep_bytes) for each in asleep),
-        sum(each.spread_bytes for each in awake),
-    )
+    held = tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake)
+    kept = tuple((each.server.name, each.asleep_bytes) for each in asleep)
+    return PackedCard(card, shift, held, kept, sum(each.spread_bytes for each in awake))
 
 
 def _planned_beside_all(

@@ -316,7 +316,7 @@ class HostTier:
         return missing, [key for key in keys if self.readers.get(key, WRITING) != WRITING]
 
     def _count_offers(self, keys: Sequence[ChunkKey], offers: OrderedDict[ChunkKey, int]) -> None:
-        """Count in `offers` how often each chunk was offered, in a bounded LRU table that keeps `keys`."""
+        """Counts an offer of each chunk in a bounded LRU table; a new one never evicts another of `keys`."""
         known = {key for key in keys if key in offers}
         for key in keys:
             if key in known:

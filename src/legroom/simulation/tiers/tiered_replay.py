@@ -322,13 +322,6 @@ def simulate_with_tier(
     check_cost(trace, cost)
     replay = TierReplay(tier, trace, settings, on_step, cost, progress)
     timeline = replay.run()
-    worker = replay.worker
-    return TieredTimeline(
-        timeline,
-        tier,
-        replay.scheduler.offload.tally,
-        worker.load_link.busy_s,
-        worker.store_link.busy_s,
-        worker.waited_s,
-        replay.scheduler.offload.tier.file_tally(),
-    )
+    worker, offload = replay.worker, replay.scheduler.offload
+    copying_s = (worker.load_link.busy_s, worker.store_link.busy_s, worker.waited_s)
+    return TieredTimeline(timeline, tier, offload.tally, *copying_s, offload.tier.file_tally())

@@ -51,15 +51,9 @@ def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
         prompt_len, output_len = _whole_number(prompt_len), _whole_number(output_len)
     request_id, prefix_len, priority = get("id"), get("prefix_len"), get("priority")
     prefix_id = get("prefix_id") if prefix_len else None
-    trace.add(
-        prompt_len,
-        output_len,
-        arrival,
-        request_id=None if request_id is None else str(request_id),
-        prefix_id=None if prefix_id is None else str(prefix_id),
-        prefix_len=_whole_number(prefix_len) if prefix_len else 0,
-        priority=_whole_number(priority) if priority else 0,
-    )
+    own, prefix = (None if name is None else str(name) for name in (request_id, prefix_id))
+    shared, rank = (_whole_number(number) if number else 0 for number in (prefix_len, priority))
+    trace.add(prompt_len, output_len, arrival, request_id=own, prefix_id=prefix, prefix_len=shared, priority=rank)
 
 
 def _whole_number(value: Any) -> int:
@@ -77,6 +71,4 @@ def _error_text(error: Exception) -> str:
         return f"no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):
         return "not a JSON object"
-    if isinstance(error, OverflowError):
-        return "a number is too large"
-    return str(error)
+    return "a number is too large" if isinstance(error, OverflowError) else str(error)

@@ -57,13 +57,8 @@ def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> 
             at += gap if process == "uniform" else rng.expovariate(1 / gap)
         length = long_length if long_share and rng.random() < long_share else prompt(rng)
         name = f"prefix{rng.randrange(int(groups))}" if groups >= 1 else None
-        trace.add(
-            _bounded_tokens(length),
-            _bounded_tokens(output(rng)),
-            at,
-            prefix_id=name,
-            prefix_len=int(prefix_len) if name else 0,
-        )
+        shared = int(prefix_len) if name else 0
+        trace.add(_bounded_tokens(length), _bounded_tokens(output(rng)), at, prefix_id=name, prefix_len=shared)
     return trace
 
 
@@ -83,9 +78,8 @@ def _length_distribution(text: str) -> Draw:
         return lambda rng: rng.uniform(*numbers)
     if call[1] in ("exponential", "geometric") and len(numbers) == 1 and numbers[0] > 0:
         return lambda rng: rng.expovariate(1 / numbers[0])
-    raise LegroomError(
-        f"{text!r} is not a distribution of lengths", "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
-    )
+    hint = "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
+    raise LegroomError(f"{text!r} is not a distribution of lengths", hint)
 
 
 def _parse_number(text: str, what: str) -> float:

@@ -70,10 +70,8 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
     if format_name is None:
         format_name = next((name for name, reader in FORMATS.items() if reader.looks_like(head)), None)
     if format_name is None:
-        raise LegroomError(
-            f"{path} looks like none of the known traces ({', '.join(FORMATS)})",
-            'write one JSON object a line, such as {"arrival": 0.5, "prompt_len": 800, "output_len": 120}',
-        )
+        hint = 'write one JSON object a line, such as {"arrival": 0.5, "prompt_len": 800, "output_len": 120}'
+        raise LegroomError(f"{path} looks like none of the known traces ({', '.join(FORMATS)})", hint)
     is_one_document = format_name == "sharegpt"
     if limit is None or is_one_document:
         _check_size(size, path, head, is_one_document)
@@ -86,16 +84,12 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
     """Raise for a file so large that reading would fail after minutes: too many lines or one huge document."""
     if is_one_document and size > _MAX_DOCUMENT_BYTES:
-        raise LegroomError(
-            f"{path} is one JSON document of {size / GIB:.1f} GiB",
-            "it would be held in memory as a whole: split it, or write it as one JSON object a line",
-        )
+        hint = "it would be held in memory as a whole: split it, or write it as one JSON object a line"
+        raise LegroomError(f"{path} is one JSON document of {size / GIB:.1f} GiB", hint)
     lines = size / len(head.encode()) * max(1, head.count("\n"))
     if not is_one_document and lines > 2 * _MAX_LINES:
-        raise LegroomError(
-            f"{path} has about {lines / 1e6:,.0f} million lines ({size / GIB:.1f} GiB)",
-            f"up to {_MAX_LINES / 1e6:.0f} million are read: simulate a part of it with --limit",
-        )
+        hint = f"up to {_MAX_LINES / 1e6:.0f} million are read: simulate a part of it with --limit"
+        raise LegroomError(f"{path} has about {lines / 1e6:,.0f} million lines ({size / GIB:.1f} GiB)", hint)
 
 
 def _bounded_lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
@@ -105,9 +99,8 @@ def _bounded_lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[s
         if not line:
             return
         if max_chars and len(line) >= max_chars:
-            raise LegroomError(
-                f"{path}, line {number}: longer than {max_chars:,} characters", "a trace has short lines"
-            )
+            hint = "a trace has short lines"
+            raise LegroomError(f"{path}, line {number}: longer than {max_chars:,} characters", hint)
         if number > _MAX_LINES:
             raise LegroomError(f"{path} has more than {_MAX_LINES:,} lines", "simulate a part of it with --limit")
         yield line

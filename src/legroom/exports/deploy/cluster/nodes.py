@@ -88,9 +88,8 @@ class NodeSpread:
         headless = () if self.answers_everywhere else (_HEADLESS,)
         if not self.engines_per_node:
             rank = _commented_flag("Which node of the group it is.", "--node-rank", _INDEX)
-            leader = _commented_flag(
-                "The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER
-            )
+            why = "The first pod, by the name that LeaderWorkerSet gives it."
+            leader = _commented_flag(why, "--master-addr", _LEADER)
             return (rank, leader, *headless)
         lines = (_commented_flag("Where the first node listens.", "--data-parallel-address", _LEADER), _RPC)
         if self.external:

@@ -163,7 +163,7 @@ def container(
         why += "which need every rank."
         pre_stop = f"sleep {pre_stop_s(server) + server.times.drain_s}"
     return {
-        **_command_and_env(server, settings, more, wrapper),
+        **_vllm_container(server, settings, more, wrapper),
         **({"ports": [{"name": "http", "containerPort": server.port}]} if takes_requests else {}),
         "resources": resource_requests(server),
         **(health_probes(server) if takes_requests else {}),
@@ -172,10 +172,10 @@ def container(
     }
 
 
-def _command_and_env(
+def _vllm_container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
-    """The vLLM container's name, image, command, args and env; a `wrapper` script gets the command as arguments."""
+    """The container up to env and securityContext; `wrapper`: a script for sh that gets the entrypoint as arguments."""
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]

@@ -53,9 +53,8 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rollout},
         "leaderWorkerTemplate": template,
     }
-    return manifest(
-        "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", metadata(server, settings, group_name(server)), spec
-    )
+    about = metadata(server, settings, group_name(server))
+    return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", about, spec)
 
 
 def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
