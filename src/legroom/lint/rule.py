@@ -53,9 +53,9 @@ class LintFinding:
     """Characters of the line it is about; 0: not known."""
 
     @property
-    def sort_key(self) -> tuple[int, int, str]:
-        """Line, column and rule id, by which findings are sorted."""
-        return self.place.line, self.place.column, self.rule
+    def sort_key(self) -> tuple[int, int, int, str]:
+        """Line, severity, column and rule id, by which findings are sorted."""
+        return self.place.line, SEVERITIES.index(self.severity), self.place.column, self.rule
 
 
 Findings = Iterator[LintFinding]
