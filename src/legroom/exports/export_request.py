@@ -22,6 +22,9 @@ class ExportedFile:
     """Relative to the folder that the user names, with `/` between its parts."""
     text: str
     executable: bool = False
+    beside: bool = False
+    """What another program reads than the main file (a Dockerfile): on stdout a comment, so that the rest can be
+    piped."""
 
 
 @dataclass(frozen=True)
