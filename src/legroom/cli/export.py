@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +124,7 @@ def _stream_text(files: Sequence[ExportedFile]) -> str:
     """The files as one stream: each after its name, YAML as documents of their own, those `beside` as comments."""
     stream = ""
     for file in files:
-        text = textwrap.indent(file.text, "# ", lambda line: True) if file.beside else file.text
+        text = "".join(f"# {line}" for line in file.text.splitlines(keepends=True)) if file.beside else file.text
         between = "---\n" if stream and file.path.endswith((".yaml", ".yml")) and not file.beside else ""
         stream += f"{between}# ==> {file.path} <==\n{text}\n"
     return stream

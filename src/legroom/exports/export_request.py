@@ -23,8 +23,7 @@ class ExportedFile:
     text: str
     executable: bool = False
     beside: bool = False
-    """What another program reads than the main file (a Dockerfile): on stdout a comment, so that the rest can be
-    piped."""
+    """Read by another program than the main file (a Dockerfile): a comment on stdout, so that the rest can be piped."""
 
 
 @dataclass(frozen=True)
