@@ -89,6 +89,8 @@ class Context:
     """The servers that the same part of the file starts."""
     documents: tuple[Node, ...] = ()
     """The manifests of the same part."""
+    manifests: tuple[Node, ...] = ()
+    """The manifests of all linted files."""
     names_api_key: bool = False
     """Whether the file names a key of the API anywhere."""
 

@@ -11,7 +11,6 @@ from legroom.deployments.container_images import is_published_by_vllm, is_server
 from legroom.deployments.container_parts import Mount
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.yaml_nodes import Node
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
@@ -65,18 +64,6 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
     if is_told and mount is None and offline is not None and offline.text.lower() in ("1", "true", "yes"):
         message = f"HF_HUB_OFFLINE forbids the download of {args.model}, and no volume holds {folder}"
         yield finding("path-missing", server.place_of(offline), message, f"mount the weights at {folder}")
-
-
-@checks(Node, "cache-lost")
-def workers_of_ray(document: Node, context: Context) -> Findings:
-    """Workers of Ray that serve with vLLM, and whose pods keep no weights."""
-    for group in document.walk() if "vllm" in document.source.text.lower() else ():
-        for container in group.list("template", "spec", "containers") if group.get("groupName") is not None else ():
-            mounts = [mount.text("mountPath") for mount in container.list("volumeMounts")]
-            if not any(_KEEPS_WEIGHTS.search(path) for path in mounts):
-                message = "no volume holds the Hub's cache: every new worker downloads the model"
-                place = document.source.place(container.offset)
-                yield finding("cache-lost", place, message, "mount a volume, and set HF_HOME to it")
 
 
 @checks(StartedServer, "model-missing")
