@@ -21,9 +21,11 @@ import pytest
 from forked import Forked, take_streams
 from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
 
+from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
 from legroom.sidecar import sidecar as sidecar_module
+from legroom.sidecar.notifier import message_of
 from legroom.sidecar.sidecar import Sidecar, run_sidecar
 from legroom.sidecar.watch_config import read_config
 
@@ -218,10 +220,10 @@ def test_what_a_killed_sidecar_could_not_deliver_is_sent_by_the_next_one_and_onl
         for _ in range(2):
             os.kill(sidecar.pid, signal.SIGKILL)
             sidecar.wait()
-            with webhook(port) as (_, heard):
+            with webhook(port) as (port, heard):
                 sidecar = place.another()
-                wait_for(lambda: "told" in str(journal.incident(journal.incidents()[0].id).notes))
-                wait_for(lambda: json.loads(place.get("/healthz"))["incidents_open"])
+                wait_for(lambda: any("told" in note.detail for note in journal.incident(1).notes))
+                wait_for(lambda: json.loads(place.get("/healthz"))["servers"])
             heard_each.append([message["kind"] for message in heard])
     assert heard_each == [["stuck_engine"], []]
 
@@ -334,6 +336,23 @@ def test_silence_before_run_began_a_start_does_not_count_when_run_is_gone(tmp_pa
 
     samples, opened = asyncio.run(scenario())
     assert opened == [0] * (2 * samples - 1) + [1]
+
+
+def test_a_page_about_a_server_that_run_is_starting_says_so_in_its_title(tmp_path, monkeypatch):
+    async def scenario():
+        sidecar = Sidecar(read_config(write_config(tmp_path, free_port(), free_port())), print)
+        (server,) = sidecar._servers
+        stopped = DetectorFinding("stuck_engine", server, "critical", "The engine is stopped", "", 0.0, 0.0)
+        (incident,) = sidecar._keeper.update(server, "llama", [stopped]).opened
+        titles = []
+        for under_way in ("`legroom run` is starting the server", None):
+            monkeypatch.setattr(sidecar_module, "run_under_way", lambda _, said=under_way: said)
+            sidecar.take(ScrapeFailure(1e9, server, "refused", "nothing listens there"))
+            titles.append(message_of(incident)["title"])
+        return titles
+
+    starting, stopped = asyncio.run(scenario())
+    assert "is starting the server" in starting and stopped == "The engine is stopped"
 
 
 def test_a_second_sidecar_with_the_same_journal_is_refused(place):

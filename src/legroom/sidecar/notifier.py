@@ -58,7 +58,8 @@ def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = 
     finding = incident.finding
     return {
         "incident": incident.number,
-        **{name: getattr(incident, name) for name in ("server", "group", "kind", "severity", "title")},
+        **{name: getattr(incident, name) for name in ("server", "group", "kind", "severity")},
+        "title": f"{incident.title}; {incident.meanwhile}" if incident.meanwhile else incident.title,
         "text": text or (finding.reason if finding else incident.reason),
         "opened_s": incident.opened_s,
         "closed_s": closed_s,

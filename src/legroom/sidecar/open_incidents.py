@@ -50,6 +50,8 @@ class OpenIncident:
     """Whether `change` is final; no decision is made before."""
     change: FlagChange | None = None
     """Flags to restart with."""
+    meanwhile: str = ""
+    """What a `legroom run` is doing to the server."""
     told: dict[str, str] = field(default_factory=dict)
     """Webhook -> the severity it was told last."""
 

@@ -175,7 +175,12 @@ class Sidecar:
             watcher = Watcher(result.server, self._config.thresholds, server.plan if server is not None else None)
             self._watchers[result.server] = watcher
         is_acted_on = self._actor.is_acting_on(result.server)
-        if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server)):
+        under_way = run_under_way(result.server) if isinstance(result, ScrapeFailure) else None
+        for incident in self._keeper.of_server(result.server):
+            if under_way is not None and incident.meanwhile != under_way:
+                self._reporter.note(incident, under_way)
+            incident.meanwhile = under_way or ""
+        if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server, under_way)):
             watcher.restart_holds()
             self._update_metrics(result, watcher, group)
             return
@@ -202,9 +207,8 @@ class Sidecar:
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
-    def _is_expected(self, server: str) -> bool:
+    def _is_expected(self, server: str, what: str | None) -> bool:
         """Whether a `legroom run` on this machine is starting the server, which explains the failed scrape."""
-        what = run_under_way(server)
         if what is not None and self._under_way.get(server) != what:
             self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what

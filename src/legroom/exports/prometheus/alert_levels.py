@@ -36,8 +36,7 @@ class AlertLevels:
     """The window of a restart loop. A plan makes it long enough: a server that loads for seven minutes cannot start
     often enough in fifteen."""
     unexplained_restarts: int = 5
-    """Restarts that may all have been asked for. Kubernetes' back-off (10 s, doubled each time) lets a server that
-    starts within a minute crash five times in 15 minutes."""
+    """More than a rollout makes. Kubernetes' doubling back-off leaves time for five short starts in 15 minutes."""
     failed_ratio: float = 0.5
     """The share of failed requests above which the server itself fails."""
     failed_least_per_s: float = 1 / 60

@@ -25,7 +25,6 @@ NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
 _NO_ROOM = f'legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}'
 GUARD_JOB, WATCH_JOB = "legroom-guard", "legroom-watch"
-"""The scrape jobs of guard proxies and sidecars."""
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
 _UNSEEN_KINDS = "fragmentation|gpu_neighbour|host_memory_creep|memory_burst|memory_creep|plan_drift|prefix_cache_waste"
 """Incidents of the sidecar that no rule over vLLM's metrics can detect."""
@@ -116,10 +115,14 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     # A prompt counts with its first output token (0.32): during a long prefill only the KV use changes.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
     stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
+    few, many = levels.detect.crash_restarts, levels.unexplained_restarts
+    # The sidecar knows which starts somebody asked for.
+    found = f'{record.RESTARTS} >= {few}\nand on (cluster, namespace) legroom_incidents_open{{kind="crash_loop"}} > 0'
+    crashes = f"{record.RESTARTS} >= {many}\nor\n{record.FAILED_STARTS} >= {few}\nor\n({found})"
     down = _down_query(f'up{{job="{job}"}}', levels)
     return [
         AlertCondition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
-        AlertCondition("VllmCrashLoop", _crash_query(levels), 0),
+        AlertCondition("VllmCrashLoop", crashes, 0),
         AlertCondition("VllmDown", down, levels.down_for_s),
     ]
 
@@ -128,17 +131,6 @@ def _down_query(up: str, levels: AlertLevels) -> str:
     """PromQL of what no longer answers; what was not scraped for as long as a start takes is in its first start."""
     start = levels.time(levels.start_limit_s - levels.down_for_s)
     return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
-
-
-def _crash_query(levels: AlertLevels) -> str:
-    """PromQL of crash loops: few restarts suffice where nothing became ready, or where the sidecar found crashes."""
-    few = levels.detect.crash_restarts
-    # The sidecar knows which starts somebody asked for.
-    found = 'on (cluster, namespace) legroom_incidents_open{kind="crash_loop"} > 0'
-    return (
-        f"{record.RESTARTS} >= {levels.unexplained_restarts}\nor\n{record.FAILED_STARTS} >= {few}\nor\n"
-        f"({record.RESTARTS} >= {few}\nand {found})"
-    )
 
 
 def _traffic_alert(levels: AlertLevels) -> AlertCondition:
@@ -251,8 +243,8 @@ def _upstream_query(levels: AlertLevels) -> str:
     # By then the failures of a short restart have left the window.
     before = f"{window} offset {levels.time(levels.guard_for_s - levels.down_for_s)}"
     down = _down_query("legroom_guard_upstream_up", levels)
-    is_down = f'({down})\nor\nup{{job="{GUARD_JOB}"}} == 0'
-    return f"max {_BY_INSTANCE} (\n({failing(window)}\nand\n{failing(before)})\nor\n{is_down}\n)"
+    requests = f"({failing(window)}\nand\n{failing(before)})"
+    return f'max {_BY_INSTANCE} (\n{requests}\nor\n({down})\nor\nup{{job="{GUARD_JOB}"}} == 0\n)'
 
 
 def turned_away_share(window: str, keep: str = _BY_INSTANCE) -> str:
@@ -305,7 +297,6 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
         "stuck_for": duration(levels.rate_window_s + detect.alert_stuck_for_s),
         "restarts": str(detect.crash_restarts),
         "unexplained_restarts": str(levels.unexplained_restarts),
-        "refused_least": f"{detect.queue_least:g}",
         "restart_window": duration(levels.crash_window_s),
         "down_for": duration(levels.down_for_s),
         "start_limit": duration(levels.start_limit_s),
@@ -364,14 +355,11 @@ def _lookup_template(name: str, shown: str = "humanize") -> str:
 
 def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
     """The latency limit in words: the target, or the floor and a multiple of the day before."""
+    limit_s = floor_s if target_s is None else target_s
+    limit = f"{limit_s * 1000:g} ms" if limit_s < 1 else f"{limit_s:g} s"
     if target_s is not None:
-        return f"the target is {_seconds_text(target_s)}"
-    return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds_text(floor_s)}"
-
-
-def _seconds_text(seconds: float) -> str:
-    """The time as text: in ms below one second, else in s."""
-    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+        return f"the target is {limit}"
+    return f"more than {levels.latency_factor:g} times its own day before, and more than {limit}"
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
