@@ -73,7 +73,8 @@ def model_left_out(server: StartedServer, context: Context) -> Findings:
     is_passed_on = is_published_by_vllm(server.image) or (is_server_image(server.image) and len(server.words) > 2)
     is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and is_passed_on and not server.launcher
     is_told = is_plain and bool(server.words) and not has_open_words(server, ("model",)) and server.mounts is not None
-    if not is_told or flag_word(server, "--config", "--headless", "--help") or "/" in model:
+    is_misread = server.repeated_entry is not None  # its first words are not the flags
+    if not is_told or is_misread or flag_word(server, "--config", "--headless", "--help") or "/" in model:
         return
     if not model and not server.may_have_variable("VLLM_MODEL", "MODEL", "MODEL_NAME", "MODEL_ID"):
         message = "no model is given: vLLM serves the small one that is its default"

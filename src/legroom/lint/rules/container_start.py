@@ -48,7 +48,7 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
     missing = {"python": "python3"}
     if context.is_release_certain(server) and context.release_of(server).at_least(_image_facts("no_wget_from")):
         missing["wget"] = "curl"
-    runs = [(server.place_of(first), first.text) for first in server.words[:1]]
+    runs = [(server.place_of(first), first.text) for first in server.words[:1] if word is None]
     for place, program in (*runs, *((probe.place, probe.program) for probe in server.probes)):
         if program in missing:
             message = f"{image} has {missing[program]} and no {program}"
