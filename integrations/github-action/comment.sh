@@ -20,10 +20,14 @@ own_comment() { # The id of the comment of an earlier push; empty without one.
   while listed=$("${ask[@]}" "$issues/$PR_NUMBER/comments?per_page=100&page=$page"); do
     python3 -c '
 import json, sys
-comments = json.load(sys.stdin)
-own = [comment["id"] for comment in comments if (comment["body"] or "").startswith("<!-- legroom plan -->")]
+try:
+    comments = json.load(sys.stdin)
+    own = [comment["id"] for comment in comments if (comment["body"] or "").startswith("<!-- legroom plan -->")]
+except (AttributeError, KeyError, TypeError, ValueError):
+    sys.exit("the answer is no list of comments")
 print(own[0] if own else "")
 sys.exit(0 if own or len(comments) < 100 else 9)' <<<"$listed" && return
+    [ "$?" = 9 ] || return 1
     page=$((page + 1))
   done
   return 1

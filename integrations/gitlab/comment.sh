@@ -13,14 +13,18 @@ code=0
 [ "$code" -le 1 ] || exit "$code"
 cat "$report"
 
-if [ -n "${LEGROOM_TOKEN:-}" ]; then
-  notes=$CI_API_V4_URL/projects/$CI_PROJECT_ID/merge_requests/$CI_MERGE_REQUEST_IID/notes
-  ask=(curl --silent --show-error --fail --header "PRIVATE-TOKEN: $LEGROOM_TOKEN")
+comment() {
+  local listed known notes=$CI_API_V4_URL/projects/$CI_PROJECT_ID/merge_requests/$CI_MERGE_REQUEST_IID/notes
+  local ask=(curl --silent --show-error --fail --max-time 60 --header "PRIVATE-TOKEN: $LEGROOM_TOKEN")
   # Its own note is among the first: it comes with the first push.
-  known=$("${ask[@]}" "$notes?per_page=100&sort=asc&order_by=created_at" | python3 -c '
+  listed=$("${ask[@]}" "$notes?per_page=100&sort=asc&order_by=created_at") || return
+  known=$(python3 -c '
 import json, sys
-notes = [note["id"] for note in json.load(sys.stdin) if note["body"].startswith("<!-- legroom plan -->")]
-print(notes[0] if notes else "")')
+try:
+    notes = [note["id"] for note in json.load(sys.stdin) if (note["body"] or "").startswith("<!-- legroom plan -->")]
+except (AttributeError, KeyError, TypeError, ValueError):
+    sys.exit("the answer is no list of notes")
+print(notes[0] if notes else "")' <<<"$listed") || return
   if [ -n "$known" ]; then
     # What the note said of an earlier push may no longer be so.
     grep -q '^<!-- legroom plan -->' "$report" || sed -i '1s/^/<!-- legroom plan -->\n/' "$report"
@@ -28,6 +32,10 @@ print(notes[0] if notes else "")')
   elif grep -q '^<!-- legroom plan -->' "$report"; then
     "${ask[@]}" --request POST --data-urlencode "body@$report" "$notes" >/dev/null
   fi
+}
+
+if [ -n "${LEGROOM_TOKEN:-}" ]; then
+  why=$(comment 2>&1) || echo "The note was not written ($why); the plan stands above." >&2
 fi
 [ "${LEGROOM_FAIL:-true}" = true ] || exit 0
 exit "$code"

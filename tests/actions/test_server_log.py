@@ -139,3 +139,15 @@ def test_a_server_that_prints_much_at_once_is_not_kept_waiting(monkeypatch):
         os.close(writing)
         relay.join(30)
     assert len(pauses) <= 4  # a pipe holds 64 KiB: eight would be a pause after each
+
+
+def test_a_line_that_is_being_written_is_no_problem_of_the_disk(tmp_path, monkeypatch):
+    log, seen, write = ServerLog(tmp_path / "log"), [], os.write
+
+    def looked_at(file: int, lines: bytes) -> int:
+        seen.append(log.problem)
+        return write(file, lines)
+
+    monkeypatch.setattr(os, "write", looked_at)
+    log.write(b"a line\n")
+    assert seen == [False] and not log.problem

@@ -10,6 +10,7 @@ from scraped_servers import HEALTHY, IDLE, MINUTES, STILL, Latency, Server, grow
 
 TARGETS = {"ttft_p99": "2s", "inter_token_p99": "150ms"}
 
+_THREE_STARTS = "1000x17 2000x3 3000x3 4000x9"
 _RESTARTED = replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x17 0+3000x6 0+3000x9")
 
 
@@ -180,9 +181,25 @@ CASES = (
         HEALTHY.but(**dict.fromkeys(("prompt_tokens", "generation_tokens"), "100+3000x28 87100x2")),
     ),
     case(
-        "three restarts in a quarter of an hour",
-        HEALTHY.but({"process_start_time_seconds": "1000x17 2000x3 3000x3 4000x9"}),
+        "five restarts in a quarter of an hour",
+        HEALTHY.but({"process_start_time_seconds": "1000x17 2000x1 3000x1 4000x1 5000x1 6000x9"}),
         fires="VllmCrashLoop",
+    ),
+    case(
+        "three planned restarts in a quarter of an hour",
+        HEALTHY.but(
+            {"process_start_time_seconds": "1000x17 _ 2000x2 _ 3000x2 _ 4000x9", "up": "1x17 0 1x2 0 1x2 0 1x9"}
+        ),
+    ),
+    case(
+        "three restarts of which the sidecar knows that nobody asked for them",
+        HEALTHY.but({"process_start_time_seconds": _THREE_STARTS}),
+        Server({}, other={'legroom_incidents_open{job="legroom-watch",kind="crash_loop"}': level(1)}),
+        fires="VllmCrashLoop",
+    ),
+    case(
+        "four servers behind the address of one Service",
+        HEALTHY.but({"process_start_time_seconds": in_turn((100, 200, 300, 400, 100, 300, 200, 400))}),
     ),
     case(
         _REPLACED,
@@ -193,6 +210,14 @@ CASES = (
         fires="VllmCrashLoop",
     ),
     case(
+        "a group that three updates made anew, each time it served",
+        *(
+            replace(Server({}, other={'up{pod="updated/0"}': times}), instance=f"10.0.0.{number}:8000")
+            for number, times in enumerate(("1x17", "_x18 0 1x2", "_x22 0 1x2", "_x26 0 1x9"))
+        ),
+        fires="VllmMetricsMissing",
+    ),
+    case(
         "a pod that an update replaced",
         replace(HEALTHY, other={'up{pod="a pod that an update replaced/0"}': "1x15"}),
         replace(HEALTHY, other={'up{pod="a pod that an update replaced/0"}': "_x17 1x14"}, instance="b:8000"),
@@ -200,9 +225,10 @@ CASES = (
     case("one restart", HEALTHY.but({"process_start_time_seconds": "1000x20 2000x20"})),
     case("restarts of half an hour ago", HEALTHY.but({"process_start_time_seconds": "1000x2 2000x2 3000x2 4000x30"})),
     case(
-        "an embedder's counters that begin again three times, without a start time",
+        "an embedder's counters that begin again five times, without a start time",
         replace(HEALTHY, other={"up": level(1)}).but(
-            prompt_tokens="100+3000x17 0+3000x3 0+3000x3 0+3000x9", generation_tokens=growing(0, start=0)
+            prompt_tokens="100+3000x17 0+3000x1 0+3000x1 0+3000x1 0+3000x1 0+3000x9",
+            generation_tokens=growing(0, start=0),
         ),
         fires="VllmCrashLoop",
     ),
@@ -365,6 +391,10 @@ def _own_name(name: str) -> str:
     return f'legroom_{metric}{{{label[0]}="{label[1]}"}}' if label else f"legroom_{metric}"
 
 
+def _up(job: str) -> str:
+    return f'up{{job="{job}",instance="{job}:1"}}'
+
+
 _GUARD = {
     "guard_admitted_total": growing(60),
     "guard_rejected_total__reason__queue_full": growing(0),
@@ -386,8 +416,31 @@ OWN_CASES = (
     ),
     case(
         "a guard whose server is gone",
-        own(**_GUARD | {"guard_rejected_total__reason__upstream_down": growing(30)}),
+        own(**_GUARD | {"guard_rejected_total__reason__upstream_down": growing(60)}),
         fires="LegroomGuardUpstreamDown",
+    ),
+    case("one 502 among thousands", own(**_GUARD | {"guard_rejected_total__reason__upstream_down": "0x27 1x9"})),
+    case(
+        "a guard whose server restarts within a minute and a half while clients retry",
+        own(
+            **_GUARD
+            | {"guard_rejected_total__reason__upstream_down": "0x25 200 300x9", "guard_upstream_up": "1x25 0x1 1x9"}
+        ),
+    ),
+    case(
+        "a guard whose server is gone while nobody asks",
+        own(**_GUARD | {"guard_upstream_up": "1x20 0x15"}, guard_rejected_total__reason__upstream_down=level(0)),
+        fires="LegroomGuardUpstreamDown",
+    ),
+    case("a guard whose server has its first start", own(**_GUARD | {"guard_upstream_up": "_x24 0x15"})),
+    case("a guard that is gone", HEALTHY.but({_up("legroom-guard"): "1x20 0x15"}), fires="LegroomGuardUpstreamDown"),
+    case("a sidecar that is gone", HEALTHY.but({_up("legroom-watch"): "1x20 0x15"}), fires="LegroomWatchDown"),
+    case("a sidecar that restarts", HEALTHY.but({_up("legroom-watch"): "1x27 0x2 1x9"})),
+    case(
+        "two of eight turned away in a quiet quarter of an hour",
+        own(
+            **_GUARD | {"guard_admitted_total": "0+0.5x30", "guard_rejected_total__reason__queue_full": "0x23 1x2 2x9"}
+        ),
     ),
     case("a guard that fails open", own(**_GUARD | {"guard_fail_open": level(1)}), fires="LegroomGuardFailsOpen"),
     case("a guard that fails open while the server starts", own(**_GUARD | {"guard_fail_open": "1x3 0x60"})),

@@ -87,7 +87,9 @@ class Server:
             if (role := role_of_declared(metric.name)) in self.measures
         ]
         rows = [row for rows_of_metric in by_metric for row in rows_of_metric]
-        rows += [{"series": with_labels(name, target), "values": values} for name, values in self.other.items()]
+        for name, values in self.other.items():
+            labels = {label: value for label, value in target.items() if f'{label}="' not in name}
+            rows.append({"series": with_labels(name, labels), "values": values})
         not_yet = f"_x{self.from_minute} " if self.from_minute else ""
         return [{**row, "values": not_yet + row["values"]} for row in rows]
 

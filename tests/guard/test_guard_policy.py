@@ -137,8 +137,8 @@ def test_a_file_that_is_gone_leaves_the_old_policy(file):
     assert file.policy.pool.tokens == 100
 
 
-@pytest.mark.parametrize("left", ["", " \n"])
-def test_an_empty_file_leaves_the_old_policy(file, left):
+@pytest.mark.parametrize("left", ["", " \n", "# legroom guard policy\n", "[requests]\n", "[pool]\n[weights]\n"])
+def test_a_file_that_sets_nothing_leaves_the_old_policy(file, left):
     rewrite(file, left)
     assert "is empty" in file.reload(2.0)
     assert file.policy.pool.tokens == 100

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.parse
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,9 +157,9 @@ def changed(repository):
 class Forge:
     """A stand-in of GitHub's and GitLab's API for comments, asked by the scripts' own curl."""
 
-    def __init__(self, *bodies: str, status: int = 200) -> None:
+    def __init__(self, *bodies: str | None, status: int = 200, answer: bytes | None = None) -> None:
         self.comments = dict(enumerate(bodies, 1))
-        self.status = status
+        self.status, self.answer = status, answer
         self.requests: list[tuple[str, str]] = []
         forge = self
 
@@ -172,7 +173,7 @@ class Forge:
                 listed = forge.listed(url.query) if code == 200 and self.command == "GET" else []
                 if code == 200 and self.command != "GET":
                     forge.write(self.command, url.path, given)
-                answer = json.dumps(listed).encode()
+                answer = json.dumps(listed).encode() if forge.answer is None else forge.answer
                 self.send_response(code)
                 self.send_header("content-length", str(len(answer)))
                 self.end_headers()
@@ -280,7 +281,7 @@ def test_the_github_action_is_valid_and_names_its_script():
     assert not any("${{" in step["run"] for step in steps)
 
 
-def gitlab(repository, base, head, forge):
+def gitlab(repository, base, head, forge, **env):
     """The job's script in a repository that holds copies, as the page says."""
     job = yaml.safe_load((ROOT / "gitlab" / "legroom-plan.yml").read_text())["legroom-plan"]
     folder = repository.folder / "ci" / "legroom"
@@ -295,6 +296,7 @@ def gitlab(repository, base, head, forge):
         "CI_MERGE_REQUEST_IID": "9",
         "LEGROOM_TOKEN": "secret",
         **job["variables"],
+        **env,
     }
     return bash(repository, "\n".join(job["script"]), variables)
 
@@ -322,6 +324,38 @@ def test_the_gitlab_job_writes_over_its_own_note(changed):
     gitlab(*changed, forge)
     assert forge.writes == [("PUT", "/api/v4/projects/5/merge_requests/9/notes/2")]
     assert "will not start" in forge.comments[2]
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    ("forge", "token"),
+    [
+        (Forge, "wrong"),
+        (partial(Forge, status=403), "secret"),
+        (partial(Forge, answer=b""), "secret"),
+        (partial(Forge, answer=b"null"), "secret"),
+    ],
+)
+def test_an_api_that_takes_no_note_is_one_sentence_of_the_gitlab_job(changed, forge, token):
+    done = gitlab(*changed, forge(), LEGROOM_FAIL="false", LEGROOM_TOKEN=token)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "The note was not written" in done.stderr
+    assert "will not start" in done.stdout
+
+
+@needs_curl
+def test_a_note_without_text_is_none_of_the_gitlab_jobs_own(changed):
+    forge = Forge(None)
+    assert gitlab(*changed, forge, LEGROOM_FAIL="false").returncode == 0
+    assert "will not start" in forge.comments[2]
+
+
+@needs_curl
+def test_an_answer_that_is_no_list_ends_the_github_action(changed):
+    done = github(*changed, Forge(answer=b"null"), LEGROOM_FAIL="false")
+    assert done.returncode == 0, done.stderr
+    assert "::warning::the comment was not written" in done.stdout
 
 
 def test_the_gitlab_snippet_is_valid():

@@ -67,7 +67,65 @@ def test_another_file_may_hold_the_key_the_volume_or_the_probe():
     key = ("secret.yaml", "env:\n- name: VLLM_API_KEY\n  valueFrom: {secretKeyRef: {name: a, key: b}}\n")
     assert "api-open" not in rules(("service.yaml", SERVICE), key)
     claim = ("claim.yaml", "kind: PersistentVolumeClaim\nspec: {claimName: persistentVolumeClaim}\n")
-    assert "cache-lost" not in rules(("a.yaml", POD), claim)
+    assert "cache-lost" not in rules(("templates/a.yaml", POD + "# {{ x }}\nx: {{ .Values.x }}\n"), claim)
+
+
+NAMES = {
+    "a flag's name as a variable": (".env", "VLLM_GPU_MEMORY_UTILIZATION=0.9\n", "env-unknown"),
+    "a variable of old releases": ("values.yaml", "vllm:\n  VLLM_USE_V1: '1'\n", "env-unknown"),
+    "a flag that is gone": ("main.tf", 'command = "vllm serve m --num-scheduler-steps 8"\n', "flag-removed"),
+    "a gated model": (".env", "VLLM_X=1\nMODEL=meta-llama/Llama-3.1-8B-Instruct\n", "model-gated"),
+}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_a_name_is_judged_where_no_server_is_read(what):
+    path, text, rule = NAMES[what]
+    assert rule in rules((path, text))
+
+
+def test_a_name_that_another_file_reads_pins_or_fills_in_is_left_alone():
+    script = ("start.sh", 'vllm serve m --gpu-memory-utilization "$VLLM_GPU_MEMORY_UTILIZATION"\n')
+    assert "env-unknown" not in rules((".env", "VLLM_GPU_MEMORY_UTILIZATION=0.9\n"), script)
+    assert "flag-removed" not in rules(("main.tf", 'a = "vllm/vllm-openai:v0.8.5 --num-scheduler-steps 8"\n'))
+    token = ("secret.yaml", "kind: ExternalSecret\nname: hf-token\n")
+    assert "model-gated" not in rules((".env", "VLLM_X=1\nMODEL=meta-llama/Llama-3.1-8B-Instruct\n"), token)
+
+
+def manifests(labels="a: b", space="x", target="http", backend="vllm-a"):
+    pod = "{image: 'acme/vllm:1', ports: [{name: http, containerPort: 8000}]}"
+    return (
+        f"apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d, namespace: x}}\nspec:\n"
+        f"  template: {{metadata: {{labels: {{a: b}}}}, spec: {{containers: [{pod}]}}}}\n---\n"
+        f"apiVersion: v1\nkind: Service\nmetadata: {{name: vllm-a, namespace: {space}}}\n"
+        f"spec: {{selector: {{{labels}}}, ports: [{{port: 80, targetPort: {target}}}]}}\n---\n"
+        "apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {name: i}\n"
+        f"spec: {{rules: [{{http: {{paths: [{{backend: {{service: {{name: {backend}}}}}}}]}}}}]}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, 0), ({"labels": "a: c"}, 1), ({"space": "y"}, 1), ({"target": "web"}, 1), ({"backend": "other"}, 1)],
+)
+def test_a_service_and_an_ingress_find_what_they_name(changes, found):
+    findings = lint_texts([("a.yaml", manifests(**changes))], LintOptions()).findings
+    assert sum(each.rule == "port-unreachable" for each in findings) == found
+
+
+def test_a_container_name_of_two_services_is_refused_unless_profiles_part_them():
+    service = "{image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, container_name: v%s}"
+    pair = f"services:\n  a: {service}\n  b: {service}\n"
+    assert "manifest-refused" in rules(("compose.yaml", pair % ("", "")))
+    assert "manifest-refused" not in rules(("compose.yaml", pair % ("", ", profiles: [b]")))
+
+
+def test_a_hook_after_the_start_keeps_probes_from_running():
+    probe = "livenessProbe: {periodSeconds: 5}, args: [--model, Qwen/Qwen3-8B]"
+    pod = f"apiVersion: v1\nkind: Pod\nspec: {{containers: [{{image: 'vllm/vllm-openai:v0.20.0', {probe}%s}}]}}\n"
+    hook = ", lifecycle: {postStart: {exec: {command: [sh, -c, wait]}}}"
+    assert "start-too-short" in rules(("a.yaml", pod % ""))
+    assert "start-too-short" not in rules(("a.yaml", pod % hook))
 
 
 def test_templates_and_files_of_other_tools_are_found_in_a_folder(tmp_path):

@@ -155,6 +155,7 @@ def test_merge_keys_are_resolved_and_own_keys_come_first():
     assert sorted({(finding.rule, finding.place.line) for finding in findings}) == [
         ("env-unknown", 4),
         ("flag-removed", 17),
+        ("image-moving", 6),
         ("shm-missing", 13),
     ]
 
@@ -208,7 +209,7 @@ def test_a_service_has_what_it_extends_and_its_own_settings_first(told, tmp_path
 
 def test_a_service_that_extends_itself_is_read_to_an_end(tmp_path):
     text = "services:\n  a: {extends: b, image: vllm/vllm-openai}\n  b: {extends: a, command: --model m --nope}\n"
-    assert compose_findings(tmp_path, text) == [("flag-unknown", 3)]
+    assert compose_findings(tmp_path, text) == [("image-moving", 2), ("flag-unknown", 3)]
 
 
 def test_a_service_of_another_file_gives_its_image_and_its_variables(tmp_path):

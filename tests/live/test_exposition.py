@@ -182,6 +182,19 @@ def test_no_numbers_are_left_out_and_noted_and_do_not_spread() -> None:
     assert len(sample.notes) == 2
 
 
+@pytest.mark.parametrize(("use", "waiting"), [("1e300", "-Inf"), ("-0.1", "-1"), ("42", "1e308")])
+def test_numbers_that_no_server_can_have_are_unknown(use: str, waiting: str) -> None:
+    sample = read(
+        f'vllm:kv_cache_usage_perc{{model_name="m"}} {use}\n'
+        f'vllm:num_requests_waiting{{model_name="m"}} {waiting}\n'
+        'vllm:num_requests_running{model_name="m"} 2\n'
+        'vllm:cache_config_info{block_size="0",num_gpu_blocks="-5"} 1\n'
+    )
+    (engine,) = sample.engines
+    assert (sample.kv_use, sample.waiting, sample.running) == (None, None, 2)
+    assert (engine.num_blocks, engine.block_size) == (None, None)
+
+
 def test_a_line_cut_in_half_is_not_believed() -> None:
     sample = read('vllm:num_requests_running{model_name="m"} 2\nvllm:generation_tokens_total{model_name="m"} 12')
     assert sample.total("generation_tokens") is None
@@ -221,13 +234,13 @@ def escaped(text: str) -> str:
     LABEL_TEXT,
     LABEL_TEXT,
     st.dictionaries(
-        st.sampled_from(["running", "waiting", "kv_use", "generation_tokens", "preemptions"]),
-        st.floats(min_value=0, max_value=1e12),
-        min_size=1,
+        st.sampled_from(["running", "waiting", "generation_tokens", "preemptions"]), st.floats(0, 1e12), min_size=1
     ),
+    st.dictionaries(st.just("kv_use"), st.floats(0, 1)),
     st.booleans(),
 )
-def test_any_labels_and_values_are_read_as_prometheus_client_reads_them(model, engine, values, stamped) -> None:  # type: ignore[no-untyped-def]
+def test_any_labels_and_values_are_read_as_prometheus_client_reads_them(model, engine, counts, use, stamped) -> None:  # type: ignore[no-untyped-def]
+    values = counts | use
     labels = f'{{model_name="{escaped(model)}",engine="{escaped(engine)}"}}'
     stamp = " 1700000000000" if stamped else ""
     text = "".join(f"{metrics.names_of(role)[0]}{labels} {value!r}{stamp}\n" for role, value in values.items())

@@ -118,7 +118,43 @@ def test_a_damage_that_only_a_read_finds_is_set_aside(patient, tmp_path):
     (tmp_path / "j.db").write_bytes(raw)
     with pytest.raises(JournalUnavailable, match="damaged"):
         patient.call(lambda journal: journal.actions())
-    assert patient.set_aside is not None
+    assert "damaged" in patient.replaced
     assert patient.call(lambda journal: journal.incidents()) == ()
     with Journal.open(tmp_path / "j.db") as journal:
         assert journal._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda path: path.unlink(), "removed"),
+        (lambda path: path.rename(path.with_name("elsewhere")), "removed"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (lambda path: path.write_bytes(b"\xff" * 8192), "damaged"),
+    ],
+)
+def test_harm_to_the_file_under_a_live_journal_is_noticed_and_later_writes_are_kept(patient, tmp_path, harm, said):
+    patient.write(opened("before"))
+    harm(tmp_path / "j.db")
+    assert patient.add_samples([]) and said in patient.replaced
+    assert patient.write(opened("after"))
+    with Journal.open(tmp_path / "j.db") as journal:
+        assert [entry.title for entry in journal.incidents()] == ["after"]
+    assert len(list(tmp_path.glob("j.db.damaged-*T??????"))) == (said == "damaged")
+
+
+def test_a_journal_that_nobody_harmed_stays_the_same_file(patient, tmp_path):
+    for number in range(5):
+        patient.write(opened(f"number {number}"))
+        with Journal.open(tmp_path / "j.db") as other:
+            other.maintain()
+    assert patient.replaced is None
+    assert len(patient.open_journal().incidents()) == 5
+
+
+def test_a_truncated_journal_is_not_said_to_be_locked_by_a_backup(tmp_path):
+    with Journal.open(tmp_path / "j.db") as journal:
+        journal.open_incident("a", "stuck", "before", {})
+        (tmp_path / "j.db").write_bytes(b"")
+        with pytest.raises(JournalUnavailable, match="truncated"):
+            Journal.open(tmp_path / "j.db", busy_s=0.01)

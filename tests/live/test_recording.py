@@ -164,7 +164,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), m
         EngineSample,
         TEXTS,
         TEXTS,
-        kv_use=NUMBERS,
+        kv_use=st.none() | st.floats(0, 1),
         running=st.floats(0, 100),
         waiting=NUMBERS,
         preemptions=NUMBERS,

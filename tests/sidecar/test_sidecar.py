@@ -14,16 +14,18 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from forked import Forked, take_streams
 from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
 
+from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
 from legroom.sidecar import sidecar as sidecar_module
+from legroom.sidecar.notifier import message_of
 from legroom.sidecar.sidecar import Sidecar, run_sidecar
 from legroom.sidecar.watch_config import read_config
 
@@ -173,7 +175,9 @@ def test_stopped_while_it_drains_it_ends_the_drain(place):
         assert [action.state for action in journal.actions()] == ["undone"]
 
 
-def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
+@contextmanager
+def webhook(port=0):
+    """Its port, and what it hears."""
     heard = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -185,19 +189,56 @@ def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
         def log_message(self, *_):
             pass
 
-    hook = HTTPServer(("127.0.0.1", 0), Hook)
+    hook = HTTPServer(("127.0.0.1", port), Hook)
     threading.Thread(target=hook.serve_forever, args=(0.01,), daemon=True).start()
-    hooks = f'[[notify]]\nurl = "http://127.0.0.1:1/dead"\n[[notify]]\nurl = "http://127.0.0.1:{hook.server_port}"'
-    place.sidecar(act=["restart"], server=hooks)
-    (place.folder / "stuck").touch()
-    wait_for(lambda: any(message["closed_s"] for message in heard))
-    hook.shutdown()
-    hook.server_close()
+    try:
+        yield hook.server_port, heard
+    finally:
+        hook.shutdown()
+        hook.server_close()
+
+
+def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
+    with webhook() as (port, heard):
+        hooks = f'[[notify]]\nurl = "http://127.0.0.1:1/dead"\n[[notify]]\nurl = "http://127.0.0.1:{port}"'
+        place.sidecar(act=["restart"], server=hooks)
+        (place.folder / "stuck").touch()
+        wait_for(lambda: any(message["closed_s"] for message in heard))
     assert heard[0]["kind"] == "stuck_engine"
     (closed, *_) = (message for message in heard if message["closed_s"])
     with place.journal() as journal:
         assert journal.incident(closed["incident"]).kind == closed["kind"]
     assert any("was restarted" in message["text"] for message in heard)
+
+
+def test_what_a_killed_sidecar_could_not_deliver_is_sent_by_the_next_one_and_only_once(place):
+    port, heard_each = free_port(), []
+    sidecar = place.sidecar(act=["notify"], server=f'[[notify]]\nurl = "http://127.0.0.1:{port}"')
+    (place.folder / "stuck").touch()
+    with place.journal() as journal:
+        wait_for(journal.incidents)
+        for _ in range(2):
+            os.kill(sidecar.pid, signal.SIGKILL)
+            sidecar.wait()
+            with webhook(port) as (port, heard):
+                sidecar = place.another()
+                wait_for(lambda: any("told" in note.detail for note in journal.incident(1).notes))
+                wait_for(lambda: json.loads(place.get("/healthz"))["servers"])
+            heard_each.append([message["kind"] for message in heard])
+    assert heard_each == [["stuck_engine"], []]
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+def test_harm_to_the_journal_of_a_live_sidecar_is_told_and_its_open_incident_is_written_again(place, harm):
+    place.sidecar(act=["notify"])
+    (place.folder / "stuck").touch()
+    wait_for(lambda: json.loads(place.get("/incidents"))["incidents"])
+    harm(place.folder / "journal.db")
+    wait_for(lambda: json.loads(place.get("/healthz"))["journal_replaced"])
+    wait_for(lambda: "begun anew" in place.said())
+    wait_for(lambda: json.loads(place.get("/incidents"))["incidents"])
+    with place.journal() as journal:
+        assert [incident.kind for incident in journal.incidents()] == ["stuck_engine"]
 
 
 def test_killed_in_the_middle_of_a_restart_the_next_one_ends_it(place):
@@ -295,6 +336,23 @@ def test_silence_before_run_began_a_start_does_not_count_when_run_is_gone(tmp_pa
 
     samples, opened = asyncio.run(scenario())
     assert opened == [0] * (2 * samples - 1) + [1]
+
+
+def test_a_page_about_a_server_that_run_is_starting_says_so_in_its_title(tmp_path, monkeypatch):
+    async def scenario():
+        sidecar = Sidecar(read_config(write_config(tmp_path, free_port(), free_port())), print)
+        (server,) = sidecar._servers
+        stopped = DetectorFinding("stuck_engine", server, "critical", "The engine is stopped", "", 0.0, 0.0)
+        (incident,) = sidecar._keeper.update(server, "llama", [stopped]).opened
+        titles = []
+        for under_way in ("`legroom run` is starting the server", None):
+            monkeypatch.setattr(sidecar_module, "run_under_way", lambda _, said=under_way: said)
+            sidecar.take(ScrapeFailure(1e9, server, "refused", "nothing listens there"))
+            titles.append(message_of(incident)["title"])
+        return titles
+
+    starting, stopped = asyncio.run(scenario())
+    assert "is starting the server" in starting and stopped == "The engine is stopped"
 
 
 def test_a_second_sidecar_with_the_same_journal_is_refused(place):

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from legroom.actions.platform import ActionFailed
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal_records import Incident, Note
 from legroom.live.remedies import ProposedRemedy
@@ -66,17 +68,62 @@ def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
     keeper.take_over(
         [replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {}
     )
-    notifier = Notifier((Webhook("http://h", "alertmanager"),), None, None)
-    notifier.repeat_open(keeper.all())
-    _, message = notifier._queues[0].get_nowait()
+    (message, *_) = asyncio.run(sent_within(0.0, keeper, [True], "alertmanager"))
     assert (message["incident"], message["text"]) == (7, "no token")
+
+
+async def sent_within(seconds, keeper, answers, style="json", notify=None):
+    """What a webhook took that takes or refuses messages as in `answers`, its last answer for all others."""
+    taken, turn = [], itertools.chain(answers, itertools.repeat(answers[-1]))
+
+    async def post(hook, message, tries=4):
+        if not next(turn):
+            raise ActionFailed("it is down")
+        taken.append(message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("legroom.sidecar.notifier.post_with_retries", post)
+        patched.setattr("legroom.sidecar.notifier.REPEAT_S", 0.02)
+        notifier = Notifier((Webhook("http://h", style),), SidecarMetrics(), lambda text: None)
+        if notify is not None:
+            notifier.notify(notify)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(notifier.run(keeper.all), seconds + 0.3)
+    return taken
+
+
+@pytest.mark.parametrize("style", ["json", "slack"])
+def test_a_webhook_that_was_down_hears_once_of_an_incident_that_is_still_open(style):
+    keeper = IncidentKeeper()
+    (incident,) = keeper.update("a", "g", [finding()]).opened
+    incident.number = 7
+    taken = asyncio.run(sent_within(0.3, keeper, [False, False, False, True], style, incident))
+    assert [message["incident"] for message in taken] == [7]
+
+
+def test_a_closed_incident_that_a_webhook_did_not_take_is_not_repeated():
+    keeper = IncidentKeeper()
+    (incident,) = keeper.update("a", "g", [finding()]).opened
+    incident.number = 7
+    keeper.update("a", "g", [])
+    assert asyncio.run(sent_within(0.1, keeper, [False, True], notify=incident)) == []
+
+
+@pytest.mark.parametrize(("severity", "messages"), [(None, 1), ("warning", 1), ("critical", 0)])
+def test_a_restarted_sidecar_sends_what_the_journal_does_not_know_as_delivered(severity, messages):
+    told = {Webhook("http://h").key: severity} if severity else {}
+    noted = Note(0.0, "h was told", {"told": told})
+    left = replace(left_open(), detail={"by": "sidecar", "severity": "critical"}, notes=(noted,))
+    keeper = IncidentKeeper()
+    keeper.take_over([left], {"a": "g"}, {})
+    assert len(asyncio.run(sent_within(0.1, keeper, [True]))) == messages
 
 
 def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch):
     async def ends() -> list[str]:
         begun, goes_on, taken = asyncio.Event(), asyncio.Event(), []
 
-        async def slowly(hook, message):
+        async def slowly(hook, message, tries):
             begun.set()
             await goes_on.wait()
             taken.append(message["kind"])

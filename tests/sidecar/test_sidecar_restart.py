@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from stand_in_world import Killed, World
 
-from legroom.actions.platform import ActionFailed, FlagChange, Override, keep_override, kept_override
+from legroom.actions.platform import ActionFailed, FlagChange, Override, State, keep_override, kept_override
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.endpoint import endpoint
 from legroom.sidecar.action_policy import ActionLimits
@@ -79,6 +79,24 @@ def test_a_server_that_does_not_come_back_is_a_failure(journal, tmp_path):
     outcome = run(world, journal, tmp_path)
     assert (outcome.state, journal.action(outcome.action_id).state) == ("failed", "failed")
     assert "within 0.5 s" in outcome.text
+
+
+@pytest.mark.parametrize(("guard", "may_refuse"), [("http://a", False), ("http://proxy", True)])
+def test_a_server_that_is_still_starting_at_the_deadline_is_said_to_be(journal, tmp_path, guard, may_refuse):
+    class Starting(World):
+        url = guard
+
+        async def state(self):
+            return State(f"start {self.starts}", self.up, underway=not self.up)
+
+        async def end(self):
+            raise ActionFailed("the guard cannot be reached")
+
+    world = Starting()
+    world.comes_back = False
+    outcome = run(world, journal, tmp_path)
+    assert "the world is still starting it" in outcome.text
+    assert ("cannot be reached" in outcome.text) == may_refuse
 
 
 def test_a_change_of_flags_keeps_the_old_ones_for_undo(journal, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import is_loopback
 from legroom.verify.load_run import KvPool, Load, LoadRequest, LoadRun, LoadSample, read_load
+from legroom.verify.openai_client import ServedModel, ServerClient
 from legroom.verify.verification_checks import PlannedPool, kv_use_check, planned_pool
 from legroom.verify.verification_run import VerificationRequest, verify
 
@@ -260,6 +262,18 @@ def test_a_full_context_that_the_guard_does_not_let_in_is_not_judged():
     assert checks["full context"] is None
     assert "(prompt_too_long)" in texts(verification)["full context"]
     assert checks["load"] is True
+
+
+@pytest.mark.parametrize("length", [float("inf"), 10**400, -5, "many", None])
+def test_a_context_that_is_no_length_is_unknown(length):
+    models = {"data": [{"id": "tiny", "max_model_len": length}]}
+
+    async def served(address):
+        async with ServerClient(address) as client:
+            return await client.served()
+
+    with serving(Answering({"/v1/models": (200, models)})) as address:
+        assert asyncio.run(served(address)) == ServedModel("tiny", None)
 
 
 BARE = {"/v1/models": (200, {"data": [{"id": "tiny"}]}), "/metrics": (404, {})}

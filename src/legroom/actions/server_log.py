@@ -35,16 +35,13 @@ class ServerLog:
         """Bytes that were dropped because the buffer was full."""
         self._copy: int | None = None
         self._shorten_at = 0
+        self.problem = False
+        """Whether lines were left in the buffer by the last write, as on a full disk; read without the lock."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_APPEND, 0o600)
         except OSError:
             self._file = None
-
-    @property
-    def problem(self) -> bool:
-        """Whether lines are buffered because the disk is full."""
-        return bool(self._unwritten)
 
     def write(self, lines: bytes) -> None:
         """Appends whole lines to the log file; where the disk fails they are kept, the oldest dropped first."""
@@ -57,6 +54,7 @@ class ServerLog:
                 if over > 0:
                     cut = self._unwritten.find(b"\n", over) + 1 or over
                     self._unwritten, self._dropped = self._unwritten[cut:], self._dropped + cut
+            self.problem = bool(self._unwritten)
 
     def started(self) -> None:
         """Marks the end of the start-up, whose lines are never dropped."""
@@ -90,7 +88,7 @@ class ServerLog:
         """Free the lines buffered in memory and the in-memory copy of the log."""
         with self._lock:
             self._close_copy()
-            self._unwritten = b""
+            self._unwritten, self.problem = b"", False
 
     def _close_copy(self) -> None:
         if self._copy is not None:

@@ -42,7 +42,7 @@ FORMATS = {
 """Format -> its module, imported when it is chosen. It has `NAME`, `HELP` and `files(request)`, and optionally
 `add_options(parser)`, `NEEDS_PLAN = True` and `TAKES_ANY = True` (`--vllm any` is accepted and the default)."""
 _ON_THE_HOST = ("systemd", "script", "env")
-_ONE_MACHINE = (*_ON_THE_HOST, "docker", "compose")
+_ONE_MACHINE = (*_ON_THE_HOST, "docker", "compose", "helm-values")
 
 USAGE = "legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]"
 DESCRIPTION = """\
@@ -117,9 +117,17 @@ def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
         named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
         print_json({"format": args.module.NAME, "files": named})
     elif not is_written:
-        sys.stdout.write(
-            files[0].text if len(files) == 1 else "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
-        )
+        sys.stdout.write(files[0].text if len(files) == 1 else _stream_text(files))
+
+
+def _stream_text(files: Sequence[ExportedFile]) -> str:
+    """The files as one stream: each after its name, YAML as documents of their own, those `beside` as comments."""
+    stream = ""
+    for file in files:
+        text = "".join(f"# {line}" for line in file.text.splitlines(keepends=True)) if file.beside else file.text
+        between = "---\n" if stream and file.path.endswith((".yaml", ".yml")) and not file.beside else ""
+        stream += f"{between}# ==> {file.path} <==\n{text}\n"
+    return stream
 
 
 def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> None:

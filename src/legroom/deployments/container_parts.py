@@ -29,10 +29,6 @@ class Probe:
     """What it asks for by HTTP, where an answer of 404 fails it."""
     sends_key: bool = False
     """Whether it sends a header, which may be the server's key."""
-    delay_s: float = 0.0
-    """The time before it asks for the first time."""
-    is_tcp: bool = False
-    """Whether it only opens a connection."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ def kind_of(path: str, text: str) -> Kind:
         return _BY_SUFFIX[name.suffix.lower()]
     if re.search(r"(^|[._-])env$|^\.env", name.name):
         return "env"
+    if "compose" in name.name:
+        return "yaml"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
     if is_makefile(path):

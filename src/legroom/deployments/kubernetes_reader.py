@@ -339,8 +339,6 @@ def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
             port=(found.port or ports.get(port, port)) if is_alone else "",
             path=path,
             sends_key=found.sends_key or bool(probe.list("httpGet", "httpHeaders")),
-            delay_s=float_at(probe, "initialDelaySeconds", 0.0),
-            is_tcp=probe.get("tcpSocket") is not None,
         )
 
 

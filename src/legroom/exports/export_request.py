@@ -22,6 +22,8 @@ class ExportedFile:
     """Relative to the folder that the user names, with `/` between its parts."""
     text: str
     executable: bool = False
+    beside: bool = False
+    """Read by another program than the main file (a Dockerfile): a comment on stdout, so that the rest can be piped."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (
         ExportedFile("gate.yaml", yaml_text(*documents, head=head)),
         ExportedFile("webhook.yaml", webhook),
-        ExportedFile("Dockerfile", _DOCKERFILE),
+        ExportedFile("Dockerfile", _DOCKERFILE, beside=True),
     )
 
 

@@ -147,11 +147,13 @@ def _toml_value(value: Any) -> str:
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file; LegroomError where it is empty or none."""
-    text = read_text(path, "see legroom guard --print-policy", MIB)
-    if not text.strip():  # what a full disk leaves of a file that is being written
-        raise LegroomError(f"{path} is empty, so it is not a policy", "for the default limits write a comment into it")
-    return parse_policy(text, str(path))
+    """The policy in a file; LegroomError where it sets nothing or is none."""
+    hint = "see legroom guard --print-policy"
+    text = read_text(path, hint, MIB)
+    policy = parse_policy(text, str(path))
+    if not any(parse_toml(text, str(path), hint).values()):  # what a full disk leaves of a file that is being written
+        raise LegroomError(f"{path} is empty or sets nothing, so it is not a policy", hint)
+    return policy
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from legroom.deployments.file_kinds import Kind
 from legroom.deployments.file_reader import document_kind, read_file
@@ -22,6 +23,8 @@ from legroom.lint.expressions import (
     rule_expressions,
 )
 from legroom.lint.lint_report import Skipped
+from legroom.lint.names_in_text import mistaken_names
+from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
 """Marks of rules, a dashboard or a unit in a part that cannot be parsed."""
@@ -36,6 +39,8 @@ _NOTHING = {
 _VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
 """A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
+_LONGEST_TEXT = 2**18
+"""Longer files are data, and their lines are not judged one by one."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
@@ -83,6 +88,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
     kind: Kind | None = None
     nothing, is_empty, is_monitoring = "", True, False
     read_lines: set[int] = set()
+    flags: set[str] = set()
     for part in read_file(path, text, release):
         unread = part.unread
         try:
@@ -92,6 +98,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         if part.is_whole:
             kind, nothing = part.kind, linted.nothing if linted else ""
             is_monitoring = linted is not None and linted.is_monitoring
+        flags |= {plain_name(word.text) for server in part.servers for word in server.words}
         read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
@@ -104,7 +111,9 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         unclaimed = _unclaimed_flags(path, text, read_lines)
         is_empty = is_empty and unclaimed is None
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
-    lines = tuple(_doubtful_lines(path, text, kind, around)) if _ABOUT_VLLM.search(f"{path} {text}") else ()
+    is_judged = kind not in (None, "document") and not is_monitoring and len(text) < _LONGEST_TEXT
+    is_judged = is_judged and _ABOUT_VLLM.search(f"{path} {text}") is not None
+    lines = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
     is_empty = is_empty and not lines
     yield LintedPart(lines)
     nothing = nothing or _NOTHING.get(kind or "", "")
@@ -125,16 +134,33 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
     return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
 
 
-def _doubtful_lines(path: str, text: str, kind: Kind | None, around: str) -> Iterator[DoubtfulLine]:
-    """The first line of each kind of `line_mistakes.json` in a file; `lacks` and `needs` are about all files."""
-    told = without_comments(text)
-    for row in read_data("line_mistakes.json")["rows"] if kind not in (None, "document") else ():
-        if kind not in row["kinds"] or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
+def _doubtful_lines(
+    path: str, text: str, kind: Kind | None, around: str, judged: frozenset[str]
+) -> Iterator[DoubtfulLine]:
+    """Mistakes of single lines, each said once a file."""
+    told, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
+    for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(text, told, kind, around)):
+        place = source.place(offset)
+        if not said & {(place.line, row["rule"]), (0, row["message"])}:
+            said |= {(place.line, row["rule"]), (0, row["message"])}
+            yield DoubtfulLine(place, row)
+
+
+def _lines_in_data(text: str, told: str, kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """The first line of each row of `line_mistakes.json`; `lacks` and `needs` are about all files."""
+    for row in read_data("line_mistakes.json")["rows"]:
+        read = text if "comments" in row else told
+        found = re.search(row["pattern"], read, re.MULTILINE) if kind in row["kinds"] else None
+        if found is None or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
-        found = re.search(row["pattern"], text if "comments" in row else told, re.MULTILINE)
-        is_met = found is not None and re.search(row.get("about", ""), told) and re.search(row.get("needs", ""), around)
-        if found is not None and is_met and not ("lacks" in row and re.search(row["lacks"], around, re.MULTILINE)):
-            yield DoubtfulLine(Text(path, text).place(found.start("at")), row)
+        is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)
+        if is_met and not ("lacks" in row and _is_in(row["lacks"], around)):
+            yield found.start("at"), row
+
+
+@lru_cache(maxsize=256)
+def _is_in(searched: str, text: str) -> bool:
+    return re.search(searched, text, re.MULTILINE) is not None
 
 
 def without_comments(text: str) -> str:

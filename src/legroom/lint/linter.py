@@ -46,6 +46,10 @@ _API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
 _OF_TEMPLATE = re.compile(r"(^|/)templates/|(^|/)[\w.-]*values[\w.-]*\.ya?ml$|\.(j2|tpl|tmpl|template)$")
 _LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "model-gated", "host-memory"})
 """What whoever installs a chart sets: its defaults need not start a server."""
+_ONCE_A_FILE = frozenset(
+    {"api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
+    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated"}
+)
 _ALL_RULES = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
 _OWN_DASHBOARD = "written by legroom export grafana"
@@ -162,7 +166,9 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     not_read, skipped = list(unread), []
     contexts = {path: _context_of(text, options) for path, text in texts}
     parts: list[tuple[str, LintedPart]] = []
-    around = "\n".join(without_comments(text) for path, text in texts if kind_of(path, text) != "document")
+    around = "\n".join(
+        without_comments(text) for path, text in texts if kind_of(path, text) not in ("document", "json")
+    )
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
@@ -184,6 +190,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
     uses_ray = any(_RAY.search(text) for _, text in texts)
+    manifests = tuple(each for _, part in parts for each in part.subjects if isinstance(each, Node))
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
@@ -202,22 +209,19 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             uses_ray=uses_ray,
             platform_signs=signs,
             names_api_key=path in with_key,
+            manifests=manifests,
         )
         is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
-        said = {(each.place.path, each.rule) for each in (*distinct, *silenced)} if is_of_lines else set()
+        said = {spot for each in (*distinct, *silenced) for spot in _spots(each)} if is_of_lines else set()
         for finding in _check_part(part, context, options.only):
-            if not isinstance(finding, Unread) and (path, finding.rule) in said:
-                continue  # a rule that read the server says it already
             if isinstance(finding, Unread):
                 not_read.append(finding)
+            elif not said.isdisjoint(_spots(finding)):
+                continue  # a rule that read the server says it already
             elif finding.rule in options.ignore or comments[path].silences(finding):
                 silenced[finding] = None
-            elif finding.rule in _LEFT_TO_USER and _OF_TEMPLATE.search(finding.place.path):
-                distinct[replace(finding, severity="note")] = None
-            elif finding.severity == "error" and path in examples:  # it may show a mistake on purpose
-                distinct[replace(finding, severity="warning")] = None
             else:
-                distinct[finding] = None
+                distinct[_settled(finding, path in examples)] = None
     named = {
         path: each.named_release for path, part in parts for each in part.subjects if isinstance(each, StartedServer)
     }
@@ -228,6 +232,20 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     files = tuple(path for path, _ in texts)
     unread = tuple(dict.fromkeys(not_read))
     return LintReport(release.version, files, tuple(findings), unread, tuple(skipped), len(silenced))
+
+
+def _settled(finding: LintFinding, is_example: bool) -> LintFinding:
+    """The finding with the severity that its file allows: an example may show a mistake on purpose."""
+    if finding.rule in _LEFT_TO_USER and _OF_TEMPLATE.search(finding.place.path):
+        return replace(finding, severity="note")
+    return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding
+
+
+def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int]]:
+    """The rule with the line, and with the whole file where a second line of it would say the same."""
+    yield finding.place.path, finding.rule, finding.place.line
+    if finding.rule in _ONCE_A_FILE:
+        yield finding.place.path, finding.rule, 0
 
 
 def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list[LintFinding]:

@@ -53,9 +53,9 @@ class LintFinding:
     """Characters of the line it is about; 0: not known."""
 
     @property
-    def sort_key(self) -> tuple[int, int, str]:
-        """Line, column and rule id, by which findings are sorted."""
-        return self.place.line, self.place.column, self.rule
+    def sort_key(self) -> tuple[int, int, int, str]:
+        """Line, severity, column and rule id, by which findings are sorted."""
+        return self.place.line, SEVERITIES.index(self.severity), self.place.column, self.rule
 
 
 Findings = Iterator[LintFinding]
@@ -89,6 +89,8 @@ class Context:
     """The servers that the same part of the file starts."""
     documents: tuple[Node, ...] = ()
     """The manifests of the same part."""
+    manifests: tuple[Node, ...] = ()
+    """The manifests of all linted files."""
     names_api_key: bool = False
     """Whether the file names a key of the API anywhere."""
 

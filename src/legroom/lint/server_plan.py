@@ -40,6 +40,13 @@ class ServerPlan:
         return min(self.plan.memory.tightest.weights.bytes, self.checkpoint_bytes)
 
     @property
+    def least_gpu_bytes(self) -> float:
+        """The weights on one GPU with the KV cache of one request of the longest length."""
+        kv = self.plan.memory.kv
+        per_request = self.plan.layout.kv_cache.bytes / kv.max_concurrency if kv.max_concurrency else 0
+        return self.held_bytes + per_request
+
+    @property
     def checkpoint_bytes(self) -> int:
         return self.plan.host.checkpoint_bytes
 

@@ -99,7 +99,7 @@ async def _query_server(target: Endpoint) -> RunningServer:
     labels = dict(_LABEL.findall(line[1])) if line else {}
     length = served.get("max_model_len")
     settings = {**dict(_cache_settings(labels)), **dict(_server_settings(info.get("vllm_config")))}
-    if isinstance(length, int):
+    if isinstance(length, int) and 0 < length < 2**53:
         settings["max_model_len"] = length
     model = str(served.get("root") or served.get("id") or "")
     tokens = _pool_tokens(labels, settings)

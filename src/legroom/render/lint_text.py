@@ -20,12 +20,20 @@ def report_text(report: LintReport, style: Style = PLAIN) -> str:
 
 def _report_lines(report: LintReport, style: Style) -> Iterator[str]:
     """Every finding with its place and suggestion, then what was not read or skipped, then the totals."""
+    places: dict[tuple[str, str, str], list[str]] = {}
     for finding in report.findings:
-        where, message = printable(str(finding.place)), printable(finding.message)
+        places.setdefault((finding.rule, finding.severity, finding.message), []).append(str(finding.place))
+    for finding in report.findings:
+        where, *others = places.pop((finding.rule, finding.severity, finding.message), ("",))
+        if not where:
+            continue  # said once, with all of its places
+        where, message = printable(where), printable(finding.message)
         word = style.paint(f"{finding.severity}:", _COLOURS[finding.severity], "bold")
         yield f"{style.paint(where, 'bold')}: {word} {message} {style.paint(f'[{finding.rule}]', 'dim')}"
         if finding.suggestion:
             yield f"    {style.paint('->', 'green')} {printable(finding.suggestion)}"
+        for other in others:
+            yield style.paint(f"    also {printable(other)}", "dim")
     for gap in report.unread:
         where, reason = printable(str(gap.place)), printable(gap.reason)
         yield f"{style.paint(where, 'bold')}: {style.paint('not read:', 'red', 'bold')} {reason}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Format = Literal["json", "alertmanager", "slack"]
 FORMATS: tuple[Format, ...] = ("json", "alertmanager", "slack")
 _TRIES = 4
+REPEAT_S = 60.0
+"""Between messages of an open incident: below Alertmanager's resolve_timeout of five minutes."""
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -39,13 +42,24 @@ class Webhook:
         """The host of the webhook's address, safe to log."""
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
+    @property
+    def key(self) -> str:
+        """What the journal calls it: its host, and a digest, because one host may have several."""
+        return f"{self.shown_host}#{hashlib.sha256(self.url.encode()).hexdigest()[:8]}"
+
+    def lacks(self, incident: OpenIncident) -> bool:
+        """Whether an open incident is to be sent: it was not delivered as severe as it is, or Alertmanager forgets."""
+        is_told = self.format != "alertmanager" and incident.told.get(self.key) == incident.severity
+        return not (is_told or incident.acknowledged)
+
 
 def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> dict[str, Any]:
     """The notification's fields about an incident as it is now; `closed_s`: the Unix time when it ended."""
     finding = incident.finding
     return {
         "incident": incident.number,
-        **{name: getattr(incident, name) for name in ("server", "group", "kind", "severity", "title")},
+        **{name: getattr(incident, name) for name in ("server", "group", "kind", "severity")},
+        "title": f"{incident.title}; {incident.meanwhile}" if incident.meanwhile else incident.title,
         "text": text or (finding.reason if finding else incident.reason),
         "opened_s": incident.opened_s,
         "closed_s": closed_s,
@@ -76,7 +90,9 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
     return [alert]
 
 
-async def post_with_retries(hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0) -> None:
+async def post_with_retries(
+    hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0, tries: int = _TRIES
+) -> None:
     """Posts with retries. Raises `ActionFailed` after the last."""
     import aiohttp
 
@@ -86,7 +102,7 @@ async def post_with_retries(hook: Webhook, message: Mapping[str, Any], first_pau
     problem = ""
     timeout = aiohttp.ClientTimeout(total=10.0)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
-        for number in range(_TRIES):
+        for number in range(tries):
             if number:
                 await asyncio.sleep(first_pause_s * 4 ** (number - 1))
             try:
@@ -126,7 +142,11 @@ class Notifier:
 
     def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, log: Callable[[str], None]) -> None:
         self._hooks, self._metrics, self._log = hooks, metrics, log
+        self.note: Callable[[OpenIncident, str, Mapping[str, Any]], None] = lambda *_: None
+        """Notes at an incident in the journal who was told."""
         self._queues: list[_Queue] = [asyncio.Queue(200) for _ in hooks]
+        self._problems: dict[str, str] = {}
+        """Webhook -> why it did not take the last message, so that an outage is logged once."""
 
     def notify(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
         """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
@@ -134,38 +154,51 @@ class Notifier:
             for queue in self._queues:
                 _put_dropping_oldest(queue, (incident, message_of(incident, text, closed_s)))
 
-    def repeat_open(self, incidents: Sequence[OpenIncident]) -> None:
-        for hook, queue in zip(self._hooks, self._queues, strict=True):
-            for incident in incidents if hook.format == "alertmanager" else ():
-                if not incident.acknowledged:
-                    _put_dropping_oldest(queue, (incident, message_of(incident)))
-
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Sends queued notifications to all webhooks, and repeats open incidents every minute, until cancelled."""
+        """Sends notifications to all webhooks until cancelled; `lasting` gives the open incidents."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
-                group.create_task(self._send_queued(hook, queue))
-            while True:
-                # Below Alertmanager's resolve_timeout of five minutes.
-                await asyncio.sleep(60.0)
-                self.repeat_open(lasting())
+                group.create_task(self._serve_webhook(hook, queue, lasting))
+            await asyncio.Event().wait()
 
-    async def _send_queued(self, hook: Webhook, queue: _Queue) -> None:
-        """Posts a webhook's notifications in order, with retries, and counts those taken and failed."""
+    async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
+        """Posts a webhook's notifications in order, and at intervals the open incidents it lacks: those of an earlier
+        process at once."""
+        clock, repeat_s = asyncio.get_running_loop().time, 0.0
         while True:
-            incident, message = await queue.get()
-            for _ in range(20):  # its number is written asynchronously
-                if incident.number is None:
-                    await asyncio.sleep(0.05)
+            if queue.empty() and clock() >= repeat_s:
+                for incident in lasting():
+                    if hook.lacks(incident) and incident in lasting():
+                        await self._post(hook, incident, message_of(incident), tries=1)
+                repeat_s = clock() + REPEAT_S
             try:
-                await post_with_retries(hook, {**message, "incident": incident.number})
-            except ActionFailed as error:
-                self._metrics.notified.labels("failed").inc()
-                self._log(error.message)
-            else:
-                self._metrics.notified.labels("taken").inc()
+                async with asyncio.timeout_at(repeat_s):
+                    incident, message = await queue.get()
+            except TimeoutError:
+                continue
+            try:
+                await self._post(hook, incident, message)
             finally:
                 queue.task_done()
+
+    async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> None:
+        """Posts a message, counts it as taken or failed, and notes at the incident who was told."""
+        for _ in range(20):  # its number is written asynchronously
+            if incident.number is None:
+                await asyncio.sleep(0.05)
+        try:
+            await post_with_retries(hook, {**message, "incident": incident.number}, tries=tries)
+        except ActionFailed as error:
+            self._metrics.notified.labels("failed").inc()
+            if self._problems.get(hook.key) != error.message:
+                self._log(f"{error.message}; an open incident is sent again every {REPEAT_S:g} s")
+            self._problems[hook.key] = error.message
+            return
+        self._metrics.notified.labels("taken").inc()
+        self._problems.pop(hook.key, None)
+        if message["closed_s"] is None and incident.told.get(hook.key) != message["severity"]:
+            incident.told[hook.key] = message["severity"]
+            self.note(incident, f"{hook.shown_host} was told", {"told": dict(incident.told)})
 
     async def drain(self, seconds: float) -> None:
         """Waits up to this long for queued messages to be sent."""
@@ -187,6 +220,7 @@ class IncidentReporter:
         self, journal: JournalThread, notifier: Notifier, metrics: SidecarMetrics, log: Callable[[str], None]
     ) -> None:
         self._journal, self._notifier, self._metrics, self._log = journal, notifier, metrics, log
+        notifier.note = self.note
 
     def report_opened(self, incident: OpenIncident) -> None:
         finding = incident.finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from legroom.actions.platform import FlagChange
@@ -50,11 +50,16 @@ class OpenIncident:
     """Whether `change` is final; no decision is made before."""
     change: FlagChange | None = None
     """Flags to restart with."""
+    meanwhile: str = ""
+    """What a `legroom run` is doing to the server."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Webhook -> the severity it was told last."""
 
     def detail(self) -> dict[str, Any]:
-        """The `detail` object that the journal stores with the incident: finding, severity and numbers."""
+        """The `detail` object that the journal stores with the incident: finding, severity, who was told."""
         finding = self.finding.to_json() if self.finding is not None else {}
-        return {"by": BY, "group": self.group, "severity": self.severity, "finding": finding}
+        told = {"told": dict(self.told)} if self.told else {}
+        return {"by": BY, "group": self.group, "severity": self.severity, "finding": finding, **told}
 
 
 @record(frozen=True)
@@ -102,6 +107,7 @@ class IncidentKeeper:
                     number=incident.id,
                     acknowledged=bool(_last_noted_detail(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
+                    told=dict(_last_noted_detail(incident, "told", {})),
                 )
         return frozenset(incident.key for incident in self._open.values())
 
@@ -140,7 +146,7 @@ class IncidentKeeper:
         return removed
 
 
-def _last_noted_detail(incident: Incident, name: str, otherwise: object) -> object:
+def _last_noted_detail(incident: Incident, name: str, otherwise: Any) -> Any:
     """A detail of the last note that has it, else of the incident."""
     noted = [note.detail[name] for note in incident.notes if name in note.detail]
     return noted[-1] if noted else incident.detail.get(name, otherwise)

@@ -62,6 +62,7 @@ class Sidecar:
         self._samples: list[Sample] = []
         self._last_scrape_s = time.monotonic()
         self._journal_problem: str | None = None
+        self._journal_replaced: str | None = None
         self._has_taken_over = False
         """False until the unfinished actions of an earlier process are read: nothing is done to a server before."""
         self._last_error = ""
@@ -174,7 +175,12 @@ class Sidecar:
             watcher = Watcher(result.server, self._config.thresholds, server.plan if server is not None else None)
             self._watchers[result.server] = watcher
         is_acted_on = self._actor.is_acting_on(result.server)
-        if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server)):
+        under_way = run_under_way(result.server) if isinstance(result, ScrapeFailure) else None
+        for incident in self._keeper.of_server(result.server):
+            if under_way is not None and incident.meanwhile != under_way:
+                self._reporter.note(incident, under_way)
+            incident.meanwhile = under_way or ""
+        if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server, under_way)):
             watcher.restart_holds()
             self._update_metrics(result, watcher, group)
             return
@@ -201,9 +207,8 @@ class Sidecar:
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
-    def _is_expected(self, server: str) -> bool:
+    def _is_expected(self, server: str, what: str | None) -> bool:
         """Whether a `legroom run` on this machine is starting the server, which explains the failed scrape."""
-        what = run_under_way(server)
         if what is not None and self._under_way.get(server) != what:
             self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what
@@ -256,10 +261,12 @@ class Sidecar:
         while True:
             await asyncio.sleep(max(self._config.interval_s, _MIN_FLUSH_INTERVAL_S))
             self._flush_samples()
-            if moved := self._journal.take_set_aside():
-                self._log(f"the journal was damaged: it is kept as {moved}, and a new one is begun")
+            replaced = self._journal.buffer.replaced
+            if replaced is not None and replaced != self._journal_replaced:
+                self._log(replaced)
                 for incident in self._keeper.all():
                     self._reporter.journal_opened(incident)
+            self._journal_replaced = replaced
             problem = self._journal.buffer.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
@@ -294,6 +301,7 @@ class Sidecar:
             "servers": len(self._watchers),
             "incidents_open": len(self._keeper.all()),
             "journal": self._journal.buffer.problem or "ok",
+            "journal_replaced": self._journal.buffer.replaced,
             "acting": sorted(self._config.act) if can_act else [],
         }
 

@@ -141,8 +141,9 @@ class ServerClient:
         try:
             model = document["data"][0]
             length = model.get("max_model_len")
-            return ServedModel(str(model["id"]), int(length) if length else None)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            is_length = isinstance(length, int | float) and 1 <= length < 2**53  # JSON has infinity as 1e400
+            return ServedModel(str(model["id"]), int(length) if is_length else None)
+        except (KeyError, IndexError, TypeError, AttributeError):
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:

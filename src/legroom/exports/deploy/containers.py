@@ -82,7 +82,7 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
     text += f"# {WRITTEN}\n"
     text += f"FROM {server.image}\n"
     text += f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
-    return ExportedFile("Dockerfile", text)
+    return ExportedFile("Dockerfile", text, beside=True)
 
 
 def with_dockerfile_before(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:

@@ -90,7 +90,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     made = containers.with_dockerfile_before(server, ExportedFile(f"{server.name}.yaml", text))
     if settings.scaler == "hpa":
         values = yaml_text(autoscaling.prometheus_adapter_values(server, settings), head=(_ADAPTER, WRITTEN))
-        made = (ExportedFile(f"{server.name}-adapter-values.yaml", values), *made)
+        made = (ExportedFile(f"{server.name}-adapter-values.yaml", values, beside=True), *made)
     return made
 
 

@@ -34,7 +34,9 @@ class AlertLevels:
     """Longer than a first start takes; a plan replaces it."""
     crash_window_s: float = DEFAULT.crash_over_s
     """The window of a restart loop. A plan makes it long enough: a server that loads for seven minutes cannot start
-    three times in fifteen."""
+    often enough in fifteen."""
+    unexplained_restarts: int = 5
+    """More than a rollout makes. Kubernetes' doubling back-off leaves time for five short starts in 15 minutes."""
     failed_ratio: float = 0.5
     """The share of failed requests above which the server itself fails."""
     failed_least_per_s: float = 1 / 60
@@ -99,7 +101,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     # Without the download of a first start, which would delay the report of an outage.
     start = StartTimes(checkpoint, disk_bytes_s, 0)
     # One start more than the counted restarts, for the time served before the first.
-    window_s = max(levels.crash_window_s, (levels.detect.crash_restarts + 1) * start.expected_s)
+    window_s = max(levels.crash_window_s, (levels.unexplained_restarts + 1) * start.expected_s)
     return replace(levels, start_limit_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
 
 

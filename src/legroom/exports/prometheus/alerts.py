@@ -23,6 +23,8 @@ _SERVER = f"{_GROUP}, instance, model_name"
 _BY_INSTANCE = record.BY_INSTANCE
 NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
+_NO_ROOM = f'legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}'
+GUARD_JOB, WATCH_JOB = "legroom-guard", "legroom-watch"
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
 _UNSEEN_KINDS = "fragmentation|gpu_neighbour|host_memory_creep|memory_burst|memory_creep|plan_drift|prefix_cache_waste"
 """Incidents of the sidecar that no rule over vLLM's metrics can detect."""
@@ -113,14 +115,22 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     # A prompt counts with its first output token (0.32): during a long prefill only the KV use changes.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
     stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
-    up, start = f'up{{job="{job}"}}', levels.time(levels.start_limit_s - levels.down_for_s)
-    # Not scraped for as long as a start takes: a first start.
-    down = f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
+    few, many = levels.detect.crash_restarts, levels.unexplained_restarts
+    # The sidecar knows which starts somebody asked for.
+    found = f'{record.RESTARTS} >= {few}\nand on (cluster, namespace) legroom_incidents_open{{kind="crash_loop"}} > 0'
+    crashes = f"{record.RESTARTS} >= {many}\nor\n{record.FAILED_STARTS} >= {few}\nor\n({found})"
+    down = _down_query(f'up{{job="{job}"}}', levels)
     return [
         AlertCondition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
-        AlertCondition("VllmCrashLoop", f"{record.RESTARTS} >= {levels.detect.crash_restarts}", 0),
+        AlertCondition("VllmCrashLoop", crashes, 0),
         AlertCondition("VllmDown", down, levels.down_for_s),
     ]
+
+
+def _down_query(up: str, levels: AlertLevels) -> str:
+    """PromQL of what no longer answers; what was not scraped for as long as a start takes is in its first start."""
+    start = levels.time(levels.start_limit_s - levels.down_for_s)
+    return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
 
 
 def _traffic_alert(levels: AlertLevels) -> AlertCondition:
@@ -203,24 +213,43 @@ def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
     """The alerts on metrics of guard, sidecar and workers; always written, as a missing metric never fires."""
     detect, guard_for_s = levels.detect, levels.guard_for_s
     window, hour = levels.time(guard_for_s), levels.time(3600)
-    upstream = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}[{window}]))'
+    refused = f"sum {_BY_INSTANCE} (increase({_NO_ROOM}[{window}])) >= {detect.queue_least:g}"
+    turned_away = f"{turned_away_share(window)} >= {detect.refused_ratio:g}\nand\n{refused}"
     broken = f"sum {_BY_INSTANCE} (increase(legroom_guard_policy_reload_errors_total[{hour}]))"
     incidents = f'sum by ({_GROUP}, instance, kind) (legroom_incidents_open{{kind=~"{_UNSEEN_KINDS}"}})'
     alerts = {
-        "LegroomGuardTurnsAway": (f"{turned_away_share(window)} >= {levels.detect.refused_ratio:g}", guard_for_s),
-        "LegroomGuardUpstreamDown": (f"{upstream} > 0", detect.alert_unreachable_for_s),
+        "LegroomGuardTurnsAway": (turned_away, guard_for_s),
+        "LegroomGuardUpstreamDown": (_upstream_query(levels), levels.down_for_s),
         "LegroomGuardFailsOpen": (f"max {_BY_INSTANCE} (legroom_guard_fail_open) == 1", guard_for_s),
         "LegroomGuardDraining": (f"max {_BY_INSTANCE} (legroom_guard_draining) == 1", levels.drain_for_s),
         "LegroomGuardPolicyBroken": (f"{broken} > 0", 0),
         "LegroomIncident": (f"{incidents} > 0", detect.alert_unreachable_for_s),
         "LegroomJournalNotWritable": (f"max {_BY_INSTANCE} (legroom_journal_writable) == 0", guard_for_s),
+        "LegroomWatchDown": (f'up{{job="{WATCH_JOB}"}} == 0', guard_for_s),
     }
     return (*_memory_alerts(levels), *(AlertCondition(name, expr, for_s) for name, (expr, for_s) in alerts.items()))
 
 
+def _upstream_query(levels: AlertLevels) -> str:
+    """PromQL of guards that do not answer or whose server is down or, now and before, fails most requests."""
+
+    def failing(window: str) -> str:
+        failed = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}{window}))'
+        # A request that fails in the server was admitted before.
+        share = f"{failed} >= {levels.failed_ratio:g} * sum {_BY_INSTANCE} (rate(legroom_guard_admitted_total{window}))"
+        return f"{share}\nand\n{failed} >= {levels.failed_least_per_s:.4g}"
+
+    window = f"[{levels.time(levels.rate_window_s)}]"
+    # By then the failures of a short restart have left the window.
+    before = f"{window} offset {levels.time(levels.guard_for_s - levels.down_for_s)}"
+    down = _down_query("legroom_guard_upstream_up", levels)
+    requests = f"({failing(window)}\nand\n{failing(before)})"
+    return f'max {_BY_INSTANCE} (\n{requests}\nor\n({down})\nor\nup{{job="{GUARD_JOB}"}} == 0\n)'
+
+
 def turned_away_share(window: str, keep: str = _BY_INSTANCE) -> str:
     """PromQL of the share of requests that the guard refused for lack of KV cache; `keep`: the `by` clause."""
-    refused = f'sum {keep} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}[{window}]))'
+    refused = f"sum {keep} (rate({_NO_ROOM}[{window}]))"
     admitted = f"sum {keep} (rate(legroom_guard_admitted_total[{window}]))"
     return f"{refused} / ({refused} + {admitted} > 0)"
 
@@ -267,6 +296,7 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
         "queue_wait": f"{detect.queue_wait_s:g} s",
         "stuck_for": duration(levels.rate_window_s + detect.alert_stuck_for_s),
         "restarts": str(detect.crash_restarts),
+        "unexplained_restarts": str(levels.unexplained_restarts),
         "restart_window": duration(levels.crash_window_s),
         "down_for": duration(levels.down_for_s),
         "start_limit": duration(levels.start_limit_s),
@@ -325,14 +355,11 @@ def _lookup_template(name: str, shown: str = "humanize") -> str:
 
 def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
     """The latency limit in words: the target, or the floor and a multiple of the day before."""
+    limit_s = floor_s if target_s is None else target_s
+    limit = f"{limit_s * 1000:g} ms" if limit_s < 1 else f"{limit_s:g} s"
     if target_s is not None:
-        return f"the target is {_seconds_text(target_s)}"
-    return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds_text(floor_s)}"
-
-
-def _seconds_text(seconds: float) -> str:
-    """The time as text: in ms below one second, else in s."""
-    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+        return f"the target is {limit}"
+    return f"more than {levels.latency_factor:g} times its own day before, and more than {limit}"
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:

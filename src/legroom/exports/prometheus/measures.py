@@ -175,6 +175,7 @@ PREFIX_HITS = "engine:legroom_vllm_prefix_hit:ratio"
 RECOMPUTED = "engine:legroom_vllm_recomputed:ratio"
 SERVER_ERRORS = "instance:legroom_vllm_server_errors:rate"
 RESTARTS = "instance:legroom_vllm_restarts:count"
+FAILED_STARTS = "instance:legroom_vllm_failed_starts:count"
 MODEL_RUNNING = "model:legroom_vllm_running:sum"
 _MODEL = "cluster, namespace, job, model_name"
 _MODEL_LEVEL = {
@@ -217,11 +218,15 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
         records[observation_series(role)] = measures.observed(role, over)
     # Changed process start times, else resets of the prompt counter, else pods that were recreated.
     crash_window = levels.time(levels.crash_window_s)
+    started = f'process_start_time_seconds{{job="{job}"}}[{crash_window}]'
+    seen = f'max_over_time(up{{job="{job}", pod!=""}}[{crash_window}])'
     records[RESTARTS] = first_with_value(
-        f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{crash_window}]))',
+        # A start time that goes back is that of another server behind the same address.
+        f"max {BY_INSTANCE} (changes({started}) * (resets({started}) == bool 0))",
         Measures(measures.release, measures.selector, BY_INSTANCE).resets("prompt_tokens", crash_window),
-        _replaced_pods_query(crash_window, job),
+        _replaced_pods_query(seen),
     )
+    records[FAILED_STARTS] = _replaced_pods_query(f"{seen} == 0")
     # vLLM counts HTTP 5xx even when its engine is dead.
     records[SERVER_ERRORS] = f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'
     return records | _MODEL_LEVEL
@@ -246,11 +251,9 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
     return records
 
 
-def _replaced_pods_query(window: str, job: str) -> str:
-    """PromQL of how often a pod was recreated under its name with a new address, as LeaderWorkerSets do."""
-    by_pod = "by (cluster, namespace, job, pod)"
-    seen = f'count_over_time(up{{job="{job}", pod!=""}}[{window}])'
+def _replaced_pods_query(seen: str) -> str:
+    """PromQL of how often a pod `seen` was recreated under its name with a new address, as LeaderWorkerSets do."""
     host = f'label_replace({seen}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'
     addresses = f"count by (cluster, namespace, job, pod, host) ({host})"
-    again = f"(count {by_pod} ({addresses}) > 1) - 1"
+    again = f"(count by (cluster, namespace, job, pod) ({addresses}) > 1) - 1"
     return f'max {BY_INSTANCE} (label_replace({again}, "instance", "$1", "pod", "(.+)"))'

@@ -25,7 +25,6 @@ CONFIG_FILE = "prometheus.yml"
 OPERATOR_FILE = "legroom-vllm-monitoring.yaml"
 _EVALUATION_S = 30
 _SCRAPE_S = 15
-_WATCH_JOB = "legroom-watch"
 _TARGET = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _MATCHERS = re.compile(
     r'[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:, ?[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*")*'
@@ -117,9 +116,9 @@ def _prometheus_config(job: str, request: ExportRequest, levels: AlertLevels) ->
     if guards := _checked_targets(options.get("guard"), "--guard"):
         # A guard's page repeats the server's series, which would count as another server.
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
-        scrapes.append({**_scrape_config("legroom-guard", guards), "metric_relabel_configs": [only_own]})
+        scrapes.append({**_scrape_config(alerts.GUARD_JOB, guards), "metric_relabel_configs": [only_own]})
     if watchers := _checked_targets(options.get("watch"), "--watch"):
-        scrapes.append(_scrape_config(_WATCH_JOB, watchers))
+        scrapes.append(_scrape_config(alerts.WATCH_JOB, watchers))
     return {
         "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
         "rule_files": [RULES_FILE],
@@ -178,7 +177,7 @@ def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: Ex
     scraped = [endpoint]
     if kind == "PodMonitor":
         # The sidecar has its own job, because it has none of vLLM's series.
-        own_job = [{"targetLabel": "job", "replacement": _WATCH_JOB}]
+        own_job = [{"targetLabel": "job", "replacement": alerts.WATCH_JOB}]
         sidecar = {"port": WATCH_PORT_NAME, "path": "/metrics", "interval": f"{_SCRAPE_S}s", "relabelings": own_job}
         scraped.append(sidecar)
     spec = {"jobLabel": _JOB_LABEL, "selector": {"matchLabels": {_JOB_LABEL: job}}, endpoints: scraped}

@@ -11,7 +11,6 @@ from legroom.deployments.container_images import is_published_by_vllm, is_server
 from legroom.deployments.container_parts import Mount
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.yaml_nodes import Node
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
@@ -67,18 +66,6 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
         yield finding("path-missing", server.place_of(offline), message, f"mount the weights at {folder}")
 
 
-@checks(Node, "cache-lost")
-def workers_of_ray(document: Node, context: Context) -> Findings:
-    """Workers of Ray that serve with vLLM, and whose pods keep no weights."""
-    for group in document.walk() if "vllm" in document.source.text.lower() else ():
-        for container in group.list("template", "spec", "containers") if group.get("groupName") is not None else ():
-            mounts = [mount.text("mountPath") for mount in container.list("volumeMounts")]
-            if not any(_KEEPS_WEIGHTS.search(path) for path in mounts):
-                message = "no volume holds the Hub's cache: every new worker downloads the model"
-                place = document.source.place(container.offset)
-                yield finding("cache-lost", place, message, "mount a volume, and set HF_HOME to it")
-
-
 @checks(StartedServer, "model-missing")
 def model_left_out(server: StartedServer, context: Context) -> Findings:
     """A container of vLLM that is given no model, or one without its organization."""
@@ -86,7 +73,8 @@ def model_left_out(server: StartedServer, context: Context) -> Findings:
     is_passed_on = is_published_by_vllm(server.image) or (is_server_image(server.image) and len(server.words) > 2)
     is_plain = server.read_as.startswith(_WITHOUT_CONTROLLER) and is_passed_on and not server.launcher
     is_told = is_plain and bool(server.words) and not has_open_words(server, ("model",)) and server.mounts is not None
-    if not is_told or flag_word(server, "--config", "--headless", "--help") or "/" in model:
+    is_misread = server.repeated_entry is not None  # its first words are not the flags
+    if not is_told or is_misread or flag_word(server, "--config", "--headless", "--help") or "/" in model:
         return
     if not model and not server.may_have_variable("VLLM_MODEL", "MODEL", "MODEL_NAME", "MODEL_ID"):
         message = "no model is given: vLLM serves the small one that is its default"

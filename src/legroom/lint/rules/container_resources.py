@@ -115,8 +115,7 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     ):
         suggestion = _GIVE_GPUS.get(server.runs, "")
         # Where NVIDIA's runtime is the node's default the container sees every GPU.
-        found = finding("gpus-too-few", server.place, "the container gets no GPU", suggestion)
-        yield replace(found, severity="note")
+        yield replace(finding("gpus-too-few", server.place, "the container gets no GPU", suggestion), severity="note")
     word, gpus = server.env.get(_CUDA_DEVICES), server.gpus
     shown = [part.strip() for part in word.text.split(",")] if word is not None else []
     if word is not None and gpus and all(map(str.isdecimal, shown)) and max(map(int, shown)) >= gpus:

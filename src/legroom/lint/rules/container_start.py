@@ -13,8 +13,6 @@ from legroom.vllm.args import other_values
 
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _SERVED_KINDS = ("Kubernetes Deployment", "Kubernetes StatefulSet")
-_LONG_DELAY_S = 300.0
-"""Most servers with their weights at hand are up before."""
 _KEY_VARIABLE = "VLLM_API_KEY"
 _OF_IMAGE = (*_SERVED_KINDS, "Kubernetes Pod", "Kubernetes Job", "compose service", "a docker", "a podman")
 
@@ -50,7 +48,7 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
     missing = {"python": "python3"}
     if context.is_release_certain(server) and context.release_of(server).at_least(_image_facts("no_wget_from")):
         missing["wget"] = "curl"
-    runs = [(server.place_of(first), first.text) for first in server.words[:1]]
+    runs = [(server.place_of(first), first.text) for first in server.words[:1] if word is None]
     for place, program in (*runs, *((probe.place, probe.program) for probe in server.probes)):
         if program in missing:
             message = f"{image} has {missing[program]} and no {program}"
@@ -99,12 +97,6 @@ def probes_of_server(server: StartedServer, context: Context) -> Findings:
         if probe.kind == "none" and server.words and server.read_as.startswith(_SERVED_KINDS):
             message = "no readiness probe: requests are sent to it while the model loads"
             yield finding("probe-missing", probe.place, message)
-        if probe.kind == "readiness" and probe.delay_s >= _LONG_DELAY_S:
-            message = f"the pod gets no request for {probe.delay_s:.0f} s after every start, also when the server is up"
-            yield finding("probe-missing", probe.place, message, "leave the time to a startup probe")
-        if probe.kind == "liveness" and probe.is_tcp:
-            message = "a connection is accepted although the engine has died or hangs"
-            yield finding("probe-missing", probe.place, message, "ask /health")
         if why := _not_answered(server, context, probe):
             is_restarted = server.runs == "kubernetes"
             yield finding("probe-path", probe.place, why, "ask /health", is_certain=is_restarted)
@@ -127,21 +119,6 @@ def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
 def _is_whole(server: StartedServer) -> bool:
     """Whether the file tells more of a container than its command: it is no excerpt."""
     return server.mounts is not None or bool(server.probes) or server.start_limit is not None
-
-
-@checks(StartedServer, "image-moving")
-def image_without_release(server: StartedServer, context: Context) -> Findings:
-    """An image of vLLM whose tag moves to the next release."""
-    if (
-        (_is_whole(server) or server.gpus is not None)
-        and not server.is_release_assumed
-        and server.image != "vllm"  # KServe's own
-        and images.is_server_image(server.image)
-        and images.has_floating_tag(server.image)
-        and not context.is_release_given
-    ):
-        message = f"{server.image} is another release after the next pull"
-        yield finding("image-moving", server.place, message, "name a release, such as vllm/vllm-openai:v0.20.0")
 
 
 @checks(StartedServer, "release-unsafe")

@@ -42,13 +42,9 @@ def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findi
     yield finding("eager", flag_place(server, "--enforce-eager"), message, suggestion)
 
 
-_HIGHEST_SHARE = 0.97
-"""Above it a 24 GiB card keeps less than the 0.7 GiB that a CUDA context and the driver hold."""
-
-
-@checks(StartedServer, "share-high", "flag-ignored")
+@checks(StartedServer, "flag-ignored")
 def share_of_gpu(server: StartedServer, context: Context) -> Findings:
-    """A --gpu-memory-utilization that leaves nothing, or that another flag overrides."""
+    """A --gpu-memory-utilization that another flag overrides."""
     args, word = context.parsed_args(server).args, flag_word(server, "--gpu-memory-utilization")
     share = args.gpu_memory_utilization
     if word is None or share is None:
@@ -56,10 +52,6 @@ def share_of_gpu(server: StartedServer, context: Context) -> Findings:
     if args.kv_cache_memory_bytes is not None:
         message = "--kv-cache-memory-bytes sets the KV cache; the share only decides what must be free at the start"
         yield finding("flag-ignored", server.place_of(word), message, "leave one of them out")
-    elif _HIGHEST_SHARE < share <= 1 and server.runs_on_gpus:
-        message = f"{share:g} leaves {1 - share:.0%} of the GPU for its CUDA context, NCCL and other processes"
-        found = finding("share-high", server.place_of(word), message, f"write at most {_HIGHEST_SHARE:g}")
-        yield replace(found, severity="note")  # on a large card it may do
 
 
 _NO_RELEASE = "99.0"

@@ -15,7 +15,7 @@ from legroom.vllm.args import other_value
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 _KEY = "VLLM_API_KEY"
-_PUBLISHING_KINDS = ("Ingress", "Route", "HTTPRoute")
+_WORKLOADS = ("Deployment", "StatefulSet")
 
 
 @checks(StartedServer, "port-unreachable")
@@ -40,11 +40,11 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
 @checks(Node, "port-unreachable")
 def service_of_another_port(document: Node, context: Context) -> Findings:
     """A Service that forwards to another port than the one server of its pods listens on."""
-    selector = {key: value.scalar for key, value in document.items("spec", "selector")}
+    selector = _labels(document, "spec", "selector")
     if document.text("kind") != "Service" or not selector:
         return
     for workload in context.documents:
-        labels = {key: value.scalar for key, value in workload.items("spec", "template", "metadata", "labels")}
+        labels = _labels(workload, "spec", "template", "metadata", "labels")
         containers = workload.list("spec", "template", "spec", "containers")
         if not selector.items() <= labels.items() or len(containers) != 1:
             continue
@@ -63,25 +63,55 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
             yield finding("port-unreachable", place, message, f"write targetPort: {served}")
 
 
-@checks(Node, "api-open")
-def published_by_manifest(document: Node, context: Context) -> Findings:
-    """A Service, an Ingress, a Route or a chart's value that publishes a server of the same file that has no key."""
-    if not context.servers or any(_asks_for_key(server, context) for server in context.servers):
+@checks(Node, "port-unreachable")
+def references_of_manifest(document: Node, context: Context) -> Findings:
+    """A Service without pods or with a port that they do not name, and an Ingress to a Service that is not there."""
+    kind, others = document.text("kind"), context.manifests
+    if kind not in ("Service", "Ingress") or "vllm" not in document.source.text.lower():
         return
-    service = document.get("spec", "type") if document.text("kind") == "Service" else document.get("service", "type")
-    shown = service if service is not None and service.scalar in ("LoadBalancer", "NodePort") else None
-    shown = document.get("kind") if document.text("kind") in _PUBLISHING_KINDS else shown
-    if document.get("kind") is None:
-        ports = (value for node in document.walk() for key, value in node.items() if key == "nodePort" and value.scalar)
-        shown = shown or next(ports, None)
-    exposed = document.get("metadata", "labels", "networking.kserve.io/visibility")
-    is_guarded = document.text("metadata", "annotations", "security.opendatahub.io/enable-auth") == "true"
-    if exposed is not None and exposed.scalar == "exposed" and not is_guarded:
-        shown = exposed
-    if shown is not None:
-        what = "route" if shown is exposed else "NodePort" if (shown.scalar or "").isdecimal() else shown.scalar
-        message = f"a {what} publishes the API, and the server asks for no key"
-        yield finding("api-open", shown.source.place(shown.offset), message, "set VLLM_API_KEY from a Secret")
+    broken = _broken_service(document, others) if kind == "Service" else _missing_backend(document, others)
+    for node, message, suggestion in broken:
+        found = finding("port-unreachable", document.source.place(node.offset), message, suggestion)
+        yield replace(found, severity="note")
+
+
+def _labels(manifest: Node, *keys: str) -> dict[str, str]:
+    return {key: value.scalar or "" for key, value in manifest.items(*keys)}
+
+
+def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
+    """What keeps a Service from the pods of the linted manifests; nothing where a template or an operator tells."""
+    selector, wanted = service.get("spec", "selector"), _labels(service, "spec", "selector")
+    workloads = [each for each in manifests if each.text("kind") in _WORKLOADS]
+    told = [_labels(each, "spec", "template", "metadata", "labels") for each in workloads]
+    is_open = any("$" in value or "{{" in value for labels in (wanted, *told) for value in labels.values())
+    if selector is None or not wanted or not workloads or is_open or any("/" in key for key in wanted):
+        return
+    chosen = [each for each, labels in zip(workloads, told, strict=True) if wanted.items() <= labels.items()]
+    if not chosen:
+        yield selector, "no pod of these files has the labels that the Service selects", "write the labels of the pods"
+        return
+    spaces = {each.text("metadata", "namespace") for each in (service, *chosen)}
+    if len(spaces) == 2 and "" not in spaces:
+        message = f"the Service and its pods are in two namespaces ({' and '.join(sorted(spaces))}): it finds none"
+        yield selector, message, "write the same namespace"
+    containers = [each for workload in chosen for each in workload.list("spec", "template", "spec", "containers")]
+    names = {port.text("name") for each in containers for port in each.list("ports")}
+    for port in service.list("spec", "ports"):
+        target = port.get("targetPort")
+        if target is not None and re.fullmatch(r"[a-z][a-z-]*", target.scalar or "") and target.scalar not in names:
+            yield target, f"no port of the pods is called {target.scalar}", "write the name or number of their port"
+
+
+def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
+    """The Service that an Ingress names and the linted manifests, which hold others, do not."""
+    services = {each.text("metadata", "name") for each in manifests if each.text("kind") == "Service"}
+    workloads = any(each.text("kind") in _WORKLOADS for each in manifests)
+    for path in (path for rule in ingress.list("spec", "rules") for path in rule.list("http", "paths")):
+        name = path.get("backend", "service", "name")
+        is_told = name is not None and name.scalar and not re.search(r"[${]", "".join((name.scalar, *services)))
+        if name is not None and is_told and workloads and name.scalar not in services:
+            yield name, f"none of these files has a Service called {name.scalar}", "write the name of the server's"
 
 
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")
@@ -116,5 +146,6 @@ def _open_places(server: StartedServer, context: Context) -> Iterator[Place]:
     """Where a file opens the server's port to other machines."""
     yield from (published.place for published in server.published if published.is_open)
     is_on_host = server.runs in ("shell", "systemd") and not server.in_container
+    is_on_host = is_on_host and not re.search(r"values[\w.-]*\.ya?ml$|/templates/", server.place.path)  # of a chart
     if is_on_host and other_value(context.parsed_args(server).args, "--host") in _ALL_ADDRESSES:
         yield flag_place(server, "--host")

@@ -75,7 +75,11 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
             yield _finding_of_problem(server, context, problem)
     for word in server.left_out:
         problem = explain_unknown(flag_name(word.text), context.release_of(server))
-        if word.text not in flags_of(context.release_of(server)) and problem.kind in _OTHER_RELEASE and not extension:
+        if (
+            problem.flag not in flags_of(context.release_of(server))
+            and problem.kind in _OTHER_RELEASE
+            and not extension
+        ):
             message = f"{problem.message} (the chart gives it for other values)"
             found = finding(_BY_KIND[problem.kind], server.place_of(word), message, _suggested_flag(problem))
             yield replace(found, severity="note")

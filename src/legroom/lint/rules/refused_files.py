@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
-from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node, is_template
 from legroom.lint.rule import Context, Findings, checks, finding
 
@@ -43,6 +42,11 @@ def _refused_by_kubernetes(document: Node, gets_user: bool) -> Iterator[_Refusal
             message = f"the selector asks for {key}: {value.scalar}, which the pods are not labelled with"
             yield value, message, "write the same label in spec.template.metadata.labels"
     for pod in document.walk():
+        names = [volume for volume in pod.list("volumes") if volume.text("name")]
+        for volume in names:
+            if [each.text("name") for each in names].count(volume.text("name")) > 1 and volume is not names[0]:
+                yield volume, f"two volumes are called {volume.text('name')}", "leave one of them"
+                break
         # A patch may mount what its base declares.
         is_whole = bool(wanted) or document.text("kind") in ("Pod", "Job")
         claims = document.list("spec", "volumeClaimTemplates")
@@ -53,6 +57,12 @@ def _refused_by_kubernetes(document: Node, gets_user: bool) -> Iterator[_Refusal
             if not gets_user and (image_user := _refused_user(container, pod)):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
+                if (
+                    mount.get("mountPath") is None
+                    and mount.values
+                    and "$" not in "".join(key for key, _ in mount.items())
+                ):
+                    yield mount, f"the mount of {mount.text('name')} has no mountPath", "write mountPath"
                 is_told = bool(mount.text("name")) and "$" not in "".join((mount.text("name"), *declared))
                 if is_told and mount.text("name") not in declared:
                     yield mount, f"no volume is called {mount.text('name')}", "add it to the pod's volumes"
@@ -92,6 +102,7 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
             yield document, "the services stand at the top of the file", "put them under services:"
         return
     declared = {name for name, _ in document.items("volumes")}
+    yield from _same_names(document)
     for _, service in document.items("services"):
         for device in service.list("deploy", "resources", "reservations", "devices"):
             if device.get("capabilities") is None and device.values:
@@ -103,6 +114,19 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
             name, colon, _ = (item.scalar or "").partition(":")
             if colon and _VOLUME_NAME.fullmatch(name) and name not in declared:
                 yield item, f"no volume is called {name}", "add it to volumes: at the top of the file"
+
+
+def _same_names(document: Node) -> Iterator[_Refusal]:
+    """Services that start together and have the same name of their container."""
+    seen: set[str] = set()
+    for _, service in document.items("services"):
+        name = service.get("container_name")
+        if name is None or not name.scalar or service.get("profiles") is not None or "$" in name.scalar:
+            continue
+        if name.scalar in seen:
+            yield name, f"two services are called {name.scalar}, and start together", "give each its own, or profiles"
+            return
+        seen.add(name.scalar)
 
 
 @checks(Node, "container-command")
@@ -141,24 +165,9 @@ def comments_in_folded_text(document: Node, context: Context) -> Findings:
             yield finding("flag-cut-off", place, message, "move it out of the command", is_certain=False)
 
 
-@checks(StartedServer, "env-meaning")
-def quoted_values(server: StartedServer, context: Context) -> Findings:
-    """Values of Compose's list form whose quotes stay in them."""
-    for name, word in server.env.items() if server.runs == "compose" else ():
-        if re.fullmatch(r"([\"']).*\1|\$\{\w+:?-(\"\"|'')\}", word.text) and word.raw.startswith(f"{name}="):
-            message = f"the quotes are part of {name}: Compose does not strip them in a list"
-            yield finding("env-meaning", server.place_of(word), message, f"write {name}= without quotes", len(name))
-
-
 @checks(Node, "rollout-stuck")
 def rollout_needs_more_gpus(document: Node, context: Context) -> Findings:
     """A Deployment that starts a new pod before it ends the old one, which holds the GPU."""
-    for metric in document.list("spec", "metrics") if document.text("kind") == "HorizontalPodAutoscaler" else ():
-        name = metric.get("resource", "name")
-        if name is not None and name.scalar in ("cpu", "memory") and context.servers:
-            message = f"{name.scalar} of the host says nothing about the load of a GPU"
-            suggestion = "scale by vllm:num_requests_waiting"
-            yield finding("rollout-stuck", document.source.place(name.offset), message, suggestion)
     strategy = document.get("spec", "strategy")
     surge = document.text("spec", "strategy", "rollingUpdate", "maxSurge")
     is_replaced = document.text("spec", "strategy", "type") == "Recreate" or surge in ("0", "0%")

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.yaml_nodes import Node
 from legroom.facts import pattern
 from legroom.lint.rule import Context, Findings, checks, finding, flag_value, flag_word
 from legroom.masking import SECRET_FLAGS
@@ -38,16 +37,3 @@ def secret_written_in_file(server: StartedServer, context: Context) -> Findings:
             yield finding(
                 "secret-written", server.place_of(word), message, f"set {name} from a secret store", len(flag)
             )
-
-
-@checks(Node, "secret-written")
-def secret_given_to_build(document: Node, context: Context) -> Findings:
-    """A token among the arguments of a build, which the image's history keeps."""
-    for _, service in document.items("services"):
-        named = [(key, value) for key, value in service.items("build", "args")]
-        named += [(item.scalar or "", item) for item in service.list("build", "args")]
-        for name, node in named:
-            if _BUILD_ARGUMENT.match(name):
-                message = f"{name.partition('=')[0]} is an argument of the build: the image's history keeps it"
-                found = finding("secret-written", document.source.place(node.offset), message, "use a build secret")
-                yield replace(found, severity="note")

@@ -15,7 +15,7 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
-_COMMON_CARD_BYTES = 80 * 10**9
+_SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
 _NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
@@ -46,6 +46,13 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
             message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
             yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
+        elif made is not None and not made.plan.memory.failure and made.least_gpu_bytes > _SMALL_CARD_BYTES:
+            length, args = made.plan.settings.max_model_len, context.parsed_args(server).args
+            if args.max_model_len is None and not server.launcher and context.plan is None:
+                message = f"without --max-model-len weights and one request of {length:,} tokens take "
+                message += f"{human_bytes(made.least_gpu_bytes)} of a GPU: vLLM refuses to start on a smaller one"
+                suggestion = "write the length that requests need, or name the card"
+                yield replace(finding("does-not-fit", server.place, message, suggestion), severity="note")
         return
     # Another rule is about the host's memory.
     own = file_plan_of(replace(server, memory_limit_bytes=None), release)

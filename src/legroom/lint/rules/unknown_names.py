@@ -14,7 +14,7 @@ from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
 from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
-from legroom.vllm.args import other_values, served_port
+from legroom.vllm.args import other_values
 
 _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 """vLLM in any spelling; a plugin such as vllm_gaudi has its own modules."""
@@ -48,15 +48,6 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 def misunderstood_variables(server: StartedServer, context: Context) -> Findings:
     """Variables of vLLM and its libraries that cost more than they give, or do nothing."""
     args = context.parsed_args(server).args
-    port = server.env.get("VLLM_PORT")
-    if port is not None and server.runs != "config" and port.text == served_port(args):
-        message = f"VLLM_PORT={port.text} is the first port of vLLM's own processes, and the API listens there already"
-        found = finding("env-meaning", server.place_of(port), message, "leave it out", len("VLLM_PORT"))
-        yield replace(found, severity="note")  # they then take the next free one
-    used = next((word for word in server.words if re.search(r"\$\{VLLM_PORT:?-", word.raw)), None)
-    if used is not None and port is None and server.runs in ("shell", "systemd"):
-        message = "where VLLM_PORT is exported vLLM takes it for the ports of its own processes too"
-        yield replace(finding("env-meaning", server.place_of(used), message, "call it otherwise"), severity="note")
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         value = expand_variables(word.text, {}) if word is not None else ""
@@ -135,7 +126,10 @@ def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     )
 
 
-@checks(DoubtfulLine, *dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"]))
+_LINE_RULES = dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"])
+
+
+@checks(DoubtfulLine, "flag-removed", "env-unknown", "model-gated", *_LINE_RULES)
 def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
     if line.row["rule"] != "image-moving" or not context.is_release_given:

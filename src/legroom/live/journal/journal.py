@@ -322,6 +322,8 @@ def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     if name.startswith("SQLITE_FULL"):
         return f"the disk under the journal {path} is full", "make room; legroom goes on and writes when it can"
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        if path.exists() and not path.stat().st_size:
+            return f"the journal {path} was truncated while another process wrote it", "the sidecar begins a new one"
         return f"the journal {path} is locked by another process", "see what holds it open, such as a backup"
     if is_damaged(error):
         return f"{path} is not a journal, or is damaged: {error}", "move it away; legroom starts a new one"

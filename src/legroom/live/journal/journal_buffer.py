@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.live.journal.journal import Journal, is_damaged, journal_path
-from legroom.live.journal.journal_records import JournalUnavailable
+from legroom.live.journal.journal_records import SQLITE_HEAD, JournalUnavailable
 from legroom.live.metrics.sample import Sample
 
 Write = Callable[[Journal], object]
@@ -46,8 +47,10 @@ class BufferedJournal:
         """Writes and samples that were dropped: the buffer was full, or SQLite will never accept them."""
         self.error_text: str | None = None
         """The last error of a write that SQLite will never accept."""
-        self.set_aside: str | None = None
-        """Where a damaged file was moved to, until somebody has said so."""
+        self.replaced: str | None = None
+        """Why the last new file was begun, and where the one before is."""
+        self._file = -1
+        """The file that is open. Closing it would release SQLite's locks on it, so SQLite is closed before."""
         self._is_new = False
 
     @property
@@ -89,9 +92,7 @@ class BufferedJournal:
         """Makes a last attempt to write what is buffered."""
         self._retry_s = float("-inf")
         self._flush()
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        self._close_file()
 
     def _flush(self) -> bool:
         """Writes everything that waits, dropping the oldest above the limits; False where something still waits."""
@@ -101,6 +102,7 @@ class BufferedJournal:
                 self.lost += 1
         if self._clock() < self._retry_s:
             return False
+        self._check_file()
         if self._open is None and not self._try_write(self._reopen):
             return False
         while self._writes:
@@ -116,14 +118,27 @@ class BufferedJournal:
         self._is_new = False
         return True
 
+    def _check_file(self) -> None:
+        """Finds a file that was removed, truncated or overwritten, where SQLite goes on writing beside it (WAL)."""
+        if self._open is None:
+            return
+        try:
+            is_same = os.path.samestat(os.fstat(self._file), self._path.stat())
+        except OSError:
+            is_same = False
+        if not is_same:
+            self._close_file()
+            self.replaced = f"the journal was removed or replaced: what it held is lost, begun anew at {_now_text()}"
+        elif os.pread(self._file, len(SQLITE_HEAD), 0) != SQLITE_HEAD:
+            self._set_aside()
+
     def _set_aside_if_damaged(self, error: JournalUnavailable) -> bool:
         """Moves a damaged file away, so that the next write starts a new one; not a file that was just made."""
-        if not is_damaged(error.__cause__) or self._is_new:
-            return False
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-        moved = self._path.with_name(f"{self._path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
+        return is_damaged(error.__cause__) and not self._is_new and self._set_aside()
+
+    def _set_aside(self) -> bool:
+        self._close_file()
+        moved = self._path.with_name(f"{self._path.name}.damaged-{_now_text()}")
         try:
             self._path.rename(moved)
             for ending in ("-wal", "-shm"):
@@ -131,12 +146,25 @@ class BufferedJournal:
                     self._path.with_name(self._path.name + ending).rename(moved.with_name(moved.name + ending))
         except OSError:
             return False
-        self.set_aside, self._is_new = str(moved), True
+        self.replaced = f"the journal was damaged: it is kept as {moved}, begun anew at {_now_text()}"
+        self._is_new = True
         return True
+
+    def _close_file(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            os.close(self._file)
+        self._open = None
 
     def _reopen(self, _: Journal | None = None) -> None:
         """Opens the file anew; the argument is ignored, so that it can stand for a write."""
-        self._open = Journal.open(self._path, busy_s=self._busy_s)
+        opened = Journal.open(self._path, busy_s=self._busy_s)
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            opened.close()
+            raise JournalUnavailable(f"the journal {self._path} cannot be read: {error.strerror}") from error
+        self._open = opened
 
     def _write_or_drop(self, write: Write, entries: int) -> bool:
         """Writes, or drops a write of `entries` entries that fails for good; False where it is to be tried again."""
@@ -180,8 +208,8 @@ class JournalThread:
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
         """Queue samples for the journal's thread; does not block."""
-        if samples or self.buffer.problem is not None:  # an empty write finds out whether the problem is over
-            self._executor.submit(self.buffer.add_samples, samples).add_done_callback(_print_error)
+        # An empty write finds out whether the file is there, and whether a problem is over.
+        self._executor.submit(self.buffer.add_samples, samples).add_done_callback(_print_error)
 
     async def maintain(self) -> None:
         await self._run_in_thread(self.buffer.maintain)
@@ -191,11 +219,6 @@ class JournalThread:
         error_text, self.buffer.error_text = self.buffer.error_text, None
         return error_text
 
-    def take_set_aside(self) -> str | None:
-        """Where a damaged file was moved to since the last call."""
-        moved, self.buffer.set_aside = self.buffer.set_aside, None
-        return moved
-
     async def close(self) -> None:
         await self._run_in_thread(self.buffer.close)
         self._executor.shutdown()
@@ -203,6 +226,10 @@ class JournalThread:
     async def _run_in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         """Runs the work in the journal's thread and awaits its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _now_text() -> str:
+    return time.strftime("%Y%m%dT%H%M%S")
 
 
 def _print_error(done: Future[Any]) -> None:

@@ -210,7 +210,7 @@ class _Page:
         self.series += 1
         if part in {"bucket", "sum", "count"}:
             self._add_to_histogram(self.engine(labels.key), slot, labels.le, value)
-        elif not math.isfinite(value):
+        elif not 0 <= value < (1.01 if field == "kv_use" else 2**53):  # no count, no bytes, no share
             self.note(f"{field} was {value}: left out")
         elif part == "value":
             key = labels.key, field
@@ -400,4 +400,4 @@ def _parse_number(text: str | None) -> float | None:
         value = float(text or "nan")
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if 0 <= value < 2**53 else None

@@ -1,0 +1,84 @@
+"""Variables and flags of vLLM in lines from which no server was read: templates, env files, values, other tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from legroom.deployments.file_kinds import Kind
+from legroom.facts import read_data
+from legroom.facts.flags import env_history, flag_name, flags_ever, flags_of, is_read_by_plugin
+from legroom.facts.releases import known_releases, latest
+from legroom.facts.releases import release as known_release
+from legroom.vllm.flag_problems import explain_unknown
+
+_SETS_VARIABLE = re.compile(
+    r"^[ \t]*((?:ENV|-e|-?[ \t]*name:)[ \t]+)?(?:export[ \t]+|-[ \t]*)?"
+    r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=](?![^ \n]+ \w)|$)",
+    re.MULTILINE,
+)
+_PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
+"""`X=${X}` reads a variable only to set it."""
+_CLIENTS_OWN = re.compile(
+    r"VLLM_(\w*_)?(MODEL\w*|HOST|PORT|KEY|URL|ENDPOINT|BASE|IMAGE|VERSION|TAG|TOKEN|NAME|DIR|PATH|COMMIT|REF|BRANCH|REPO)"
+)
+"""Names that a client of the server, its script or its build has for itself."""
+_WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
+_OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE)_\w+)")
+_FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
+"""A flag of several words: `--device` and `--task` are flags of other programs too."""
+_PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
+
+_WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
+"""Marks of a file that starts a server, and is no excerpt of one."""
+_TOKEN = re.compile(
+    r"(?:\bhf|hub|hugging\w*)[-_. ]?(?:api[-_]?)?(?:token|secret|auth|key)|EnvironmentFile|env_?(?:file|from)",
+    re.IGNORECASE,
+)
+
+Mistake = tuple[int, Mapping[str, str]]
+"""An offset, and the rule, message and suggestion of what stands there."""
+
+
+def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[str]) -> Iterator[Mistake]:
+    """Variables that no release reads and no file uses, flags that are gone, and gated models without a token."""
+    if kind in ("yaml", "env", "dockerfile", "shell"):
+        yield from _unread_variables(text, around, is_built=kind == "dockerfile")
+    releases = [known_release(version) for version in {*_PINNED.findall(around)} & {*known_releases()}]
+    for word in _FLAG.finditer(text):
+        name = flag_name(word[0])
+        if (
+            name in flags_ever()
+            and name not in judged
+            and not any(name in flags_of(each) for each in (latest(), *releases))
+        ):
+            problem = explain_unknown(name, latest())
+            if problem.kind in ("removed", "renamed"):
+                suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
+                yield word.start(), {"rule": "flag-removed", "message": problem.message, "suggestion": suggestion}
+    gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
+    model = re.search(rf"(?i)(?<![\w./-])(?:{gated})[\w.-]*", text)
+    if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
+        message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
+        yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
+
+
+def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
+    """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
+    around = _PASSED_ON.sub("", around)
+    for found in _SETS_VARIABLE.finditer(text):
+        is_given, name = found[1] is not None, found[2]
+        flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)
+        is_setting = is_given or flag in flags_of(latest()) or _OF_ENGINE.fullmatch(name)
+        is_meant = name.startswith("VLLM_") and is_setting
+        is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in around)
+        used = rf"\$[{{(]?{name}\b|[\[(.]\s*[\"']?{name}\b[\"']?\s*[\]),]|\benv\.{name}\b"
+        is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name)
+        is_read = history is not None and (not latest().after(history[-1][1]) or is_built or _PINNED.search(around))
+        if is_ours or is_read or not (is_meant or history) or re.search(used, around):
+            continue
+        span = f" from {history[0][0]} to {history[-1][1]} alone" if history else ""
+        message = f"vLLM reads {name}{span}" if history else f"vLLM does not read {name}"
+        instead = f"write the flag {flag}" if not history and flag in flags_of(latest()) else "leave it out"
+        row = {"rule": "env-unknown", "message": message, "suggestion": instead}
+        yield found.start(2), row
