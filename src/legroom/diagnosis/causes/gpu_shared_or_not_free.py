@@ -7,19 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    DeadEnd,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-)
-from legroom.diagnosis.finding import reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.ledger import own_process_bytes

@@ -8,19 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-    reason,
-)
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
+from legroom.diagnosis.finding import Strength
 from legroom.facts import read_data
 from legroom.facts.log_messages import message_group
 from legroom.units import GIB, KIB, gib

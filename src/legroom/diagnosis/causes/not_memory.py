@@ -6,18 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-    reason,
-)
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-    reason,
-)
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
+from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-    reason,
-)
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
+from legroom.diagnosis.finding import Strength
 from legroom.units import gib
 
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-    reason,
-)
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     can_start_with_lower_utilization,
     is_page_cache_counted,
     utilization_within_free_memory,
 )
+from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import message_group
 from legroom.units import gib
 

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from legroom.diagnosis.causes import (
-    Assessment,
-    Case,
-    Cause,
-    Fix,
-    FixPlanner,
-    Localized,
-    Strength,
-    known_fix,
-    proof,
-    reason,
-)
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.facts.flags import flags_ever
 from legroom.facts.log_messages import message_group
