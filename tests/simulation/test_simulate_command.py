@@ -52,6 +52,18 @@ def test_the_verdict_says_whether_the_load_is_held(
     assert (document["load"]["served"] < document["load"]["arriving"] / 2) == (verdict == "falls_behind")
 
 
+def test_a_server_that_refuses_requests_does_not_hold_the_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    rows = [
+        {"id": f"q{i}", "arrival_step": 20 * i, "prompt_len": 40 + i % 2 * 400, "output_len": 20} for i in range(20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert main(["simulate", str(path), "--blocks", "400", "--max-model-len", "200", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "turns_away"
+
+
 def test_waits_in_steps_count_from_arrival_as_those_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     mix = "poisson rate=40 prompt=500 output=100 requests=100"
     assert main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "20", "--json"]) == 1

@@ -340,6 +340,7 @@ export const en = {
   "load.holds_with_waiting": "Holds, with waiting",
   "load.serves_late": "Serves late",
   "load.falls_behind": "Falls behind",
+  "load.turns_away": "Turns requests away",
   "simulate.blocks_in_use": "Blocks in use",
   "simulate.queue": "Running and waiting",
   "simulate.running": "running",

@@ -334,6 +334,7 @@ export const zh = {
   "load.holds_with_waiting": "撑得住，但有等待",
   "load.serves_late": "处理得很迟",
   "load.falls_behind": "跟不上",
+  "load.turns_away": "有请求被拒绝",
   "simulate.blocks_in_use": "使用中的块",
   "simulate.queue": "运行与等待",
   "simulate.running": "运行",

@@ -40,8 +40,8 @@ examples:
   legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --choose --ray auto
 
-exit codes: 0 the load is held, 1 it falls behind (or no setting of --choose, no scaled fleet holds it), 2 the call
-or the trace is wrong
+exit codes: 0 the load is held, 1 it falls behind or turns requests away (or no setting of --choose, no scaled fleet
+holds it), 2 the call or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if timeline.interrupted:
         return INTERRUPTED
-    return ANSWER_IS_NO if load.verdict == "falls_behind" else OK
+    return ANSWER_IS_NO if load.verdict in ("falls_behind", "turns_away") else OK
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:

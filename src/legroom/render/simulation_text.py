@@ -73,6 +73,7 @@ _VERDICTS = {
     "holds_with_waiting": "Holds the load, with waiting",
     "serves_late": "Serves the load late",
     "falls_behind": "Falls behind the load",
+    "turns_away": "Turns requests away",
 }
 
 

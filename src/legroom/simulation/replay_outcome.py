@@ -80,7 +80,7 @@ class Goal:
         return asdict(self)
 
 
-Verdict = Literal["holds", "holds_with_waiting", "serves_late", "falls_behind"]
+Verdict = Literal["holds", "holds_with_waiting", "serves_late", "falls_behind", "turns_away"]
 LATE_S = 30
 """Google Cloud's load balancer ends a request that has no answer after 30 s by default."""
 
@@ -103,7 +103,7 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`holds`, `holds_with_waiting` (preemptions, queues), `serves_late` or `falls_behind` (waits keep growing)."""
+    """The verdict: waits that keep growing fall behind; above one refused request in a hundred, it turns away."""
     served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
@@ -114,7 +114,9 @@ def load_verdict(timeline: Timeline) -> LoadVerdict:
     first_token = percentile(sorted(request.first_token for request in served), 0.99)
     waits = queued > first_token - queued
     verdict: Verdict = "holds"
-    if waits and not keeps_up:
+    if 100 * len(timeline.rejections) > len(timeline.trace):
+        verdict = "turns_away"
+    elif waits and not keeps_up:
         verdict = "falls_behind"
     elif timeline.clocks and percentile(timeline.seconds["first_token_s"], 0.5) > LATE_S:
         verdict = "serves_late"
