@@ -72,8 +72,9 @@ def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
 
     own = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
     near = difflib.get_close_matches(name[2:], [*own, *(flag[2:] for flag in flags)], n=1, cutoff=0.7)
-    if near and near[0] in own:
-        raise LegroomError(f"neither legroom nor a vLLM release has {name}", f"instead of {name}: --{near[0]}")
+    if not near or near[0] in own:
+        hint = f"instead of {name}: --{near[0]}" if near else f"`{parser.prog} --help` lists the options"
+        raise LegroomError(f"neither legroom nor a vLLM release has {name}", hint)
 
 
 def add_machine_options(where: argparse._ArgumentGroup) -> None:
