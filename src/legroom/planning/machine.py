@@ -86,7 +86,7 @@ def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> 
         return card, 0
     used = parse_bytes(machine.used, "--gpu-used")
     if 0 < used < MIB:
-        raise LegroomError(f"--gpu-used {machine.used} is not a size of memory in use", "write it with its unit, like 2GiB")
+        raise LegroomError(f"--gpu-used {machine.used} lacks its unit", "write it with its unit, like 2GiB")
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
     return replace(card, screen=False), used  # that figure includes a desktop
