@@ -251,7 +251,7 @@ def main() -> None:
     flags = shlex.split(args.flags or (GPU_FLAGS if args.gpu else CPU_FLAGS))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         policy = Path(folder) / "policy.toml"
-        policy.write_text("# defaults")
+        policy.write_text("[requests]\nmax_output_tokens = 0\n")
         server = RealServer(args.python, free_port(), *flags, env={"LEGROOM_GUARD_POLICY": str(policy)})
         if args.gpu:
             use_gpu(server, args.model)

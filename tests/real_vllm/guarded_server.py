@@ -63,7 +63,7 @@ class GuardedServer(Endpoint):
     def __init__(self, python: Path, folder: Path, model: Path, *flags: str, **env: str) -> None:
         super().__init__(free_port())
         self.policy, self.log = folder / "policy.toml", folder / "log"
-        self.policy.write_text("# defaults")
+        self.policy.write_text("[requests]\nmax_output_tokens = 0\n")
         words = serve_words(
             python, model, self.port, "--served-model-name", "tiny", "--middleware", "legroom.guard.Guard", *flags
         )

@@ -31,8 +31,8 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(autouse=True)
 def _default_policy(request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("server")
-    if server.policy.read_text() != "# defaults":
-        server.set_policy("# defaults")
+    if server.policy.read_text() != "[requests]\nmax_output_tokens = 0\n":
+        server.set_policy("[requests]\nmax_output_tokens = 0\n")
 
 
 async def burst(url: str, count: int, prompt: int, output: int) -> list[tuple[int, str | None, int]]:
