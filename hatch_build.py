@@ -1,5 +1,6 @@
 """Packs each folder of many small JSON files into one file of the wheel, where together they compress better."""
 
+import bz2
 import json
 import shutil
 import tempfile
@@ -23,7 +24,9 @@ class PackedFolders(BuildHookInterface):
         for name in FOLDERS:
             paths = sorted((Path(self.root) / "src/legroom" / name).glob("*.json"))
             packed = self.scratch / name.replace("/", ".")
-            packed.write_text("".join(f"\f{path.stem}\n{_without_spaces(path)}" for path in paths), "utf-8")
+            content = "".join(f"\f{path.stem}\n{_without_spaces(path)}" for path in paths).encode()
+            # Entries are read one at a time by people: a quarter smaller is worth the milliseconds.
+            packed.write_bytes(bz2.compress(content) if name == "catalog/entries" else content)
             build_data["force_include"][str(packed)] = f"legroom/{name}.packed"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

@@ -29,6 +29,11 @@ def read_texts(folder: Path) -> dict[str, str]:
     """The text of each JSON file in a folder, by stem; a wheel has one file FOLDER.packed (`hatch_build.py`)."""
     packed = folder.with_name(f"{folder.name}.packed")
     if packed.exists():
-        files = (file.partition("\n") for file in packed.read_text(encoding="utf-8").split("\f")[1:])
+        content = packed.read_bytes()
+        if content.startswith(b"BZh"):
+            import bz2  # the catalog alone
+
+            content = bz2.decompress(content)
+        files = (file.partition("\n") for file in content.decode().split("\f")[1:])
         return {name: text for name, _, text in files}
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.json"))}
