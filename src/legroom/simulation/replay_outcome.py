@@ -114,10 +114,10 @@ def load_verdict(timeline: Timeline) -> LoadVerdict:
     first_token = percentile(sorted(request.first_token for request in served), 0.99)
     waits = queued > first_token - queued
     verdict: Verdict = "holds"
-    if 100 * len(timeline.rejections) > len(timeline.trace):
-        verdict = "turns_away"
-    elif waits and not keeps_up:
+    if waits and not keeps_up:
         verdict = "falls_behind"
+    elif 100 * len(timeline.rejections) > len(timeline.trace):
+        verdict = "turns_away"
     elif timeline.clocks and percentile(timeline.seconds["first_token_s"], 0.5) > LATE_S:
         verdict = "serves_late"
     elif waits or timeline.tally.preemptions:
