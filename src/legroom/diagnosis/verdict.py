@@ -155,9 +155,8 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
     ]
     if planned := _planned_failure(case, planner):
         others = [pair for pair in assessed if pair[0] is not planned[0]]
-        strength = max(
-            (pair[1].strength for pair in others), default=Strength.NONE
-        )  # a place told in prose gives way to the plan
+        # A place told in prose gives way to the plan.
+        strength = max((pair[1].strength for pair in others), default=Strength.NONE)
         assessed = [(planned[0], replace(planned[1], strength=max(strength, Strength.LIKELY))), *others]
     if case.is_oom and not case.has_site_frame:
         assessed = [(cause, _by_contrast(cause, assessment, case)) for cause, assessment in assessed]
@@ -208,7 +207,7 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
         return assessment
     if first in failing or min(evidence.line for evidence in failing) <= first.line:
         return assessment
-    return replace(assessment, strength=max(Strength.FAINT, Strength(max(assessment.strength - 2, 0))))
+    return replace(assessment, strength=Strength(max(assessment.strength - 2, Strength.FAINT)))
 
 
 def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:

@@ -150,15 +150,20 @@ def read_policy(path: Path) -> Policy:
     """The policy in a file; LegroomError where it sets nothing or is none."""
     hint = "see legroom guard --print-policy"
     text = read_text(path, hint, MIB)
-    policy = parse_policy(text, str(path))
-    if not any(parse_toml(text, str(path), hint).values()):  # what a full disk leaves of a file that is being written
+    values = parse_toml(text, str(path), hint)
+    policy = _policy_of(values, text, str(path))
+    if not any(values.values()):  # what a full disk leaves of a file that is being written
         raise LegroomError(f"{path} is empty or sets nothing, so it is not a policy", hint)
     return policy
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
     """The policy in a TOML text; `name` stands for the file in errors, which name the line of a wrong value."""
-    values = parse_toml(text, name, "see legroom guard --print-policy")
+    return _policy_of(parse_toml(text, name, "see legroom guard --print-policy"), text, name)
+
+
+def _policy_of(values: dict[str, Any], text: str, name: str) -> Policy:
+    """The policy of a parsed TOML text; the text itself gives the lines of wrong values."""
     read: dict[str, Any] = {}
     with TomlTable(values, (), Path(name), KeyLines(text)) as table:
         for section, kind in SECTIONS.items():

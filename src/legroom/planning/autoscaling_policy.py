@@ -48,7 +48,7 @@ class ScalingPolicy:
     """Target of the average number of waiting requests."""
 
     @property
-    def up_period_s(self) -> int:
+    def scaling_period_s(self) -> int:
         """Seconds in which replicas at most double, or one is removed: long enough for a new replica to serve."""
         return _clamped_seconds(self.start_s + REACTION_S, _LEAST_PERIOD_S, _LONGEST_PERIOD_S)
 
@@ -79,8 +79,8 @@ class ScalingPolicy:
             "kv_target_ratio": self.kv_target_ratio,
             "waiting_target": self.waiting_target,
             "up_window_s": self.up_window_s,
-            "up_period_s": self.up_period_s,
-            "down_period_s": self.up_period_s,
+            "up_period_s": self.scaling_period_s,
+            "down_period_s": self.scaling_period_s,
             "down_window_s": self.down_window_s,
         }
 

@@ -210,8 +210,8 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "preemptions", count(scaled.preemptions)
     yield "servers", f"{policy.least} to {policy.most}, {scaled.replica_seconds / 3600:.1f} server hours"
     yield "policy", f"KV use {policy.kv_target_ratio:.0%}, {policy.waiting_target} waiting for each server"
-    yield "", f"up: twice as many in {policy.up_period_s} s, after {policy.up_window_s} s of need"
-    yield "", f"down: one in {policy.up_period_s} s, after {policy.down_window_s} s without need"
+    yield "", f"up: twice as many in {policy.scaling_period_s} s, after {policy.up_window_s} s of need"
+    yield "", f"down: one in {policy.scaling_period_s} s, after {policy.down_window_s} s without need"
     yield "", f"a server starts in {policy.start_s:.0f} s"
 
 

@@ -251,9 +251,9 @@ class _Controller:
         elif desired > self.replicas:
             desired = max(self.replicas, min(self._proposals_within(time_s, policy.up_window_s)))
         if desired > self.replicas:
-            desired = min(desired, 2 * self._replicas_before(time_s, policy.up_period_s, growing=True))
+            desired = min(desired, 2 * self._replicas_before(time_s, policy.scaling_period_s, growing=True))
         elif desired < self.replicas:
-            desired = max(desired, self._replicas_before(time_s, policy.up_period_s, growing=False) - 1)
+            desired = max(desired, self._replicas_before(time_s, policy.scaling_period_s, growing=False) - 1)
         if desired != self.replicas:
             self.changes.append((time_s, self.replicas, desired))
             self.replicas = desired

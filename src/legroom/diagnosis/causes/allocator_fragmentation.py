@@ -8,7 +8,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
-from legroom.units import GIB, gib, human_bytes
+from legroom.units import gib, human_bytes
 
 
 def examine(case: Case) -> Assessment | None:
@@ -28,8 +28,6 @@ def examine(case: Case) -> Assessment | None:
     strength = Strength.SUGGESTED
     if case.has_site_frame or case.site == "serving" or nothing_was_freed(case):
         strength = Strength.POSSIBLE
-    elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:
-        strength = Strength.SUGGESTED  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
         strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
     elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):

@@ -57,7 +57,7 @@ def _is_sampler_table(case: Case) -> bool:
 
 
 def _strength_peak_left_no_pool(case: Case) -> Strength:
-    """How strongly the text shows that the profiled activation peak left too small a KV pool; 0 where it did not."""
+    """How strongly the text shows that the profiled activation peak left too small a KV pool; NONE where not."""
     startup = case.startup
     if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
         return Strength.NONE

@@ -45,9 +45,10 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
 
 def _explanation(id_: str, facts: Mapping[str, object]) -> str:
     """What is wrong with the flag or value, by the id of the matched message."""
-    dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
-    if id_ == "unexpected_keyword" and (near := get_close_matches(str(facts.get("name")), dests, 1, 0.9)):
-        return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
+    if id_ == "unexpected_keyword":
+        dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
+        if near := get_close_matches(str(facts.get("name")), dests, 1, 0.9):
+            return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
     return reason(id_, facts)
 
 

@@ -102,8 +102,8 @@ def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
     why_up = "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
     why_up += "were added serve: their queue does not count twice."
     why_down = "One by one, and only what was not needed for twice as long as it takes to start."
-    double = [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}]
-    one = [{"type": "Pods", "value": 1, "periodSeconds": policy.up_period_s}]
+    double = [{"type": "Percent", "value": 100, "periodSeconds": policy.scaling_period_s}]
+    one = [{"type": "Pods", "value": 1, "periodSeconds": policy.scaling_period_s}]
     up = {"stabilizationWindowSeconds": policy.up_window_s, "policies": double}
     down = {"stabilizationWindowSeconds": policy.down_window_s, "policies": one}
     return {"scaleUp": Commented(why_up, up), "scaleDown": Commented(why_down, down)}
