@@ -137,7 +137,7 @@ def card_family(gpu: Gpu) -> str:
 
 
 def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """A part of the layout with its class's error band; exact and measured parts other than weights keep theirs."""
+    """A part of the layout with its class's error band; measured parts, and exact ones but weights, keep theirs."""
     if value.kind == "measured":
         return value
     return _banded.get((value, of, gpu), (figure,), lambda: _with_band(figure, value, of, settings, gpu))
@@ -167,7 +167,7 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
-    """Bytes below and above the KV cache in its band; `first_start_bytes`: what an empty compile cache would take."""
+    """Bytes (below, above) the KV cache in its band; `first_start_bytes`: what an empty compile cache would take."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))
@@ -199,7 +199,7 @@ def possible_saving(value: Figure) -> int:
 
 
 def possible_extra(value: Figure) -> int:
-    """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; else 0."""
+    """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; 0 if cut at 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 
@@ -214,7 +214,7 @@ def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
 
 
 def error_scale(value: Figure) -> float:
-    """The figure's own error estimate in bytes: the narrower side of its band; 0 unless estimated."""
+    """The figure's own error in bytes: its band's narrower side (upper if the lower ends at 0); 0 unless estimated."""
     if value.kind != "estimated":
         return 0.0
     above = value.high - value.bytes

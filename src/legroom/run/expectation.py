@@ -164,13 +164,13 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
     """Store the memory that the start-up log measured, as `legroom calibrate` does; returns a sentence."""
-    from legroom.planning.calibration import calibrated_starts, measured
+    from legroom.planning.calibration import calibrated_starts, usable_observations
     from legroom.planning.calibration_store import store_observations
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
-        observations = measured(calibrated_starts(_log_text(log), str(log), gpus.name, None))
+        observations = usable_observations(calibrated_starts(_log_text(log), str(log), gpus.name, None))
         if observations:
             store_observations(observations)
     except LegroomError as error:

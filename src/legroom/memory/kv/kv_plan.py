@@ -54,7 +54,7 @@ class KvPlan:
 
     @property
     def longest_len(self) -> int:
-        """The longest max_model_len that passes the length check, beyond the model's own limit."""
+        """The longest max_model_len that passes the length check, whatever the model's own limit; 0 if unsupported."""
         if self.shape.is_empty:
             return LONGEST_LEN
         if self.shape.unsupported is not None:
@@ -74,7 +74,7 @@ class KvPlan:
         )
 
     def longest_for(self, requests: int) -> int:
-        """The context length at which this many running requests fit; at most max_model_len."""
+        """The longest context at which this many running requests fit; at most max_model_len, 0 without blocks."""
         if self.shape.is_empty or self.num_blocks <= 0:
             return 0
         holds = partial(_logged_concurrency, self.shape, self.num_blocks)
@@ -130,7 +130,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
-    """The bytes that the checks use: those of num_gpu_blocks_override from 0.20.1 on."""
+    """The bytes of each stage that the checks use: from 0.20.1 on those of num_gpu_blocks_override, if given."""
     override = settings.num_gpu_blocks_override
     if override is None or not shape.era.override_replaces_memory:
         return available_bytes

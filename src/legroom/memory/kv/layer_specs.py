@@ -85,7 +85,7 @@ def block_size(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
-    """The attention layers that speculative decoding adds to the KV cache."""
+    """The mixers with a cache that speculative decoding adds; empty where it adds none."""
     config = settings.given.speculative_config
     method = draft_method(config)
     if not config or not settings.num_speculative_tokens or method in WITHOUT_CACHE:

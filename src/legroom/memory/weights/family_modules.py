@@ -26,7 +26,7 @@ def _layer_input_width(config: Mapping[str, Any]) -> int:
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
-    """Per-layer embeddings, hyper-connection head and AltUp projections, beside the embeddings."""
+    """The modules that single families have beside the embeddings, such as per-layer embeddings; else none."""
     width = _layer_input_width(config)
     if width:
         rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
@@ -65,7 +65,7 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
 
 
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: bool = False) -> list[Module]:
-    """Hyper-connections, per-layer inputs, AltUp, Laurel and shared blocks' adapters of one layer."""
+    """The modules that single families add to a layer, such as hyper-connections or AltUp; else empty."""
     out: list[Module] = _hyper_connections(config, hidden)
     if is_hybrid and config.get("model_type") == "zamba2":  # a projection, and adapters of the shared MLP and attention
         wide, inner = _number(config, "attention_hidden_size"), 2 * _number(config, "intermediate_size")

@@ -336,7 +336,7 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
 
 
 def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
-    """Vision and audio encoders, which every pipeline stage holds; tensor-parallel unless --mm-encoder-tp-mode data."""
+    """The vision and audio encoders' modules on any stage; split by TP unless --mm-encoder-tp-mode data."""
     ranks = 1 if replicates_encoders(settings.given, model) else tensor_ranks
     for encoder in built_encoders(settings.given, model, known_release(settings.release)):
         modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}

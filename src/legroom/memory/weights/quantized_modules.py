@@ -61,7 +61,7 @@ class Patterns:
         return any(self._matches_whole(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
     def _matches_whole(self, name: str) -> bool:
-        """Whether a pattern equals the whole name or one of its dotted beginnings."""
+        """Whether the name begins with a glob's prefix, or the joined expression matches it from its start."""
         return name.startswith(self.starts) or (self.regex is not None and self.regex.match(name) is not None)
 
 
@@ -93,7 +93,7 @@ def _tells_digits_apart(expression: str) -> bool:
 
 @lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
-    """The compiled patterns of a checkpoint, which may list tens of thousands."""
+    """The compiled patterns of a checkpoint's list of modules; expressions are dropped if one does not compile."""
     exact, words, expressions, starts = set(), [], [], []
     starts_in_layers: dict[str, tuple[str, ...]] = {}
     numbers, tells_apart = set[str](), False
