@@ -159,7 +159,7 @@ def same_model(observation: Observation, model: Model) -> bool:
 
 
 def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int | None:
-    """The card total in the newest observation; None where it equals the facts up to vLLM's rounding."""
+    """The card total in the newest observation; None without one, or where it equals the facts up to rounding."""
     for observation in reversed(list(observations)):
         total = observation.gpu_total_bytes
         if total is not None and observation.gpu == gpu.name and same_card(observation, gpu):
@@ -184,7 +184,7 @@ def to_json(observation: Observation) -> dict[str, Any]:
 
 
 def receipt(observation: Observation) -> dict[str, Any] | None:
-    """An observation in the form users share: without file names or folders; None where a setting holds a secret."""
+    """An observation to share, without file names; None where a setting may be private or nothing names the model."""
     content = asdict(observation)
     del content["source"]
     if observation.model.count("/") != 1 or _PRIVATE.search(observation.model):
@@ -195,7 +195,7 @@ def receipt(observation: Observation) -> dict[str, Any] | None:
 
 
 def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
-    """Stores the receipts of (file name, JSON text) before the user's own observations, which win; returns how many."""
+    """Stores receipts of (file name, JSON text); own observations win. Returns how many; LegroomError stores none."""
     path, shared = store_path(), dict[str, Observation]()
     for name, text in receipts:
         try:
@@ -268,7 +268,7 @@ def store_observations(observations: Iterable[Observation]) -> str:
 
 
 def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
-    """The stored observations and a note; a damaged file is renamed and the note names it, else empty."""
+    """The stored observations, and a note if a damaged file was moved aside; LegroomError for a newer file."""
     stored = read_store(path)
     if not stored.problem:
         return stored.observations, ""

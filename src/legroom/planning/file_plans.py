@@ -58,7 +58,7 @@ class FileServer:
 
     @property
     def verdict(self) -> FileVerdict:
-        """`does_not_fit`: on none of its possible GPUs; `tight`: not safely on one of them; else `fits`."""
+        """`does_not_fit`: refused, or on no possible GPU; `tight`: not safely on one; `unknown`; else `fits`."""
         if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:

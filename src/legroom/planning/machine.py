@@ -186,7 +186,7 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
 
 
 def _assumed_note(model: Model) -> str:
-    """What was assumed of a model whose config was not read, as a sentence; empty where it was read."""
+    """What was assumed of a model whose config was not read, as words that follow "MODEL is"."""
     said, _, doubt = model.source.removeprefix("bundled: ").partition(";")
     if said.startswith("taken"):
         return said

@@ -47,7 +47,7 @@ class PackedServer:
 
 
 def default_name(args: ServeArgs) -> str:
-    """The served model name, or the last part of the model's name."""
+    """The served model name, or the last part of the model's: lower-case letters, digits and hyphens."""
     named = other_value(args, "--served-model-name") or args.model.rstrip("/").rpartition("/")[2]
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in named.lower())
     return "-".join(part for part in plain.split("-") if part) or "server"
@@ -167,7 +167,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
 
 
 def _with_goal(server: PackedServer) -> PackedServer:
-    """The server with max_model_len and max_num_seqs raised to its goal."""
+    """The server with the goal's context as max_model_len, unless given, and max_num_seqs raised to its concurrency."""
     goal, target = server.goal, server.target
     if goal is None:
         return server
@@ -179,7 +179,7 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """The smallest and largest useful KV cache in bytes, and the bytes of one block."""
+    """Bytes of the smallest and largest useful KV cache (equal where a flag sets them), and of one block."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:

@@ -27,7 +27,7 @@ _MOST_OFFERED = 4
 
 
 def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
-    """The changes that make a pack fit, the smallest loss first."""
+    """Up to four changes that make a pack fit, the smallest loss first; none where it fits."""
     if result.verdict != "does_not_fit":
         return ()
     offered: list[PackChange] = []
@@ -64,7 +64,7 @@ def _candidate_changes(result: PackResult) -> Iterator[PackChange]:
 
 
 def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Changes to a smaller max_num_batched_tokens: less activation memory, the same outputs."""
+    """The change to smaller max_num_batched_tokens and max_num_seqs, if not given: less memory, the same outputs."""
     settings, args = needs.settings, needs.server.args
     flags: dict[str, Any] = {}
     if args.max_num_batched_tokens is None and settings.max_num_batched_tokens > _STEP_TOKENS:

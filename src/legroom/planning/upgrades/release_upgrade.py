@@ -128,7 +128,7 @@ def _cache_groups_remark(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def _groups(kv: KvPlan) -> str:
-    """The KV cache groups in words: layers, kind and bytes per block of each."""
+    """The number of KV cache groups in words, such as "one group" or "3 groups"."""
     number = len(kv.groups) or 1
     return "one group" if number == 1 else f"{number} groups"
 
@@ -286,7 +286,7 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
 
 
 def _replacement_series(name: str, release: Release, engine: str) -> str | None:
-    """The metric of the new release that measures the same; None where there is none or it is hidden."""
+    """The new release's metric of the same role, else with the nearest name; None where there is none."""
     role = role_of(name)
     by_role = name_of(role, release, engine) if role else None
     close = nearest(name, release, engine)
