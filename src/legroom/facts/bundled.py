@@ -169,7 +169,7 @@ def _is_word(kind: str, word: str) -> bool:
 
 
 def _words(repo: str) -> list[str]:
-    """The words of a repository's name without roles such as `instruct`."""
+    """The words of a repository's name without roles such as `instruct` and precisions such as `bf16`."""
     return [word for word in re.split(r"[-: ]+|\.(?!\d)", _spelled(repo)) if word and word not in _ROLES | _PLAIN]
 
 
@@ -271,14 +271,14 @@ def _alphanumeric(name: str) -> str:
 
 
 def _name_words(name: str) -> list[str]:
-    """The hyphen-separated words of a repository's name in lower case, without the vendor's and a plain last word."""
+    """The hyphen-separated words of a repository's name in lower case, without a vendor's prefix and a last `bf16`."""
     words = name.rpartition("/")[2].lower().removeprefix("meta-").removeprefix("nvidia-").split("-")
     return words[:-1] if words[-1] in _PLAIN else words
 
 
 @lru_cache(maxsize=64)
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Bundled models with the most similar names: 16 candidates by shared letter pairs, compared by difflib."""
+    """Short names of the bundled models with the most similar names; empty where none is similar."""
     import difflib  # only on the way to an error message
 
     close: list[str] = []

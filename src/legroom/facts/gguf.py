@@ -76,7 +76,7 @@ _ARCHITECTURES = {
 
 
 def read_gguf(path: Path) -> Model:
-    """The model of a GGUF file, with `checkpoint_bytes` the sum of its tensors."""
+    """The model of a GGUF file, with `checkpoint_bytes` the sum of its tensors; LegroomError where it is none."""
     try:
         with path.open("rb") as file:
             metadata, tensors = _read_header(file, path.name)

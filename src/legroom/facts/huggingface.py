@@ -185,7 +185,7 @@ class HubAnswer:
 
 
 def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubAnswer:
-    """The config of a Hub model, from the cache where it is there, else from the Hub."""
+    """The config of a Hub model; from the cache where `offline` or the Hub is unreachable. LegroomError without one."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     files = _RepoFiles(repo, revision, offline)
     try:

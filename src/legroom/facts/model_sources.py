@@ -25,7 +25,7 @@ def load(
     offline: bool | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model of a name or path; `overrides` change its config, `offline` None follows HF_HUB_OFFLINE."""
+    """The model of a name or path, else LegroomError; `overrides` change its config, `offline` None: HF_HUB_OFFLINE."""
     text = name_or_path.strip()
     if not text:
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")

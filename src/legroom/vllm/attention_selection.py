@@ -19,7 +19,7 @@ _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 
 
 def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
-    """(vLLM's message, hint) of each kind of layer for which no backend is left."""
+    """(vLLM's message, hint) where no attention backend is left for a kind of layer; NVIDIA cards only."""
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
@@ -45,7 +45,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         # Up to 0.28 the selected backend is asked for DCP, not the backends before the selection.
         if settings.decode_context_parallel_size > 1 and not needs.decode_context_parallel:
             chosen = named or _first_backend(table, needs)
-            if chosen and not table.shares_contexts(chosen):
+            if chosen and not table.supports_decode_context_parallel(chosen):
                 yield (
                     "Decode Context Parallelism (DCP) requires attention implementations to return the softmax LSE "
                     f"during decode, but {chosen} does not.",

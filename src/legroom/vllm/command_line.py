@@ -76,12 +76,12 @@ def long_name(name: str) -> str:
 
 
 def flags_in(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line with their values, "" for a switch; several values are joined by spaces."""
+    """The flags of a command line by name as written, with values joined by spaces; "" for a switch."""
     return {part.name: part.value for part in command_parts(words) if part.name}
 
 
 def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -> str | None:
-    """The value of one flag as written; "" for a switch, None where the flag is absent."""
+    """The value of one flag in `words[flags_at:]` as written; "" for a switch, None where the flag is absent."""
     values = [part.value for part in command_parts(words[flags_at:], release) if part.name and part.dest == dest]
     return values[-1] if values else None
 
@@ -124,7 +124,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
 
 
 def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """The words with these settings (by dest) written as the release's flags; None removes one."""
+    """The words with these settings (by dest) as the release's flags from `flags_at` on; None removes one."""
     kept = list(words[:flags_at])
     for part in command_parts(words[flags_at:], release):
         if not part.name or part.dest not in changes:

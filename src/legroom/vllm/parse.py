@@ -70,7 +70,7 @@ class FlagReader:
         self.store(flag, value)
 
     def _newer_takes(self, flag: Flag, value: Any) -> bool:
-        """Whether the next release accepts the value, for a build between two known releases."""
+        """Whether the next release accepts the value, for a build between two; records an uncertain problem if so."""
         newer = successor(self.release)
         if newer is None or value not in (choices(flag.name, newer) or ()):
             return False

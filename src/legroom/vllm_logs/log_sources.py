@@ -32,7 +32,7 @@ def names_a_file(text: str) -> bool:
 
 
 def pieces_of_file(path: str) -> Iterator[bytes]:
-    """The bytes of a log file, decompressed where it is gzip or zstd."""
+    """The bytes of a log file, decompressed where it is gzip or zstd; LegroomError where it cannot be read."""
     where = Path(path).expanduser()
     if where.is_dir():
         hint = f"name a log file in it: legroom diagnose {path.rstrip('/')}/*.log"
@@ -56,7 +56,7 @@ def pieces_of_stdin() -> Iterator[bytes]:
 
 
 def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> Iterator[bytes]:
-    """The output of a program such as `journalctl -u UNIT`, in pieces; `what` names it in errors."""
+    """The output of a program such as `journalctl -u UNIT`; LegroomError, naming `what`, where it fails."""
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ LINEAR_ATTENTION = "re:.*linear_attn.*"
 
 
 def quantization(config: Config) -> Quantization | None:
-    """The quantization of a checkpoint from its config.json or nested text config; None where it is unquantized."""
+    """The quantization of a checkpoint's config.json; None where unquantized, LegroomError for an unknown method."""
     section = _quantization_section(config)
     if section is None:
         return None
