@@ -39,7 +39,7 @@ class StepBand:
 
 
 def class_of(work: Hardware) -> str:
-    """The kind of model whose errors are alike."""
+    """The kind of model, by which errors are alike: "state-space", "latent attention", "experts" or "dense"."""
     if work.state_layers or work.latent_layers:
         return "state-space" if work.state_layers else "latent attention"
     return "experts" if work.expert_layers else "dense"

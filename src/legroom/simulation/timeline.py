@@ -237,7 +237,7 @@ class Timeline:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile at `share` (0 to 1) of sorted `values`."""
+    """The nearest-rank percentile at `share` (0 to 1) of sorted `values`; 0 without values."""
     if not values:
         return 0
     return values[min(len(values), int(max(1, -(-len(values) * share // 1)))) - 1]
