@@ -109,7 +109,7 @@ class TomlTable:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
-        """A number from `least` to `most`; the default without the key."""
+        """A number from `least` to `most`, else ConfigError; the default without the key."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -117,7 +117,7 @@ class TomlTable:
         return value
 
     def integer(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number from `least` to `most`; the default without the key."""
+        """A whole number from `least` to `most`, else ConfigError; the default without the key."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.error(key, f"must be from {least} to {most}, not {value}")
@@ -131,7 +131,7 @@ class TomlTable:
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """A string among the choices; the default without the key."""
+        """A string among the choices, else ConfigError; the default without the key."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
@@ -178,7 +178,7 @@ class TomlTable:
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
     def tables(self, key: str) -> tuple[TomlTable, ...]:
-        """The tables of a TOML list of tables, `[[key]]`; empty without the key."""
+        """The tables of a TOML list of tables, `[[key]]`, else ConfigError; empty without the key."""
         tables = self.get(key, list, [])
         for number, values in enumerate(tables):
             if not isinstance(values, dict):

@@ -142,7 +142,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a Hub repository; HF_HUB_OFFLINE decides where `offline` is None."""
+    """The model of a Hub repository, or LegroomError; HF_HUB_OFFLINE decides where `offline` is None."""
     if not is_hub_id(name):
         raise _unknown_model_error(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     if offline is None:

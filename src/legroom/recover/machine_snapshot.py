@@ -81,7 +81,7 @@ def _unix_socket_peers() -> dict[int, int]:
 
 
 def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
-    """Pairs of a Unix socket's inode and its peer's, from the netlink reply."""
+    """Pairs of a Unix socket's inode and its peer's, from the netlink reply; OSError where the kernel refuses."""
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):

@@ -269,7 +269,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
 
 
 def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
-    """The flag of a name or unique prefix, and whether it is negated by --no-."""
+    """The flag of a name or unique prefix, else None, and whether --no- negates it; notes an ambiguous prefix."""
     table = flags_of(reader.release)
     if name in table:
         return table[name], False

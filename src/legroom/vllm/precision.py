@@ -14,7 +14,7 @@ _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "flo
 
 
 def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:
-    """The dtype of activations and unquantized weights, and a note where the card's lack of bfloat16 changed it."""
+    """The dtype of activations and unquantized weights, and a note (or "") where the card lacks bfloat16."""
     has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
     asked = (args.dtype or "auto").lower().removeprefix("torch.")
     if asked == "auto":
