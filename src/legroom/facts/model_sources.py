@@ -69,7 +69,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a mirror; a quantized mirror keeps its method but gets the usual unquantized modules."""
+    """The bundled model under another uploader's name; if quantized, with the modules usually left unquantized."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model

@@ -291,7 +291,7 @@ def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
 
 
 def _last_tensor(module: Module) -> str:
-    """The name of a module's last tensor in a checkpoint."""
+    """The alphabetically last name of a module's tensors in a checkpoint."""
     path, _, own = module.name.rpartition(".")
     return f"{path}.{max(module.shards, default=own)}"
 

@@ -324,7 +324,7 @@ def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
 
 
 def _compared(made: Plan) -> tuple[Any, ...]:
-    """What is compared to tell whether a release plans the server differently."""
+    """KV and headroom bytes, blocks, tokens, concurrency and verdict, which tell whether two plans differ."""
     kv = made.memory.kv
     return (
         made.layout.kv_cache.bytes,
