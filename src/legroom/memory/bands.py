@@ -167,7 +167,7 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
-    """Bytes (below, above) the KV cache in its band, 0 if all is exact; `first_start_bytes`: of an empty compile cache."""
+    """Bytes (below, above) the KV cache in its band, 0 if exact; `first_start_bytes`: of an empty compile cache."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))

@@ -31,7 +31,7 @@ from legroom.run.server_command import ServerCommand, read_command
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings
-from legroom.vllm_logs.log_masking import masked
+from legroom.vllm_logs.log_masking import masked_log_text
 from legroom.vllm_logs.log_sources import pieces_of_file
 
 if TYPE_CHECKING:
@@ -240,12 +240,12 @@ def find_remedy(
         return Remedy("not_memory", "", ended, False, refused="a signal from outside asks for no other flags")
     if not findings:
         last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
-        last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
+        last = f" Its last line: {masked_log_text(last_line)[:_LONGEST_WORDS]}" if last_line else ""
         why = f"{ended}, and the log does not say why" if ended else "the log does not say why"
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
-    why = f"{_failure_title(first)}: {masked(first.why + _exception_text(first))}"
-    lines = tuple(masked(item.text)[:300] for item in first.evidence[:3]) or (
+    why = f"{_failure_title(first)}: {masked_log_text(first.why + _exception_text(first))}"
+    lines = tuple(masked_log_text(item.text)[:300] for item in first.evidence[:3]) or (
         (kill.line,) if kill and kill.line else ()
     )
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
@@ -323,7 +323,7 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
             expected = expected_pool(changed, case.environ, case.gpus)
             reason = _violates_minimum(fix, expected, case, diagnosed.is_memory)
         if not reason:
-            why = masked(fix.why)
+            why = masked_log_text(fix.why)
             return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
         refusals.append(f"{change} ({reason})")
     if refusals:
