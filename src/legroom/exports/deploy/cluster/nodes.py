@@ -179,7 +179,7 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
 
 
 def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
-    """The plan with this flag added to or replaced in its command."""
+    """The plan with this flag appended to its command, in which the last of a name counts."""
     return replace(plan, command=(*plan.command, *phrase.words))
 
 

@@ -102,7 +102,7 @@ def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, A
 
 
 def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
-    """The annotation that names the planned GPU for `legroom gate` and `plan --file`."""
+    """The annotation that names the planned GPU for `legroom gate` and `plan --file`; {} without a GPU."""
     card = server.plan.gpu
     if not card.name:
         return {}
@@ -211,7 +211,7 @@ def secret_key(name: str) -> str:
 
 
 def secret_command(server: ExportedServer, namespace: str | None) -> Iterator[str]:
-    """The kubectl command that creates the Secret with its API keys and tokens."""
+    """A head comment with the kubectl command that creates the Secret; nothing without secrets."""
     if server.secrets:
         where = f" --namespace {namespace}" if namespace else ""
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
