@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_terminal() -> bool:
-    """Whether stdin and stderr are terminals, which Textual reads and draws on."""
+    """Whether stdin, stdout and stderr are terminals, which Textual reads and draws on."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -241,8 +241,8 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
         ServerConfig,
         read_config,
         simple_config,
-        with_more_actions,
         with_interval,
+        with_more_actions,
     )
 
     token = _bearer_token(args)

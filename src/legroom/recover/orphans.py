@@ -61,7 +61,7 @@ def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
 
 
 def engine_part(process: ProcessInfo) -> str:
-    """`EngineCore`, `Worker` or the like for a process of a vLLM engine, else empty."""
+    """`EngineCore`, `Worker`, `DPCoordinator` or, untitled, `process` for a process of a vLLM engine, else empty."""
     title = _PART.match(process.title)
     if title and process.is_python and (title["prefix"] == "VLLM" or process.loads_vllm):
         return title["part"]

@@ -46,7 +46,7 @@ class RestartCommand:
 
 
 def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
-    """The newest killed `legroom run`, from the file it left behind; those that still run are skipped."""
+    """The newest killed `legroom run`, from the file it left behind; None where all still run or there is none."""
     notes = sorted((folder or runs_folder()).glob("*.json"), key=_modification_time_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):

@@ -279,7 +279,7 @@ class RestartPolicy:
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
-        """Restarts within the budget; returns the delay. `unchanged` describes a restart without a fix."""
+        """Takes a restart of the budget and any fix; the delay, None where it is spent. `unchanged`: its text."""
         delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")

@@ -62,7 +62,7 @@ class Load:
 
 
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
-    """Parse a preset, lengths such as `512/128`, a synthetic mix or a trace file; every request fits the context."""
+    """Parse a preset, lengths (`512/128`), a synthetic mix or a trace file, cut to the context; else LegroomError."""
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
@@ -132,7 +132,7 @@ def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """How many requests always fit the pool at once, even the longest of the load."""
+    """How many requests, 1 to `most`, always fit the pool at once, even the longest of the load."""
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
@@ -239,7 +239,7 @@ class LoadMonitor:
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:
-        """Wait until no request runs or waits; False after `limit_s` seconds."""
+        """Wait until no request runs or waits; False after `limit_s` seconds or where a scrape fails."""
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             sample = await self.sample()

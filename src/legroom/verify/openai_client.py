@@ -157,7 +157,7 @@ class ServerClient:
             self.vocabulary = ids
 
     async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
-        """Switch to text prompts, for servers that accept no token ids."""
+        """Switch to text prompts, for servers that take no token ids, and measure one; its outcome."""
         self.accepts_token_ids = False
         outcome = await self.complete(model, _filler_text(_SAMPLE_WORDS), 1)
         if outcome.ok and outcome.prompt_tokens:
@@ -325,7 +325,7 @@ async def _run_smoke_test(url: str, api_key: str | None, timeout_s: float = 120.
 
 
 async def _send_tokens(server: ServerClient, path: str, model: str, length: int, timeout_s: float) -> RequestOutcome:
-    """One request of `length` tokens in all, as token ids; a short text for 0. A slow prompt runs at 1,000 tokens/s."""
+    """One request of `length` tokens in all, as token ids, a short text for 0; 1 s more time per 1,000 tokens."""
     if path == "/v1/completions":
         answer = 4
         prompt = [3] * (length - answer) if length else "Hello"

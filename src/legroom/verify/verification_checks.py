@@ -165,7 +165,7 @@ def preemption_check(run: LoadRun, limits: PassCriteria) -> Check:
 
 
 def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) -> Check:
-    """Whether the pool held at most what these requests need."""
+    """Passes where the pool held at most what these requests need; unknown with layer groups or other clients."""
     peak = run.peak_kv_use
     if peak is None or pool is None:
         return Check("kv use", None, "not measured: the server shows neither the use nor the size of its pool")

@@ -115,7 +115,7 @@ _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod a
 
 
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags, and its distribution over nodes."""
+    """The plan with multi-node flags, and its distribution over nodes; LegroomError where they do not divide alike."""
     words = parse_command(plan.command, plan.release)
     args = plan.args
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))

@@ -156,7 +156,7 @@ def container(
     *,
     takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The server's container, a headless worker's without port and HTTP probes; `more`: flags of its rank."""
+    """The server's container; `more`: flags of its rank, `wrapper`: sh script around it. Headless: without probes."""
     why, pre_stop = _pre_stop_hook(server)
     if not takes_requests:
         why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
