@@ -30,14 +30,14 @@ _UNDER_WAY: dict[str, str] = {
 
 
 def run_under_way(server: str, home: Path | None = None) -> str | None:
-    """What a `legroom run` here does to this server (scrapes may fail); None without one, or if it should serve."""
+    """In words, what a `legroom run` of this machine is doing to the server; None without one, or while it serves."""
     record = _living_run(server, home)
     what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record) if record else None
     return f"`legroom run` (pid {record['pid']}) {what}" if what else None
 
 
 def with_start_reason(result: ScrapeResult) -> ScrapeResult:
-    """A sample that says whether a `legroom run` of this machine was asked to start its server; others unchanged."""
+    """A sample with `start_requested` (0 or 1) set if a `legroom run` of this machine has it; others unchanged."""
     requested = _living_run(result.server).get("start_requested") if isinstance(result, Sample) else None
     if not isinstance(result, Sample) or requested is None:
         return result
@@ -45,7 +45,7 @@ def with_start_reason(result: ScrapeResult) -> ScrapeResult:
 
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
-    """The run file of the `legroom run` at this address of this machine; empty where there is none."""
+    """The run file of the living `legroom run` at this loopback address; empty where there is none."""
     place = urlsplit(server)
     if not is_loopback_host(place.hostname or ""):
         return {}

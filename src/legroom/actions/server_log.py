@@ -160,7 +160,7 @@ def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: 
 
 
 def last_lines(path: Path, count: int, reach_bytes: int = 1 << 16) -> list[str]:
-    """The last lines of a file, from its last `reach_bytes`."""
+    """The last `count` lines of a file, from its last `reach_bytes`; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -207,7 +207,7 @@ class Entry:
 
     @property
     def first_seen(self) -> str | None:
-        """The date (YYYY-MM) of the oldest public thread that the entry counts as this cause."""
+        """The date (YYYY-MM) of the oldest counted public thread; None without one."""
         return min((thread.seen for thread in self.threads), default=None)
 
     @property

@@ -46,7 +46,7 @@ def socket_peers() -> dict[int, int] | None:
 
 
 def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
-    """Socket inode -> inode of its peer, from the lines of /proc/net/tcp and tcp6."""
+    """Socket inode -> inode of its peer, or ELSEWHERE, from the lines of /proc/net/tcp and tcp6."""
     ends: dict[tuple[str, str], int] = {}
     for line in lines:
         words = line.split()
@@ -180,6 +180,7 @@ class MachineSnapshot:
     """Whether processes of other users are hidden (/proc mounted with hidepid)."""
 
     def tree(self, pid: int) -> tuple[ProcessInfo, ...]:
+        """The process, then all its descendants; empty where the process is unknown."""
         below: dict[int, list[ProcessInfo]] = {}
         for fact in self.processes.values():
             below.setdefault(fact.parent, []).append(fact)
@@ -194,7 +195,7 @@ class MachineSnapshot:
 
 
 def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
-    """Read the machine once; takes a second with thousands of processes."""
+    """Read the machine once, in a second with thousands of processes; LegroomError without /proc."""
     import psutil
 
     if not (_PROC / "self/fd").exists():
@@ -226,7 +227,7 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
 
 
 def creation_time(pid: int) -> float | None:
-    """The creation time of a process, comparable with `ProcessInfo.created_s`; None where there is none."""
+    """When a process was created, in Unix seconds as `ProcessInfo.created_s`; None where there is none."""
     import psutil
 
     try:

@@ -120,14 +120,14 @@ def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
 
 
 def _title(finding: Finding, language: Language) -> str:
-    """The title of the finding's cause; a SIGKILL alone proves none."""
+    """The title of the finding's cause, or a heading of its own for a kill without a stated reason."""
     if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
         return heading("bare_kill", language)
     return cause_of(finding.cause).title.in_language(language)
 
 
 def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    """`error[ENTRY]: cause`, or `maybe[...]` below a confidence of 0.4, then the phase and what was run."""
+    """`error[ENTRY]: title`, or `maybe[...]` below 0.4 confidence; then the phase, model, release and GPU."""
     error = finding.confidence >= 0.4
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
@@ -220,7 +220,7 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
 
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
-    """The command line wrapped with backslashes, to be pasted into a shell."""
+    """The fix's comment and command, wrapped with backslashes, quoted for a shell, secrets masked."""
     for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
         yield _MARGIN * 2 + style.paint(line, "dim")
     words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
@@ -229,10 +229,10 @@ def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
         yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
 
 
-def _shell_quoted(word: str, number: int, command: Sequence[str]) -> str:
-    """A word quoted for the shell; of a variable assignment, only the value."""
+def _shell_quoted(word: str, index: int, command: Sequence[str]) -> str:
+    """The word at `index` quoted for the shell; of a variable assignment before the command, only its value."""
     name, is_set, value = word.partition("=")
-    if is_set and name.isidentifier() and all("=" in before for before in command[:number]):
+    if is_set and name.isidentifier() and all("=" in before for before in command[:index]):
         return f"{name}={shlex.quote(value)}"
     return shlex.quote(word)
 
@@ -308,7 +308,7 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
 
 
 def _catalog_entry(finding: Finding) -> Entry | None:
-    """The catalog entry of this cause, which has Chinese texts."""
+    """The catalog entry of this cause, which has Chinese texts; None where the catalog has none."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
     try:
@@ -318,7 +318,7 @@ def _catalog_entry(finding: Finding) -> Entry | None:
 
 
 def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
-    """What a fix does; in Chinese from the catalog."""
+    """What a fix does; in Chinese the catalog's text where it has one."""
     if language != "en" and (entry := _catalog_entry(finding)):
         same = next((item for item in entry.workarounds if item.kind == fix.kind), None)
         if same:
@@ -338,7 +338,7 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
 
 
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
-    """Which lines are missing, and the possible causes."""
+    """The report of a log without its cause: the decisive line, the lines that are needed, possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
     case = diagnosis.case
