@@ -108,7 +108,7 @@ def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
 def _host_memory_fixes(
     kill: KernelKill, estimate: HostEstimate, command: ServerCommand, environ: Mapping[str, str]
 ) -> Iterator[Fix]:
-    """Fixes that lower the host memory which flags reserve."""
+    """Fixes that lower the host memory which flags reserve to the cgroup's limit; none where it set no limit."""
     if kill.limit_bytes is None:
         return  # other programs may hold the rest of the machine's memory
     room = int(kill.limit_bytes * (1 - _SPARE))
@@ -126,7 +126,7 @@ def _host_memory_fixes(
 
 
 def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
-    """A fix that lowers the KV cache on a CPU to what the limit leaves for it."""
+    """A fix that lowers a CPU's KV cache from `pool` to `room` bytes; none below 64 MiB, or where it fits."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
     if not _LEAST_POOL_BYTES <= room < pool:
         return
@@ -264,7 +264,7 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-    """Which process a signal has ended, and whether the kernel's out-of-memory killer sent it; empty without one."""
+    """How a process died of a signal, or unseen, and whether the OOM killer sent it; empty where it exited itself."""
     if death.signal is None:
         return f"{death.who} (pid {death.pid}) ended; its parent collected the exit status before it could be read"
     if not death.signal:
@@ -298,7 +298,7 @@ def _failure_title(finding: Finding) -> str:
 
 
 def _exception_text(finding: Finding) -> str:
-    """The message of the exception, for a cause that does not describe it."""
+    """` It says: ` and the exception's message, where the cause is not memory; else empty."""
     exception = next((item for item in finding.evidence if item.role == "exception"), None)
     if exception is None or finding.cause != "not_memory":
         return ""
