@@ -185,6 +185,7 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
 
 
 def _server_parser() -> argparse.ArgumentParser:
+    """The parser of the options that each packed server may have among its own flags."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
     for option in ("--want-context", "--want-concurrency", "--name"):
         parser.add_argument(option)

@@ -98,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
         from legroom.planning.plan import cold_start
 
         made = cold_start(made)
-    # Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it.
     report = PlanReport(made)
     if args.svg:
         write_file(args.svg, report.svg(), "picture")

@@ -233,7 +233,6 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
         choice = choose(trace, candidates, goal, executor=shared_options.sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
-                # Fleets that hold the load: replicas of this server, and one server on a larger card.
                 from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
 
                 few = promising_candidates(trace, choice, candidates)

@@ -89,7 +89,6 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
     kind = match["kind"]
-    # Raise unless the tier is `cpu`, the only one that is simulated.
     if kind == "disk":
         raise LegroomError(
             f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",

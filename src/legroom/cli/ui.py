@@ -59,7 +59,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.static is not None:
-        # Write the web page as static files and print what was written; returns the exit code.
         from legroom.web.static_edition import write_static
 
         written = write_static(args.static, args.runtime)

@@ -71,7 +71,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.record:
-        # Raise where --record goes with a sidecar option or would overwrite the file of --replay.
         if args.daemon or args.rehearse:
             raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
         if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():

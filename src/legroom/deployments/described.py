@@ -82,7 +82,6 @@ def deployment_from_arguments(
         close = difflib.get_close_matches(unknown[0], _ARGUMENTS, n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", hint)
-    # LegroomError for the first argument that the release does not have, as its command line would say it.
     from legroom.facts.flags import flags_of
 
     known = {flag.dest for flag in flags_of(release).values()}

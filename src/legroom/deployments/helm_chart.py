@@ -154,6 +154,7 @@ class _Renderer:
                 self._print(self._evaluate(part.words, dot), part)
 
     def _print(self, value: Any, block: _Block) -> None:
+        """Append what a value prints; of an unknown one a placeholder, and `is_complete` ends where it may matter."""
         printed = _printed(value)
         if printed is None:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})
@@ -187,6 +188,7 @@ class _Renderer:
         return value
 
     def _pipeline(self, words: list[str], dot: Any) -> Any:
+        """The value of `a | b`, whose words it removes from `words`."""
         value = self._command(words, dot, ())
         while words[:1] == ["|"]:
             words.pop(0)
@@ -202,6 +204,7 @@ class _Renderer:
         return self._call(name, (*values, *piped)) if name else values[0]
 
     def _operand(self, words: list[str], dot: Any) -> Any:
+        """The value of a literal, variable, field or bracket, whose words it removes from `words`."""
         word = words.pop(0)
         if word == "(":
             value = self._pipeline(words, dot)
@@ -217,6 +220,7 @@ class _Renderer:
         return float(word) if "." in word else int(word)
 
     def _call(self, name: str, values: tuple[Any, ...]) -> Any:
+        """The result of a template function; _UNKNOWN where it, or one of its arguments, is not known."""
         if name in ("include", "template", "block"):
             return self._include(*values[:2]) if len(values) > 1 else _UNKNOWN
         if name in ("and", "or", "default", "coalesce"):  # the first value that decides, else the last
@@ -227,6 +231,7 @@ class _Renderer:
         return _UNKNOWN if function is None or _UNKNOWN in values else function(*values)
 
     def _include(self, name: str, dot: Any) -> Any:
+        """What a named template prints; _UNKNOWN where it is not defined or prints something unknown."""
         if name not in self.named:
             return _UNKNOWN
         source, block = self.named[name]
@@ -249,6 +254,7 @@ def _field(value: Any, path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """A node as a plain Python value, a printed value as its text; others as they are."""
     return value.plain() if isinstance(value, Node) else value.text if isinstance(value, _Printed) else value
 
 
@@ -311,6 +317,7 @@ def _nindent(spaces: Any, value: Any) -> Any:
 
 
 def _compare(compare: Callable[[Any, Any], bool], kind: Callable[[Any], Any]) -> Callable[..., bool]:
+    """A function: whether its first argument compares so with any other, each converted by `kind`."""
     return lambda first, *others: any(compare(kind(_plain(first)), kind(_plain(other))) for other in others)
 
 

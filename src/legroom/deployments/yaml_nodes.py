@@ -71,7 +71,6 @@ class Node:
             return {key: value.plain() for key, value in self.items()}
         if isinstance(self.values, list):
             return [item.plain() for item in self.list()]
-        # The scalar as bool, int, float or text by its YAML kind; as text where it does not convert.
         kind = self.tag.rpartition(":")[2]
         if self.scalar is None:
             return None

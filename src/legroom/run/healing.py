@@ -59,6 +59,7 @@ class HostEstimate:
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
+    """The finding of an out-of-memory kill: whom it hit, which limit, and fixes that need less or more host memory."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
@@ -69,7 +70,6 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     try:
         if gpus.name:
             return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
-        # Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache.
         pool = cpu_pool_bytes(command, environ)
         shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
         with contextlib.suppress(LegroomError):

@@ -41,8 +41,7 @@ PREFIX = "legroom: "
 
 
 class Announcer:
-    """Writes legroom's own lines to stderr in a thread, so that a stalled reader (a pager, Ctrl-S) does not
-    delay signals."""
+    """Writes legroom's lines to stderr in a thread: a stalled reader (a pager, Ctrl-S) does not delay signals."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -1,5 +1,4 @@
-"""Reports of incidents to the log, the journal and the metrics, and to webhooks in plain JSON, Alertmanager or Slack
-format."""
+"""Reports incidents to the log, the journal, the metrics and webhooks (plain JSON, Alertmanager or Slack)."""
 
 from __future__ import annotations
 
@@ -162,8 +161,7 @@ class Notifier:
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's notifications in order, and at intervals the open incidents it lacks: those of an earlier
-        process at once."""
+        """Posts a webhook's messages in order and, at first and every REPEAT_S, the open incidents that it lacks."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
         while True:
             if queue.empty() and clock() >= repeat_s:
@@ -223,6 +221,7 @@ class IncidentReporter:
         notifier.note = self.note
 
     def report_opened(self, incident: OpenIncident) -> None:
+        """Logs, counts, journals and notifies a new incident."""
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
         self._log(f"{incident.server}: {incident.title}: {reason}")
@@ -231,6 +230,7 @@ class IncidentReporter:
         self._notifier.notify(incident)
 
     def journal_opened(self, incident: OpenIncident) -> None:
+        """Queues the incident and its reason for the journal, which then sets its `number`."""
         detail = incident.detail()
 
         def open_incident(journal: Journal) -> None:
@@ -242,10 +242,12 @@ class IncidentReporter:
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)
 
     def report_critical(self, incident: OpenIncident) -> None:
+        """Notes and notifies that an incident has become critical."""
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 
     def report_closed(self, incident: OpenIncident, how: str = "over") -> None:
+        """Logs, journals and notifies an incident's end; `how`: `over`, or why it is no longer watched."""
         unseen = incident.finding is None and how == "over"
         outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.last_action}" if incident.last_action else ""

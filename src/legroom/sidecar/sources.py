@@ -37,8 +37,7 @@ class Source(Protocol):
     def __call__(
         self, take: OnScrape, removed: OnRemoved = ignore_removed, expected: ExpectedServers = no_servers, /
     ) -> Coroutine[Any, Any, None]:
-        """Calls `removed` for a server that is no longer listed, including those that `expected` names: servers which
-        an earlier process had found."""
+        """Calls `removed` for a server no longer listed, or `expected` (found by an earlier process) and not listed."""
         ...
 
 

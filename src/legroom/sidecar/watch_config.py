@@ -140,24 +140,26 @@ def read_config(path: Path) -> SidecarConfig:
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
     """A configuration without a file: one group, `notify` and `act` allowed, `others` its further fields."""
-    _check_actions(act)
+    _refuse_unknown_actions(act)
     servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
     return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
 
 
-def _check_actions(act: Sequence[str]) -> None:
+def _refuse_unknown_actions(act: Sequence[str]) -> None:
     if unknown := sorted(set(act) - set(ACTION_NAMES)):
         raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
 
 
 def with_more_actions(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
-    _check_actions(act)
+    """The configuration with these actions allowed too, in every group; LegroomError for an unknown one."""
+    _refuse_unknown_actions(act)
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
     return replace(config, act=config.act | more, groups=groups)
 
 
 def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
+    """The configuration with this scrape interval; LegroomError outside 0.1 to 300 s."""
     if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
         bounds = f"{_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s"
         hint = "scrapes further apart show nothing in time"

@@ -121,6 +121,7 @@ class WatchSession:
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
+        """The server's own plan, else the one given for all; None without either."""
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
@@ -206,7 +207,6 @@ class WatchSession:
             )
             journal.note(made, finding.reason, time_s=finding.time_s)
             self._ids[incident.key] = made
-            # Notes the remedies for a new incident in the journal, at the row `made`.
             from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
             assert incident.finding is not None and self._journal is not None

@@ -170,7 +170,6 @@ class _Lexer:
         elif character in OPERATORS and not _PLACEHOLDER.match(self.text, self.position):
             self._read_operator(character)
         else:
-            # Appends the word at the position; `name=(` opens an array.
             word, self.position = _parse_word(self.text, self.position)
             if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
                 word = Word(word.text + "(", word.offset, word.raw + "(")

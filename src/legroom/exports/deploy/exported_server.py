@@ -129,12 +129,14 @@ class ExportedServer:
 
 
 def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str]) -> Iterator[Any]:
+    """Each flag's words, converted; the first of each is a `Commented` with the flag's reason."""
     for flag in flags:
         for i, word in enumerate(flag.phrase.words):
             yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
+    """The request's planned server; of a plan file without a key it has a remark that there may be one."""
     server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))

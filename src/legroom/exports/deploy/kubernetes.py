@@ -38,7 +38,6 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
     cache = options.get("cache") or (several if pods > 1 else "claim")
     if cache == "pod" and keeps_volumes:
         cache = "kept"
-    # The namespace unchanged; LegroomError unless it is a valid Kubernetes name or None.
     namespace = options.get("namespace")
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
@@ -187,6 +186,7 @@ def _deployment(server: ExportedServer, settings: pod.ClusterSettings) -> dict[s
 
 
 def service(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The Service of the pods that take requests: of a group over nodes, usually the first pod alone."""
     chosen = pod.pod_selector(server)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER

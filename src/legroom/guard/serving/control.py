@@ -35,7 +35,6 @@ def answer_control(
     if path == STATUS and method == "GET":
         return 200, admission.status()
     if path == DRAIN and method == "POST":
-        # Status code and document after draining is set as the body says; 400 for another body.
         try:
             wanted: Any = json.loads(body or b"{}")["on"]
         except (ValueError, KeyError, TypeError, RecursionError):

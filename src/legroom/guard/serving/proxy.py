@@ -267,7 +267,6 @@ class Proxy(AdmissionApp):
 
     async def learn_limits_once(self) -> bool:
         """Read the server's limits, and keep earlier ones that are missing now; returns whether its pool is known."""
-        # Limits from the server's /metrics and /v1/models; unknown ones stay None. Its version is stored too.
         page = await self.call_server("GET", METRICS)
         limits = EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
         if page is not None:
@@ -291,6 +290,7 @@ class Proxy(AdmissionApp):
         return limits.known
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
+        """The body of the upstream's answer; None where it fails, takes 5 s or is not a 200."""
         try:
             async with asyncio.timeout(5.0):
                 status, answer = await self.upstreams.request(method, path, self._authorization, body)

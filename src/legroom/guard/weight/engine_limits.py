@@ -69,6 +69,7 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
+        """Whether the number and the size of the KV blocks are known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -135,6 +136,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.ma
 
 
 def limits_of_plan(plan: PlanDocument) -> EngineLimits:
+    """The pool and flags of a plan; LegroomError where it plans no KV cache."""
     kv, args = plan.kv, plan.args
     # A model without a KV cache has the null block alone.
     blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks

@@ -66,8 +66,6 @@ class Journal:
                 raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                # Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another
-                # version.
                 if schema_version(db) == 0:
                     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 db.execute("PRAGMA journal_mode = WAL")

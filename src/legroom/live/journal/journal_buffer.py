@@ -137,6 +137,7 @@ class BufferedJournal:
         return is_damaged(error.__cause__) and not self._is_new and self._move_file_aside()
 
     def _move_file_aside(self) -> bool:
+        """Closes the journal and renames it, with its WAL, to `.damaged-TIME`; False where that fails."""
         self._close_file()
         moved = self._path.with_name(f"{self._path.name}.damaged-{_now_text()}")
         try:

@@ -278,7 +278,6 @@ def _histogram(buckets: _Buckets) -> Histogram | None:
 def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
     """A sample of a /metrics response. Unreadable lines are left out and noted. Raises NotMetrics without any line."""
     body = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    # Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary.
     start = body[:200].lstrip().lower()
     if not start:
         raise NotMetrics("the answer is empty")
@@ -396,6 +395,7 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_number(text: str | None) -> float | None:
+    """The text as a number from 0 to below 2^53; None for anything else."""
     try:
         value = float(text or "nan")
     except ValueError:

@@ -36,8 +36,7 @@ _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefi
 
 @dataclass(frozen=True, slots=True)
 class EngineStep(samples.EngineSample):
-    """One engine between two samples: gauges at the end, and counters and histograms as increases. None: not
-    reported."""
+    """One engine between two samples: gauges at the end, counters and histograms as increases. None: not reported."""
 
     seconds: float = 0.0
     kv_use_before: float | None = None
