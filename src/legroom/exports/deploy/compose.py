@@ -38,7 +38,6 @@ def compose_document(server: ExportedServer) -> dict[str, Any]:
 
 
 def _service(server: ExportedServer) -> dict[str, Any]:
-    """The compose service that runs the server."""
     service: dict[str, Any] = {"image": containers.image(server)}
     if containers.needs_legroom(server):
         service["build"] = "."
