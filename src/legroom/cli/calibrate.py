@@ -201,7 +201,7 @@ def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
 
 
 def _read_log_text(log: str) -> str:
-    """The text of a log file, or of stdin for `-`, cut at the size limit."""
+    """The text of a log file, or of stdin for `-`, cut at the size limit; LegroomError where it is unreadable."""
     try:
         if log == "-":
             return sys.stdin.read(_LARGEST_LOG_BYTES)

@@ -77,7 +77,7 @@ def _json_text(document: Any, indent: int | None) -> str:
 
 
 def write_file(path: str, text: str, what: str) -> None:
-    """Writes a file that the user named; `what` names it in the error."""
+    """Writes a file that the user named, called `what` in the LegroomError where that fails."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

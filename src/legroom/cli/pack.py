@@ -151,7 +151,7 @@ def _mig_slice(card: str, profile: str) -> Gpu:
 
 
 def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
-    """GPU index and program of --other NAME=SIZE[@GPU]; GPU 0 if none is named."""
+    """(GPU index, program) of --other NAME=SIZE[@GPU], GPU 0 if none is named; LegroomError for another form."""
     name, equals, size = text.partition("=")
     size, _, place = size.partition("@")
     if not (name and equals and size and (not place or place.isdigit())):

@@ -184,7 +184,7 @@ def _path_without_revision(named: str) -> str:
 
 
 def _file_text(named: str) -> str:
-    """Text of a file, or of git's REV:PATH where no such file exists; empty for /dev/null."""
+    """Text of a file, or of git's REV:PATH; empty for /dev/null, LegroomError where there is neither."""
     from legroom.deployments.source_text import read_text
 
     if named == "/dev/null":

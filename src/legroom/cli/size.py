@@ -129,7 +129,7 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
-    """Whether the load is a rate or a trace, and not a number of requests at once."""
+    """Whether the load is a rate or a trace, not a number of requests at once; LegroomError where options clash."""
     named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and args.rate is None and args.trace is None:

@@ -118,7 +118,7 @@ def _environment_key(url: str) -> str | None:
 
 
 def _parse_count(text: str | None, option: str, least: int) -> int | None:
-    """A count from `least` to 100,000; None for None."""
+    """A count from `least` to 100,000, else LegroomError; None for None."""
     if text is None:
         return None
     number = parse_count(text, option)

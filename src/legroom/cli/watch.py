@@ -265,7 +265,7 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
 
 
 def _bearer_token(args: argparse.Namespace) -> str | None:
-    """The token of --token-file or LEGROOM_TOKEN; None if empty."""
+    """The token of --token-file, else of LEGROOM_TOKEN; None if empty, LegroomError for characters of no header."""
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
         where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")

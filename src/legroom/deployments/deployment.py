@@ -109,7 +109,7 @@ def deployment_from_file(path: str | Path, requested: Release | None = None, num
 
 
 def deployment_from_python(text: str, requested: Release | None = None, name: str = "the source") -> Deployment:
-    """The `LLM(...)` or engine arguments of Python source; keyword arguments alone are those of `LLM(...)`."""
+    """The `LLM(...)` or engine arguments of Python source, or bare keyword arguments; LegroomError without any."""
     from legroom.deployments.python_reader import parse_python, python_subjects  # only source needs it
 
     source = text

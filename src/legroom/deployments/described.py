@@ -45,7 +45,7 @@ def deployment_from_words(
 def deployment_from_request(
     model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, *, local_files: bool
 ) -> Deployment:
-    """The server of an HTTP or MCP request: `model` with `flags`, or `command`; `local_files`: paths allowed."""
+    """The server of an HTTP or MCP request: `model` with `flags`, or `command`; a path only with `local_files`."""
     release = known_release(vllm) if vllm else None
     if (model is None) == (command is None):
         raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")
@@ -71,7 +71,7 @@ def deployment_from_arguments(
     env: Mapping[str, str] | None = None,
     usage: Usage = "serve",
 ) -> Deployment:
-    """A model with vLLM's engine arguments under their Python names, their values typed."""
+    """A model with vLLM's engine arguments under their Python names; LegroomError for one that the release lacks."""
     from legroom.deployments.deployment import Deployment
 
     release = known_release(vllm) if vllm else latest()

@@ -122,7 +122,7 @@ def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, It
 
 
 def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
-    """The servers and commands of a YAML or JSON file, and the files embedded in it, yet to be read."""
+    """The servers and commands of a YAML or JSON file, and the files embedded in it; LegroomError if it is neither."""
     if kind == "json":
         try:
             json.loads(source.text)

@@ -177,7 +177,7 @@ class _Renderer:
             self.render(block.otherwise, dot)
 
     def _evaluate(self, words: tuple[str, ...], dot: Any) -> Any:
-        """The value of a pipeline; of an assignment an empty text."""
+        """The value of a pipeline; of an assignment an empty text. ValueError for syntax that is not read."""
         if words[1:2] in ((":=",), ("=",)):
             self.variables[words[0]] = self._evaluate(words[2:], dot)
             return ""

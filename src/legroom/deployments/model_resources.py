@@ -79,7 +79,7 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
 
 
 def _gpus_of_all_nodes(container: Node | None, workload: Node) -> int | None:
-    """The GPUs of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
+    """The GPUs of all pods: KServe starts one for every `dataLocal` of the `data` copies; None where unknown."""
     pod_gpus = kubernetes_reader.gpu_limit(container) if container else None
     if pod_gpus is None or workload.get("worker") is None:
         return pod_gpus

@@ -83,7 +83,7 @@ def running_server(address: str, api_key: str | None = None, *, verify_tls: bool
 
 
 async def _query_server(target: Endpoint) -> RunningServer:
-    """Version, model, settings and KV pool, from /version, /v1/models, /metrics and, where served, /server_info."""
+    """Version, model, settings, KV pool, by /version, /v1/models, /metrics, /server_info; LegroomError if no vLLM."""
     async with open_session() as session:
         version = await _json_at(session, target, "/version")
         models = await _json_at(session, target, "/v1/models")

@@ -140,7 +140,7 @@ class Stopping:
         return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
 
     def next_check_s(self) -> float | None:
-        """Seconds until `check` should be called again."""
+        """Seconds until `check` should be called again; None where no deadline runs."""
         left_s = self.left_s()
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 

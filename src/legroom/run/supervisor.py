@@ -242,7 +242,7 @@ class Supervisor:
     def _wait_for_event(
         self, child: Child | None, task: TaskProcess | None, timeout_s: float | None
     ) -> TaskProcess | None:
-        """Waits for one event or the timeout, handles it, and returns the task that still runs."""
+        """Waits for one event or the timeout, handles it, and returns the task that runs then, None where none does."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
         timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)

@@ -134,7 +134,7 @@ class _Player:
 
 
 def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
-    """The scrape results of a recording, or of a journal database, told apart by the file's first bytes."""
+    """The scrape results of a recording or of a journal, told apart by the first bytes; LegroomError if unreadable."""
     try:
         with path.open("rb") as file:
             is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD

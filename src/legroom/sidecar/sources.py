@@ -85,7 +85,7 @@ def combined_source(config: SidecarConfig, log: Log) -> Source:
 
 
 def _first_of_group(error: BaseException | None) -> BaseException | None:
-    """The first exception inside nested exception groups; any other is returned as it is."""
+    """The first exception inside nested exception groups; any other, or None, as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -58,7 +58,7 @@ class StaticEdition:
 
 
 def write_static(folder: str | Path, runtime: str | None = None) -> StaticEdition:
-    """Write every file into a folder, which is created if missing."""
+    """Write every file into a folder, which is created if missing; LegroomError where that fails."""
     files = static_files(runtime)
     place = Path(folder)
     try:

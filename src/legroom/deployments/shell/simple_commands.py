@@ -148,7 +148,7 @@ class SimpleCommand:
 
 
 def simple_commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
-    """Every simple command, with variables replaced where the text itself or `env` sets them."""
+    """Every simple command, with variables replaced where the text or `env` sets them; then TooManyWords if cut."""
     state = _ScriptState()
     for name, value in (env or {}).items():
         state.set(name, value)

@@ -166,7 +166,7 @@ def is_model_folder(model: str) -> bool:
 
 
 def server_options(options: Mapping[str, Any]) -> ServerOptions:
-    """The validated options that all deployment formats share."""
+    """The options that all deployment formats share; LegroomError for a wrong one."""
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         hint = "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat"

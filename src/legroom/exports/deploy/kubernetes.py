@@ -26,7 +26,7 @@ _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalP
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> pod.ClusterSettings:
-    """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
+    """The options of a server over `nodes`, LegroomError if wrong; `keeps_volumes`: a LeaderWorkerSet keeps its."""
     replicas = _positive_count(options, "replicas", 1)
     most = _positive_count(options, "autoscale", 0)
     if most and most <= replicas:
@@ -94,7 +94,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def cluster_server(request: ExportRequest) -> tuple[ExportedServer, pod.ClusterSettings, NodeSpread]:
-    """The server of a request with the flags and GPUs of one node, the settings, and how it spreads over nodes."""
+    """(the server with one node's flags and GPUs, settings, spread over nodes); LegroomError where that cannot run."""
     plan, over = spread_over_nodes(request.required_plan, cluster_settings(request.options).gpus_per_node)
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)

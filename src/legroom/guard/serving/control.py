@@ -56,7 +56,7 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
 
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
-    """The status code with an error document in OpenAI's form."""
+    """(status, error document in OpenAI's form)."""
     kind = "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

@@ -316,7 +316,7 @@ class UpstreamPool:
             connection = None
 
     async def request(self, method: str, path: str, authorization: bytes, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of a request of the guard's own."""
+        """(status, whole body) of a request of the guard's own; raises UpstreamError."""
         headers = [(b"user-agent", b"legroom-guard"), (b"content-type", b"application/json")]
         if authorization:
             headers.append((b"authorization", authorization))

@@ -187,7 +187,7 @@ def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
 
 
 def _per_engine(blocks: int | None, engines: int) -> int | None:
-    """One engine's blocks; vLLM reports the sum of its data-parallel engines (0.9+)."""
+    """One engine's blocks, as vLLM reports the sum of its data-parallel engines (0.9+); None where unknown."""
     return blocks // engines if blocks else None
 
 
@@ -233,7 +233,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
 
 
 def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens per KV block of one sequence, times the context-parallel ranks that share it (0.11+)."""
+    """Tokens per KV block of a sequence over all context-parallel ranks that share it (0.11+); None where unknown."""
     reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
     size = _positive_int(getattr(cache, "block_size", None))
     return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)

@@ -82,7 +82,7 @@ class JournalPoint(NamedTuple):
 
 
 def stored_values(sample: Sample) -> tuple[float | None, ...]:
-    """The stored values in the order of FIELDS: sums over engines, and the KV use of the fullest engine."""
+    """The values in the order of FIELDS: sums over engines, KV use of the fullest; None: not reported or not finite."""
     own = {
         "kv_use": sample.kv_use_max,
         "waiting": sample.waiting,

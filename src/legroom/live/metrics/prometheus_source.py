@@ -267,7 +267,7 @@ class PrometheusSource:
         return (await self._post_query(session, {"query": query}, timeout_s))[0]
 
     async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
-        """The rows of an instant query and its evaluation time in seconds; None for the time without rows."""
+        """(rows of an instant query, its evaluation time in seconds or None without rows); raises ScrapeFailed."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
             with _gc_paused():

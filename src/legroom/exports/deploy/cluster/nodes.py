@@ -147,7 +147,7 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """Distribute a server without multi-node flags, where it needs more GPUs than a node has."""
+    """Distribute a server without multi-node flags if a node has too few GPUs; LegroomError where copies span nodes."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
