@@ -101,7 +101,7 @@ def _release_or_oldest(text: str) -> Release:
 def _server_upgrade(
     deployment: Deployment, machine: Machine, pool_slots: int | None, target: Release, every_release: bool
 ) -> Upgrade:
-    """The upgrade of one server; `pool_slots` are the KV slots that a running server reports."""
+    """The upgrade of one server; notes if its planned pool is not the `pool_slots` that the running server reports."""
     for remark in deployment.notes:
         note(f"note: {remark}")
     made = upgrade(deployment.args, deployment.release, target, machine, every_release=every_release)

@@ -143,7 +143,7 @@ class WatchPage(App[None]):
             self.redraw()
 
     def action_pause(self) -> None:
-        """Freezes the page; scraping goes on."""
+        """Freezes the page, or lets it go on; scraping goes on either way."""
         self.paused = not self.paused
         self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 

@@ -244,7 +244,7 @@ def _with_api_key(deployment: Deployment, text: str) -> Deployment:
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """The parsed flags with those of the --config file added; the command line takes precedence."""
+    """The flags, behind those of --config; an unreadable file becomes a problem, one without settings LegroomError."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

@@ -151,7 +151,7 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
 
 
 def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> StartedServer:
-    """The server with the flags of its template that the values leave out."""
+    """The server with `left_out`: the flags of its template that the rendered text does not have."""
     flags = re.finditer(r"(?<![\w-])--[a-z][\w-]+", template.text)
     words = (Word(flag[0], flag.start(), flag[0], template.place(flag.start())) for flag in flags)
     return replace(server, left_out=tuple(word for word in words if word.text not in rendered.text))

@@ -119,7 +119,7 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
-    """Whether a mapping is a container; Argo, Dynamo and KServe have their own keys for them."""
+    """Whether a mapping is a container: by its command, args or KServe runtime, or (`left_to_image`) a vLLM image."""
     if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
         return True
     by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))

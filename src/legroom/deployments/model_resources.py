@@ -210,7 +210,7 @@ def model_spec_server(node: Node) -> StartedServer:
 
 
 def _vllm_config_flags(node: Node) -> Iterator[Word]:
-    """The flags that the production stack's chart makes of `vllmConfig`, extraArgs and enableLoRA."""
+    """The flags that the production stack's chart makes of `vllmConfig`, extraArgs, enableLoRA and raySpec."""
     tables = read_data("file_formats.json")
     flags, switches = tables["production_stack"], tables["production_stack_switches"]
     for key, value in node.items("vllmConfig"):

@@ -175,7 +175,7 @@ class _Program(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
-        """Record the variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
+        """Record the VLLM_ and PYTORCH_ variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
         for key, value in zip(node.keys, node.values, strict=True):
             name = key.value if isinstance(key, ast.Constant) else None
             if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):

@@ -237,7 +237,7 @@ def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
 
 
 def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
-    """A remark about flags in which a secret was replaced by a placeholder."""
+    """One remark on the flags in which a secret was replaced by a placeholder; empty without such."""
     flags = [phrase.flag for phrase in words.phrases if PLACEHOLDER in phrase.value or f"://{HIDDEN}@" in phrase.value]
     if not flags:
         return ()
@@ -306,7 +306,7 @@ def _has_guard(words: ServeCommand) -> bool:
 
 
 def guard_drain(server: ExportedServer) -> str:
-    """A shell line that drains the guard and waits until nothing runs; it ends where the guard does not answer."""
+    """A shell line that drains the guard and waits, up to the drain time, until nothing runs or it does not answer."""
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
     on = """-H "Content-Type: application/json" -d '{"on": true}'"""
     drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))
