@@ -100,7 +100,7 @@ def open_journal(named: str | None) -> Journal | None:
 
 
 def _check_is_journal(path: Path) -> None:
-    """Raises LegroomError for a folder, or a file that is not SQLite."""
+    """Raises LegroomError unless the path is an empty or SQLite file, or one that may not be read."""
     from legroom.live.journal.journal_records import SQLITE_HEAD
 
     reason = ""

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
-    """The files of --format; empty where it is not given or the servers do not fit."""
+    """Writes or prints, and returns, the files of --format; empty where it is not given or the servers do not fit."""
     if not args.format or result.verdict == "does_not_fit":
         return ()
     files = pack_files(result, args.format)

@@ -122,7 +122,7 @@ class PoolChoice:
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
-    """The KV pool to replay with: of --blocks, or of the plan of the described server."""
+    """The KV pool of --blocks, or of the plan of the described server; LegroomError where neither is given."""
     is_planned = bool(args.model or args.line or args.file or args.python or args.command_words)
     if args.blocks is None and not is_planned:
         raise LegroomError("how large is the pool?", "give --blocks N, or --model MODEL --gpu NAME to plan it")

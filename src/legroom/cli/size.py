@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
-    """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
+    """The context (default 4k) and concurrency (default 1) to hold on up to --max-gpus; LegroomError below 1."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")

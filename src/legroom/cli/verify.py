@@ -109,7 +109,7 @@ def _verification_request(args: argparse.Namespace) -> VerificationRequest:
 
 
 def _environment_key(url: str) -> str | None:
-    """The API key of the environment; None where the URL has credentials."""
+    """The API key in OPENAI_API_KEY or VLLM_API_KEY; None without one, or where the URL has credentials."""
     from legroom.live.metrics.endpoint import endpoint
 
     if "Authorization" in endpoint(url).headers:

@@ -180,7 +180,7 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def _print_replay(args: argparse.Namespace) -> int:
-    """Replays a recording: a line per change, then the final state; or JSON lines."""
+    """Prints a recording's changes and last state, or JSON lines; the exit status says if an incident opened."""
     from legroom.render.incident_text import local_time_text
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed_views

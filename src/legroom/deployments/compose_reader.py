@@ -249,7 +249,7 @@ def _mounts(service: Node) -> tuple[Mount, ...] | None:
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
-    """The ports of a service that its host forwards."""
+    """The ports of a service that its host forwards; none with the host's own network."""
     for item in service.list("ports") if service.text("network_mode") != "host" else ():
         short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
         yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))

@@ -200,7 +200,7 @@ def _can_be_model(word: str) -> bool:
 
 
 def gpu_count(text: str) -> int | None:
-    """The number of GPUs in docker's `--gpus`: of `2` or `device=0,1`; None for `all`."""
+    """The number of GPUs in docker's `--gpus`: of `2`, `count=2` or `device=0,1`; None for `all` and other texts."""
     value = text.strip().strip("'\"")
     if value.isdecimal() and len(value) < 5:
         return int(value)
@@ -213,7 +213,7 @@ def gpu_count(text: str) -> int | None:
 
 
 def image_release(image: str) -> str | None:
-    """The vLLM version in the name of an image; None for `latest` or a date."""
+    """The vLLM version in an image's name; None for `latest`, a date or an image whose name lacks `vllm`."""
     if "vllm" not in image.lower():
         return None
     name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")

@@ -158,7 +158,7 @@ def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> Sta
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
-    """The documents of a YAML text, and an error where it is a template that was read without its values."""
+    """The documents of a YAML text, and the error where it is a template read without all its values, else None."""
     rendered = render_chart_template(source) if is_template(source.text) else None
     if rendered is not None:
         try:

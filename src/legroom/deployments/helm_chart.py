@@ -80,7 +80,7 @@ class _Block:
 
 
 def render_chart_template(source: Text) -> RenderedText | None:
-    """A file of a chart's `templates` folder with the chart's default values; None without such values."""
+    """A file of a chart's `templates` with the chart's default values; None without these, or if not readable."""
     root = next((folder.parent for folder in Path(source.path).parents if folder.name == "templates"), None)
     values = _first_document(root / "values.yaml") if root is not None and Path(source.path).is_file() else None
     if root is None or values is None:
@@ -196,7 +196,7 @@ class _Renderer:
         return value
 
     def _command(self, words: list[str], dot: Any, piped: tuple[Any, ...]) -> Any:
-        """A call with its arguments, or a single value."""
+        """The value of the call or operand that begins `words` and is removed; `piped` are its last arguments."""
         name = words.pop(0) if words and words[0][0].isalpha() and words[0] not in _LITERALS else ""
         values: list[Any] = []
         while words and words[0][0] not in "|)":
@@ -283,7 +283,7 @@ def _printed(value: Any) -> _Printed | None:
 
 
 def _as_yaml(value: Any) -> Any:
-    """A value of a file as it is written there, moved to the left edge."""
+    """A mapping or list as its file writes it, moved to the left edge; else the value, or `null` for None."""
     if not isinstance(value, Node) or not isinstance(value.values, dict | list):
         return "null" if _plain(value) is None else value
     indent = value.offset - value.source.start_of(value.source.row_of(value.offset))
@@ -294,8 +294,8 @@ def _as_yaml(value: Any) -> Any:
     return _Printed(tuple(pieces))
 
 
-def _string(change: Callable[..., str]) -> Callable[..., Any]:
-    """A function of texts, whose result stands where its last argument does."""
+def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
+    """`change` as a template function, its result placed at the last argument; `_UNKNOWN` where one is not known."""
 
     def changed(*values: Any) -> Any:
         printed = [each for value in values if (each := _printed(value)) is not None]
@@ -325,16 +325,16 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "toYaml": _as_yaml,
     "nindent": _nindent,
     "indent": _indent,
-    "quote": _string(lambda text: json.dumps(text, ensure_ascii=False)),
-    "squote": _string(lambda text: f"'{text}'"),
-    "lower": _string(str.lower),
-    "trim": _string(str.strip),
-    "toString": _string(str),
-    "int": _string(lambda text: text.partition(".")[0]),
-    "replace": _string(lambda old, new, text: text.replace(old, new)),
-    "trunc": _string(lambda length, text: text[: int(length)]),
-    "trimSuffix": _string(lambda end, text: text.removesuffix(end)),
-    "printf": _string(lambda form, *texts: re.sub(r"%[sdvfq]", "%s", form) % texts),
+    "quote": _text_function(lambda text: json.dumps(text, ensure_ascii=False)),
+    "squote": _text_function(lambda text: f"'{text}'"),
+    "lower": _text_function(str.lower),
+    "trim": _text_function(str.strip),
+    "toString": _text_function(str),
+    "int": _text_function(lambda text: text.partition(".")[0]),
+    "replace": _text_function(lambda old, new, text: text.replace(old, new)),
+    "trunc": _text_function(lambda length, text: text[: int(length)]),
+    "trimSuffix": _text_function(lambda end, text: text.removesuffix(end)),
+    "printf": _text_function(lambda form, *texts: re.sub(r"%[sdvfq]", "%s", form) % texts),
     "tpl": lambda text, _dot: _UNKNOWN if "{{" in str(_plain(text)) else text,
     "required": lambda _message, value: value,
     "not": lambda value: not _may_be_true(value),

@@ -321,7 +321,7 @@ _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|rais
 
 
 def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
-    """The probes of a container, or that it has none; without their ports where the pod has other containers."""
+    """A container's probes; kind `none` where it has ports alone; without port and path unless `is_alone`."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
     if container.list("ports") and not given["startup"] and not given["readiness"]:

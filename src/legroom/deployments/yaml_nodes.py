@@ -66,7 +66,7 @@ class Node:
             stack += reversed(list(inner))
 
     def plain(self) -> object:
-        """The value as a Python object; dates and the like stay texts."""
+        """The value as a Python object; None for null; dates and the like stay texts."""
         if isinstance(self.values, dict):
             return {key: value.plain() for key, value in self.items()}
         if isinstance(self.values, list):

@@ -139,7 +139,7 @@ def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
 
 
 def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """The known settings of `/server_info`; other shapes are ignored."""
+    """(name, value) of the known settings in `/server_info`; other shapes are ignored."""
     if not isinstance(config, dict):
         return
     for part, names in _SERVER_SETTINGS.items():

@@ -150,7 +150,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
 
 
 def _parse_gib(text: str | None) -> float:
-    """The number of GiB in the text; 0 where there is none."""
+    """The text as a number of GiB; 0 where it is not a number."""
     try:
         return float(text or 0)
     except ValueError:
@@ -226,7 +226,7 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
+    """The diagnosis and an untried command, without words where none helps; `kill`, `death`, `ended` need no log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
     release = command.stated_release or None

@@ -392,7 +392,7 @@ class Supervisor:
             return {"failed": f"{why.message}.", "refused": refused, "words": (), "is_memory": False}
 
     def _apply_pending_changes(self) -> None:
-        """Applies the flags and variables that were left for this restart."""
+        """Applies and reports the flags and variables left for this restart; invalid ones are left out."""
         changes, problem = self.file.pop_changes()
         if problem:
             self.say(problem)

@@ -84,7 +84,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Decides again with the journal's attempts, then acts under the lease."""
+        """Decides again with the journal's attempts and acts under the lease; reports a refusal or failure."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)

@@ -92,7 +92,7 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
 async def post_with_retries(
     hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0, tries: int = _TRIES
 ) -> None:
-    """Posts with retries. Raises `ActionFailed` after the last."""
+    """Posts with retries. Raises `ActionFailed` after the last, or at once where a retry cannot help."""
     import aiohttp
 
     url = hook.url

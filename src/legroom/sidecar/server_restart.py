@@ -291,7 +291,7 @@ class ServerRestart:
         return await self._record_undone("legroom was killed before the restart took effect")
 
     async def _wait_for_program(self, launched: Mapping[str, Any]) -> None:
-        """Waits for the restart program, which outlives legroom."""
+        """Waits until the restart program, which outlives legroom, ends or the restart's deadline passes."""
         pid, identity = int(launched.get("pid") or 0), launched.get("identity")
         end_s = time.monotonic() + self._order.limits.restart_deadline_s
         while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:

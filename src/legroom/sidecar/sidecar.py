@@ -314,7 +314,7 @@ class Sidecar:
         return [incident.to_json() for incident in listed]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
-        """Stops notifications about an incident."""
+        """Stops notifications about an incident and notes it in the journal; LegroomError where there is none."""
         acknowledged = await self._journal.call(lambda journal: journal.incident(incident_id))
         if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
@@ -338,7 +338,7 @@ def _is_critical(watcher: Watcher) -> bool:
 
 
 def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None) -> int:
-    """Runs the sidecar until SIGTERM or SIGINT; returns the exit code."""
+    """Runs the sidecar until SIGTERM or SIGINT; returns 0. LegroomError where another uses the same journal."""
     log, journal = log or _to_stderr, config.journal or journal_path()
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"

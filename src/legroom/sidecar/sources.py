@@ -49,7 +49,7 @@ class _Discovery:
         self._not_listed_by: dict[str, set[str]] = {}
 
     def report_removed(self, source: str, now: frozenset[str], before: frozenset[str]) -> frozenset[str]:
-        """Reports servers that a source no longer lists; returns `now`."""
+        """Reports servers that this source no longer lists, expected ones once no source does; returns `now`."""
         expected = self.expected()
         for server in sorted((before | expected) - now):
             sources = self._not_listed_by.setdefault(server, set())

@@ -259,7 +259,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
 
 
 def _after_closing_bracket(text: str, position: int) -> int:
-    """The position after the bracket that closes the one at `position`."""
+    """The position after the bracket that closes the one at `position`; the text's end where none does."""
     opening = text[position]
     closing = {"(": ")", "{": "}"}[opening]
     depth = 0

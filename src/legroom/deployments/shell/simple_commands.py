@@ -48,7 +48,7 @@ class Functions:
         self._open: Function | None = None
         self._depth = 0
 
-    def outside(self, words: list[Word], line: list[Word]) -> list[Word]:
+    def words_outside(self, words: list[Word], line: list[Word]) -> list[Word]:
         """The command's words where it is outside functions; inside one they are kept for calls, and it is empty."""
         name, words = _function_definition(words)
         if self._open is None:
@@ -157,7 +157,7 @@ def simple_commands(source: Text, env: Mapping[str, Word] | None = None) -> Iter
     try:
         for line in logical_lines(source.text):
             for words in _split_commands(joined_names(line)):
-                yield from _run_command(state.functions.outside(words, line), line, state)
+                yield from _run_command(state.functions.words_outside(words, line), line, state)
     except TooManyWords as error:
         cut = error
     for words, line in state.functions.uncalled_commands():

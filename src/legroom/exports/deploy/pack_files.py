@@ -124,7 +124,7 @@ def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
 
 
 def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One group for each shift, and a persistent one for servers of every shift."""
+    """(name, group) of each shift, and of servers of every shift; one group of all without shifts."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
     if not shifts:

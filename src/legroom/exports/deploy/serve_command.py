@@ -139,7 +139,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL on the server's own machine."""
+        """The URL on the server's own machine, without a path; `localhost` without a port for a Unix socket."""
         if self.socket:
             return f"{self.scheme}://localhost"
         near = _ALL_ADDRESSES.get(self.host, self.host)

@@ -105,7 +105,7 @@ class Forwarder:
             on_chunk = scope.get(ON_CHUNK) if server.status == 200 else None
 
             def write_chunks() -> bool:
-                """Pass chunks on without a task switch, which is half of a chunk's CPU time."""
+                """Write what the server sent so far; False where all was sent or the client cannot take it."""
                 if server.is_complete or not client.can_write_chunk:
                     return False
                 chunk = server.take_chunks()

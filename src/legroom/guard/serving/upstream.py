@@ -193,7 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def take_chunks(self) -> bytes:
-        """The body received since the last call."""
+        """Returns and drops the body received since the last call, and lets a paused connection read on."""
         data = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
         self.chunks = []
         if self._buffered_bytes > WRITE_BYTES:

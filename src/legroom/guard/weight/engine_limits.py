@@ -84,7 +84,7 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """Block size and uncached tail of shared prefixes; None without prefix caching or blocks, with DP, hybrid."""
+        """Block size and uncached tail of shared prefixes; None without prefix caching, with DP, if hybrid."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None
@@ -105,7 +105,7 @@ class EngineLimits:
         return max(1, min(most) // self.api_servers) if most else None
 
     def blocks(self, tokens: int) -> int:
-        """The most blocks that a sequence of this many tokens holds."""
+        """The most KV blocks that a sequence of this many tokens holds, drafts and sliding or state layers included."""
         size = self.block_size or DEFAULT_BLOCK
         tokens += self.extra_tokens
         plain = cdiv(tokens, size)

@@ -111,7 +111,7 @@ class SampleStore:
         return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
-        """Points between two times at the finest kept step that stays within `max_points`."""
+        """Points between two times, of the finest step within `max_points`, coarser where only that is kept."""
         server_id = self.servers().get(server)
         if server_id is None or until_s < since_s:
             return ()

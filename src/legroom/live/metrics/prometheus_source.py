@@ -321,7 +321,7 @@ def _scrape_times(times: _Rows) -> dict[str, float]:
 
 
 def _up_by_server(up: _Rows) -> dict[str, bool]:
-    """Whether `up` is nonzero for all of a server's targets."""
+    """Server -> whether `up` is nonzero for all its targets."""
     is_up: dict[str, bool] = {}
     for labels, value in up:  # a pod may be scraped at several ports
         server = server_of_labels(labels)
