@@ -177,8 +177,15 @@ def _subjects_of_container(
             has_no_gpu=_has_no_gpu(container, pod),
             mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
             has_read_only_root=container.text("securityContext", "readOnlyRootFilesystem") == "true",
-            other_env=_other_variables(container),
-            declared_ports=tuple(_declared_ports(container, pod)),
+            # Variables whose values the manifest does not hold.
+            other_env=frozenset(
+                {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
+                | ({"*"} if container.get("envFrom") is not None else set())
+            ),
+            declared_ports=tuple(
+                PublishedPort(port.text("containerPort"), port.source.place(port.offset))
+                for port in (container.list("ports") if len(pod.list("containers")) == 1 else ())
+            ),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
@@ -292,18 +299,6 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
         is_host = source is not None and source.get("hostPath") is not None
         is_read_only = mount.text("readOnly") == "true"
         yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume", is_read_only)
-
-
-def _declared_ports(container: Node, pod: Node) -> Iterator[PublishedPort]:
-    """The ports of a pod that has one container."""
-    for port in container.list("ports") if len(pod.list("containers")) == 1 else ():
-        yield PublishedPort(port.text("containerPort"), port.source.place(port.offset))
-
-
-def _other_variables(container: Node) -> frozenset[str]:
-    """The variables of a container whose values the manifest does not hold."""
-    names = {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
-    return frozenset(names | ({"*"} if container.get("envFrom") is not None else set()))
 
 
 def _has_no_gpu(container: Node, pod: Node) -> bool:
