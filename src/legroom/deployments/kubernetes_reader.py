@@ -177,15 +177,8 @@ def _subjects_of_container(
             has_no_gpu=_has_no_gpu(container, pod),
             mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
             has_read_only_root=container.text("securityContext", "readOnlyRootFilesystem") == "true",
-            # Variables whose values the manifest does not hold.
-            other_env=frozenset(
-                {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
-                | ({"*"} if container.get("envFrom") is not None else set())
-            ),
-            declared_ports=tuple(
-                PublishedPort(port.text("containerPort"), port.source.place(port.offset))
-                for port in (container.list("ports") if len(pod.list("containers")) == 1 else ())
-            ),
+            other_env=_other_variables(container),
+            declared_ports=tuple(_declared_ports(container, pod)),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
@@ -253,7 +246,7 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 
 def gpu_limit(container: Node) -> int | None:
-    """The number of GPUs or MIG slices that a container requests."""
+    """The number of GPUs or MIG slices that a container requests; None where it names no number."""
     amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if GPU_RESOURCE.fullmatch(name))
     return next((int(amount) for amount in amounts if amount.isdecimal()), None)
 
@@ -270,7 +263,7 @@ def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
 
 
 def start_limit(container: Node) -> TimeLimit | None:
-    """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
+    """The seconds until the startup, else the liveness probe gives up; None without one or with a postStart hook."""
     probe = _probe(container, "startup") or _probe(container, "liveness")
     if probe is None or container.get("lifecycle", "postStart") is not None:
         return None  # no probe runs before that hook has ended
@@ -299,6 +292,18 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
         is_host = source is not None and source.get("hostPath") is not None
         is_read_only = mount.text("readOnly") == "true"
         yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume", is_read_only)
+
+
+def _declared_ports(container: Node, pod: Node) -> Iterator[PublishedPort]:
+    """The ports of the container; none where its pod has several containers."""
+    for port in container.list("ports") if len(pod.list("containers")) == 1 else ():
+        yield PublishedPort(port.text("containerPort"), port.source.place(port.offset))
+
+
+def _other_variables(container: Node) -> frozenset[str]:
+    """The variables of a container whose values the manifest does not hold."""
+    names = {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
+    return frozenset(names | ({"*"} if container.get("envFrom") is not None else set()))
 
 
 def _has_no_gpu(container: Node, pod: Node) -> bool:
