@@ -67,10 +67,8 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
     computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
-    requests = {
-        str(name): _request_facts(new[str(name)]) if str(name) in new else _known_requests(frames)(name)
-        for name in tokens
-    }
+    known = _known_requests(frames)
+    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
     largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
     return RecordedStep(
         requests=len(tokens),

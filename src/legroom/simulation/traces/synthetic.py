@@ -35,6 +35,11 @@ def read(spec: str, seed: int = 0) -> Trace:
         raise LegroomError(f"a synthetic mix has no {min(unknown)!r}; its keys are {', '.join(known)}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
+    return _generate_trace(process, words, random.Random(seed))
+
+
+def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> Trace:
+    """Random requests by the key=value words; `process` is poisson, uniform or bursts."""
     rate = _parse_number(words.get("rate", "1"), "rate")
     count = int(_parse_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
@@ -49,15 +54,11 @@ def read(spec: str, seed: int = 0) -> Trace:
     for i in range(count):
         if i % max(1, burst) == 0:
             gap = burst / rate
-            at += gap if process == "uniform" else random.Random(seed).expovariate(1 / gap)
-        length = (
-            long_length if long_share and random.Random(seed).random() < long_share else prompt(random.Random(seed))
-        )
-        name = f"prefix{random.Random(seed).randrange(int(groups))}" if groups >= 1 else None
+            at += gap if process == "uniform" else rng.expovariate(1 / gap)
+        length = long_length if long_share and rng.random() < long_share else prompt(rng)
+        name = f"prefix{rng.randrange(int(groups))}" if groups >= 1 else None
         shared = int(prefix_len) if name else 0
-        trace.add(
-            _bounded_tokens(length), _bounded_tokens(output(random.Random(seed))), at, prefix_id=name, prefix_len=shared
-        )
+        trace.add(_bounded_tokens(length), _bounded_tokens(output(rng)), at, prefix_id=name, prefix_len=shared)
     return trace
 
 
