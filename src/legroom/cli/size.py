@@ -16,7 +16,6 @@ from legroom.units import parse_count, parse_length
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -107,7 +106,14 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
-    goal = _capacity_goal(args)
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
+
+    context = parse_length(args.context or "4k", "--context")
+    concurrency = parse_count(args.concurrency or "1", "--concurrency")
+    if context < 1 or concurrency < 1:
+        raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
+    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    goal = CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
     with progress_bar("sizing") as bar:
         executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
@@ -116,20 +122,8 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.fits else ANSWER_IS_NO
 
 
-def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
-    """The context (default 4k) and concurrency (default 1) to hold on up to --max-gpus; LegroomError below 1."""
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-
-    context = parse_length(args.context or "4k", "--context")
-    concurrency = parse_count(args.concurrency or "1", "--concurrency")
-    if context < 1 or concurrency < 1:
-        raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
-    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
-
-
 def _is_rate(args: argparse.Namespace) -> bool:
-    """Whether the load is a rate or a trace, not a number of requests at once; LegroomError where options clash."""
+    """Whether the load is a rate or a trace, and not a number of requests at once."""
     named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and args.rate is None and args.trace is None:

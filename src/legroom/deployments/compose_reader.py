@@ -44,17 +44,11 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
     folder = _ComposeFolder(document)
     for name, service in services.items():
         subjects = _service_subjects(name, service, services, folder)
-        resources = _akash_resources(document, name)
-        if resources is not None:
-            subjects = change_servers(subjects, partial(_on_akash, resources, service))
+        for _, placed in document.items("deployment", name):  # Akash's
+            if resources := document.get("profiles", "compute", placed.text("profile"), "resources"):
+                subjects = change_servers(subjects, partial(_on_akash, resources, service))
+            break
         yield from subjects
-
-
-def _akash_resources(document: Node, name: str) -> Node | None:
-    """The resources of a service's compute profile in a file of Akash; None in other files."""
-    for _, placed in document.items("deployment", name):
-        return document.get("profiles", "compute", placed.text("profile"), "resources")
-    return None
 
 
 def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:

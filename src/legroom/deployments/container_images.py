@@ -150,7 +150,8 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
     arguments = given[1:] if given and given[0].text == "serve" else given
     first = arguments[0].text if arguments else "-"
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
-    if names_program or not _can_be_model(first) or not (is_server_image(image) or _has_vllm_flags(image, given)):
+    can_be_model = re.match(r"[-/.~$]|.*[/\d]", first, re.DOTALL)  # `bench` or `ls` is another program
+    if names_program or not can_be_model or not (is_server_image(image) or _has_vllm_flags(image, given)):
         return given
     names = flag_names(arguments)
     if not is_published_by_vllm(image) and names and names.isdisjoint(flags_of(latest())):
@@ -192,11 +193,6 @@ def is_server_image(image: str) -> bool:
 def _is_companion(image: str) -> bool:
     """Whether the image's name is of a router, exporter, UI or the like rather than of a server."""
     return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
-
-
-def _can_be_model(word: str) -> bool:
-    """Whether the first argument of an image is a model or a flag; `bench` or `ls` is another program."""
-    return word.startswith(("-", "/", ".", "~", "$")) or "/" in word or bool(re.search(r"\d", word))
 
 
 def gpu_count(text: str) -> int | None:
@@ -255,14 +251,6 @@ def has_moving_tag(image: str) -> bool:
     name, colon, tag = image.removeprefix("docker.io/").partition(":")
     is_moving = bool(_MOVING_TAGS.fullmatch(tag)) and bool(tag) == bool(colon)
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
-
-
-def has_floating_tag(image: str) -> bool:
-    """Whether the tag of an image names no version: `latest`, `nightly`, or none."""
-    tag = _image_tag(image)
-    is_version = image_release(image) is not None or re.search(r"[0-9a-f]{7}", tag) or latest_build_day(image)
-    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) or image.removeprefix("docker.io/").startswith("vllm/")
-    return "@" not in image and is_moving and not is_version and "$" not in image and "{{" not in image
 
 
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")

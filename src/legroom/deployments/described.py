@@ -36,7 +36,10 @@ def deployment_from_words(
     parsed = parse_flags(words, used)
     problems = (*(base.problems if base else ()), *parsed.problems)
     refuse_bad_flags(problems, used)
-    args = _merged_args(base.args, parsed.args) if base else parsed.args
+    args = parsed.args
+    if base:
+        given = {name: value for name in (*_ARGUMENTS, "model") if (value := getattr(args, name)) not in (None, "")}
+        args = replace(base.args, others=base.args.others + args.others, **given)
     base = base or Deployment(args, used)
     notes = (*base.notes, *(problem.message for problem in problems))
     return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
@@ -106,12 +109,6 @@ def server_env(env: Mapping[str, str]) -> dict[str, str]:
     from legroom.masking import is_secret
 
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}
-
-
-def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
-    """`base` with the flags that `added` gives."""
-    given = {name: value for name in (*_ARGUMENTS, "model") if (value := getattr(added, name)) not in (None, "")}
-    return replace(base, others=base.others + added.others, **given)
 
 
 _LOAD = "size has --rate, --prompt and --answer, simulate --synthetic 'poisson rate=8 prompt=1000 output=300'"

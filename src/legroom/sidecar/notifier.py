@@ -151,7 +151,10 @@ class Notifier:
         """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
-                _put_dropping_oldest(queue, (incident, message_of(incident, text, closed_s)))
+                if queue.full():
+                    queue.get_nowait()
+                    queue.task_done()
+                queue.put_nowait((incident, message_of(incident, text, closed_s)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
         """Sends notifications to all webhooks until cancelled; `lasting` gives the open incidents."""
@@ -202,13 +205,6 @@ class Notifier:
         """Waits up to this long for queued messages to be sent."""
         if self._queues:
             await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
-
-
-def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
-    if queue.full():
-        queue.get_nowait()
-        queue.task_done()
-    queue.put_nowait(notification)
 
 
 class IncidentReporter:
