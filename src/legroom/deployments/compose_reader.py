@@ -43,17 +43,11 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
     folder = _ComposeFolder(document)
     for name, service in services.items():
         subjects = _service_subjects(name, service, services, folder)
-        resources = _akash_resources(document, name)
-        if resources is not None:
-            subjects = change_servers(subjects, partial(_on_akash, resources, service))
+        for _, placed in document.items("deployment", name):  # Akash's
+            if resources := document.get("profiles", "compute", placed.text("profile"), "resources"):
+                subjects = change_servers(subjects, partial(_on_akash, resources, service))
+            break
         yield from subjects
-
-
-def _akash_resources(document: Node, name: str) -> Node | None:
-    """The resources of a service's compute profile in a file of Akash; None in other files."""
-    for _, placed in document.items("deployment", name):
-        return document.get("profiles", "compute", placed.text("profile"), "resources")
-    return None
 
 
 def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:
@@ -201,7 +195,7 @@ def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, 
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:
-    """The words of a `command` or `entrypoint`: a list, or a shell line that is split."""
+    """The words of a `command` or `entrypoint`: a list, or a shell line, split; LegroomError for an open quote."""
     if node is None:
         return ()
     if node.scalar is None:
@@ -247,7 +241,7 @@ def _mounts(service: Node) -> tuple[Mount, ...] | None:
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
-    """The ports of a service that its host forwards."""
+    """The ports of a service that its host forwards; none with the host's own network."""
     for item in service.list("ports") if service.text("network_mode") != "host" else ():
         short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
         yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))
@@ -279,7 +273,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs that a service reserves; None where a variable names them, which may hold several ids."""
+    """The number of GPUs that a service reserves; None without a reservation, or where a variable names them."""
     for device in service.list("deploy", "resources", "reservations", "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
@@ -316,7 +310,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
 
 
 def _health_limit(service: Node) -> TimeLimit | None:
-    """The time after which Compose marks a starting service unhealthy."""
+    """The seconds after which Compose marks a starting service unhealthy; None without a health check."""
     check = service.get("healthcheck")
     if check is None or check.text("disable") == "true":
         return None
