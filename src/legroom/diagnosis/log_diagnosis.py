@@ -72,9 +72,10 @@ def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
     ]
     lines = text.split("\n") if len(failures) > 1 else []
     told = [number for number, line in enumerate(lines, 1) if prose("attempt").match(line)]
-    commands = sorted({*(number for number, _, _ in command_lines(lines)), *told})
+    # What a heading calls another attempt follows a first one, also where no command is shown.
+    commands = sorted({*(number for number, _, _ in command_lines(lines)), *told, *([0] if told else [])})
     between = (any(first < line < then for line in failures) for first, then in pairwise(commands))
-    return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then < max(failures)]
+    return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then <= max(failures)]
 
 
 def split_services(contents: LogContents) -> list[LogContents]:
@@ -163,7 +164,11 @@ def _with_false_oom(item: Evidence) -> Evidence:
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    evidence = _promote_told_failures(_demote_own_kills([_with_false_oom(item) for item in items]))
+    # Ray's OutOfMemoryError is of the node; vLLM's summary of a start names free memory, too.
+    nodes = {item.line for item in items if item.id == "ray_node_memory"}
+    own = [item for item in items if item.line not in nodes or item.id != "torch_oom_unsized"]
+    own = [_with_false_oom(item) for item in own if "summary" not in item.facts]
+    evidence = _promote_told_failures(_demote_own_kills(own))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )

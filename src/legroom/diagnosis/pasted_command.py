@@ -49,7 +49,7 @@ _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 @cache
 def prose(name: str) -> re.Pattern[str]:
     """How people write a setting, a card, a model or a release in a sentence."""
-    return re.compile(read_data("evidence.json")["prose"][name])
+    return re.compile(read_data("evidence.json")["prose"][name], re.ASCII)  # a name may follow a Chinese character
 
 
 def pasted_command(
@@ -160,7 +160,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
 def _named_models(plain: str) -> set[str]:
     """The models that sentences name without their owner, also in words: `Llama 3.1 70B`; of one model the longest."""
     names = {re.sub(r"[ _]", "-", name) for name in prose("model_name").findall(plain)}
-    models = {name: found for name in sorted(names, key=len) if (found := find(name) or derived(name))}
+    ordered = sorted(sorted(names, reverse=True), key=len)
+    models = {name: found for name in ordered if (found := find(name) or derived(name))}
     return set({found.base or found.name: name for name, found in models.items()}.values())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
+from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
@@ -205,7 +205,8 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
         return assessment
-    if first in failing or min(evidence.line for evidence in failing) <= first.line:
+    later = min(evidence.line for evidence in failing) - first.line
+    if first in failing or later <= 0 or (first.id == "torch_oom_unsized" and later <= SENTENCE_LINES):
         return assessment
     return replace(assessment, strength=Strength(max(assessment.strength - 2, Strength.FAINT)))
 

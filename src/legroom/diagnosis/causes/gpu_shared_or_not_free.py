@@ -54,7 +54,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     strength, desired = Strength.NAMED, _desired_bytes(case)
-    total, free = check.number("total_bytes"), check.number("free_bytes")
+    free, total = _free_and_total_bytes(case)
     if free is None or total is None or desired is None:
         return Assessment(
             Strength.SUGGESTED if case.platform.unified and case.has("page_cache_told") else Strength.LIKELY,
@@ -348,6 +348,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield in_turn
 
 
+def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
+    """Free and total bytes at vLLM's start-up check; a total that is not printed follows from budget and share."""
+    free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
+    share = case.startup.args.gpu_memory_utilization
+    return free, total or (round(desired / share) if desired and share else None)
+
+
 def _desired_bytes(case: Case) -> int | None:
     """The budget that the start-up check compares with; where its line was cut, utilization x total."""
     total, asked = case.number("free_below_desired", "total_bytes"), case.startup.args.gpu_memory_utilization
@@ -362,7 +369,7 @@ def can_start_with_lower_utilization(case: Case) -> bool:
 
 def _is_held_by_sibling(case: Case) -> bool:
     """Whether the memory in use at start-up is the weights that another engine of this log has loaded."""
-    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    free, total = _free_and_total_bytes(case)
     if free is None or total is None:
         return False
     loaded = [item.number("weights_bytes") or 0 for item in case.all("weights_loaded")]
@@ -423,7 +430,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
-    free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    free, total = _free_and_total_bytes(planner.case)
     if free is None and (held := planner.case.ledger.unowned_bytes):
         total = planner.case.ledger.total_bytes
         free = (total or 0) - held

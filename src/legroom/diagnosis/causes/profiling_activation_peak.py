@@ -178,7 +178,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
         limits = {"max_num_seqs": seqs, "limit_mm_per_prompt": {"image": 1, "video": 0}}
         return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
-    flags: dict[str, Any] = {"max_num_seqs": _reduced_limit(planner, args.max_num_seqs or 256)}
+    flags: dict[str, Any] = {"max_num_seqs": reduced_limit(planner, args.max_num_seqs or 256)}
     tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
     flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
@@ -186,7 +186,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)
 
 
-def _reduced_limit(planner: FixPlanner, number: int) -> int:
+def reduced_limit(planner: FixPlanner, number: int) -> int:
     """A limit's value divided by 4, or by 2 x requested/free bytes if more, rounded down to a power of two."""
     oom = planner.case.oom
     times = 4.0
@@ -211,7 +211,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     dummies = planner.case.number("sampler_warmup_oom", "dummy_requests_count")
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
-    flags, trades = {"max_num_seqs": _reduced_limit(planner, seqs)}, "fewer requests run at once"
+    flags, trades = {"max_num_seqs": reduced_limit(planner, seqs)}, "fewer requests run at once"
     if dummies is not None:  # vLLM's own number, after every check of the pool was passed
         return Fix("max_num_seqs", why, flags, trades=trades, command=planner.command(flags), is_unplanned=True)
     if planner.failed_plan is not None:

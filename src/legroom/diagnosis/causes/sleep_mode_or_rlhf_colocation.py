@@ -11,6 +11,8 @@ from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
+_START_CHECKS = ("free_below_desired", "free_below_desired_bare")
+
 
 def examine(case: Case) -> Assessment | None:
     """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
@@ -44,7 +46,7 @@ def examine(case: Case) -> Assessment | None:
         )
         return Assessment(Strength.NAMED, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
-    is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
+    is_short = case.has("profiling_error", "no_cache_blocks", *_START_CHECKS) or case.is_oom
     if trainer and (is_short or counts_nothing):
         why = reason("trainer_on_the_card")
         if trainer.id == "training_step":
@@ -94,14 +96,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif freed and total:
         share = 0.75 * freed / total
         why = f"Waking up maps {gib(freed)} again, {freed / total:.2f} of the card: three quarters of that."
-    share = round(share, 2)
-    lower = planner.plan_change(
-        "lower_util",
-        {"gpu_memory_utilization": share},
-        f"Whoever shares the card needs its part beside the engine's. {why}",
-        steps=_trainer_steps(planner.case, share),
-        trades="a smaller KV pool",
-    )
+    share, why = round(share, 2), f"Whoever shares the card needs its part beside the engine's. {why}"
+    lower = planner.lower_utilization_or_len(share, why)
+    if lower is not None:
+        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps))
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first")
     if not _has_trainer(planner.case):

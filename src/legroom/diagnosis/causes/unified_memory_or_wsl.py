@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
@@ -58,6 +59,8 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     )
     if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
         strength = Strength.POSSIBLE  # vLLM's own account says that the budget is short
+    if case.platform.unified and case.is_oom and case.oom is None and case.has("page_cache_told"):
+        strength = Strength.NAMED  # the text itself names the page cache
     if not case.platform.unified:
         strength = Strength.POSSIBLE  # WSL says so on every start; by itself it explains nothing
     why = reason("one_memory")
@@ -79,10 +82,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     wait = known_fix("wait_for_memory")
     why, pool = "The system needs its part of the one memory.", planner.known.args.kv_cache_memory_bytes
     share = {"gpu_memory_utilization": round(max(planner.utilization - 0.1, 0.3), 2)}
-    lower = planner.plan_change("lower_util", share, why, trades="a smaller KV pool")
+    steps = tuple(f"or {step}" for step in known_fix("pool_in_bytes").steps)
+    lower = planner.plan_change("lower_util", share, why, steps=steps, trades="a smaller KV pool")
     if pool is not None:
         lower = planner.lower_utilization(pool // 4, why)
-    if case.platform.integrated:
+    weights, total = planner.accounting.weights_bytes, planner.total_bytes
+    if case.platform.integrated or (is_page_cache_counted(case) and (weights or 0) > (total or math.inf)):
         yield from (_larger_gpu_share_fix(case), lower, drop)
     elif can_start_with_lower_utilization(case) or (case.platform.unified and _is_third_free(case)):
         yield from (utilization_within_free_memory(planner), drop, wait)
@@ -107,7 +112,7 @@ def _is_third_free(case: Case) -> bool:
 
 def _larger_gpu_share_fix(case: Case) -> Fix:
     """Fix: more RAM for an integrated AMD GPU, by kernel parameter or BIOS."""
-    total = case.oom.total_bytes if case.oom else None
+    total = case.oom.total_bytes if case.oom else case.number("free_below_desired", "total_bytes")
     shown = f" Here that is {gib(total)}." if total else ""
     return Fix(
         "more_host_ram_or_shm",
