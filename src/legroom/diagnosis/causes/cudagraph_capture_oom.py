@@ -66,10 +66,7 @@ def _explanation(case: Case) -> str:
         room = f" Outside the budget of {share:g} x {gib(total)} only {gib(round(total * (1 - share)))} are left."
     elif oom and oom.free_bytes is not None and oom.total_bytes:
         room = f" {gib(oom.free_bytes)} of {gib(oom.total_bytes)} were free."
-    return (
-        "The KV cache has taken the whole budget before graphs are captured; the graphs need memory beside it (before "
-        f"0.20 all of it, since then what the estimate missed).{room}"
-    )
+    return reason("pool_before_graphs", {"room": room})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
 from legroom.diagnosis.causes.weights_too_big import fill_the_budget
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -69,45 +70,18 @@ def _explanation(case: Case) -> str:
     """What the profile run or warm-up asked for, with the log's figures."""
     warmup, oom = case.first("sampler_warmup_oom"), case.oom
     if warmup is not None:
-        return (
-            "After the KV cache had been allocated, the sampler was warmed up with "
-            f"{warmup.facts.get('dummy_requests_count')} dummy requests: logits and their sorted copies take sequences "
-            "x vocabulary x 4 bytes each, and the room beside the pool was smaller."
-        )
+        return reason("sampler_warmup", {"count": warmup.facts.get("dummy_requests_count")})
     compiled = case.first("hbm_oom")
     if compiled is not None:
         used, total = (int(compiled.facts.get(name, 0)) for name in ("used_bytes", "total_bytes"))
-        return (
-            f"A TPU program is compiled for every batch size in advance, and this one needs {gib(used)} of the chip's "
-            f"{gib(total)}, weights and KV cache included: {gib(used - total)} too much."
-        )
-    if oom is not None and _is_sampler_table(case):
-        return (
-            f"Model Runner V2 makes a table of sequences x vocabulary x 4 bytes for its sampler as it loads the model: "
-            f"{gib(oom.wanted_bytes)} were asked for in one piece, and {gib(oom.free_bytes or 0)} were free."
-        )
-    if oom is not None and case.site == "sampler":
-        return (
-            f"After the KV cache had been allocated, the warm-up of the sampler asked for {gib(oom.wanted_bytes)}: "
-            "logits and their sorted copies take sequences x vocabulary x 4 bytes each, and less was left beside the "
-            "pool."
-        )
-    if oom is not None and is_pool_oversized(case):
-        return (
-            f"The pool that the profile run left room for is larger than the room: {gib(oom.wanted_bytes)} of it were "
-            f"asked for, {gib(oom.free_bytes or 0)} were free, and {gib(case.ledger.outside_torch_bytes or 0)} are "
-            "used outside torch, so no other process holds the card. The share leaves too little beside the budget."
-        )
-    if oom is not None and case.site == "warmup":
-        return (
-            f"After the KV cache was allocated, the warm-up asked for {human_bytes(oom.wanted_bytes)} in one piece "
-            f"and {human_bytes(oom.free_bytes or 0)} were free: the pool took the room that is needed beside it."
-        )
+        return reason("tpu_program", {"used": gib(used), "total": gib(total), "short": gib(used - total)})
     if oom is not None:
-        return (
-            f"The dummy batch of the profile run asked for {gib(oom.wanted_bytes)} in one piece. Its size follows "
-            "max_num_batched_tokens, max_num_seqs and the media limits; gpu_memory_utilization does not change it."
-        )
+        free, outside = oom.free_bytes or 0, gib(case.ledger.outside_torch_bytes or 0)
+        facts = {"wanted": gib(oom.wanted_bytes), "free": gib(free), "outside": outside}
+        facts |= {"wanted_human": human_bytes(oom.wanted_bytes), "free_human": human_bytes(free)}
+        names = {"sampler": "sampler_asked", "warmup": "warmup_asked"}
+        name = names.get(case.site, "pool_oversized" if is_pool_oversized(case) else "dummy_batch_asked")
+        return reason("sampler_table" if _is_sampler_table(case) else name, facts)
     peak = case.startup.activation_bytes
     return (
         f"The profile run peaks at {gib(peak)} beside the weights, which starves the KV cache."

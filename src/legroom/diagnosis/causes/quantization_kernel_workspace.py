@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import is_quantized
 from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
@@ -41,12 +42,7 @@ def examine(case: Case) -> Assessment | None:
 
 def _explanation(case: Case) -> str:
     """Why the failed allocation is a second copy of weights, with its size where printed."""
-    wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
-    return (
-        f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
-        "weights being repacked for a kernel, quantized while loading, or a kernel's workspace. It needs room beside "
-        "the weights for a moment."
-    )
+    return reason("second_copy", {"wanted": f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

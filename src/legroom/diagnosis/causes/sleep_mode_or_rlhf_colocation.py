@@ -11,6 +11,7 @@ from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
+_SERVER_BESIDE = "another process, such as a server awake beside it,"
 _START_CHECKS = ("free_below_desired", "free_below_desired_bare")
 
 
@@ -19,11 +20,7 @@ def examine(case: Case) -> Assessment | None:
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
-        who = (
-            "the trainer or its optimizer"
-            if _has_trainer(case)
-            else "another process, such as a server awake beside it,"
-        )
+        who = "the trainer or its optimizer" if _has_trainer(case) else _SERVER_BESIDE
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
         if _is_first_mapping(case):
             why = (
@@ -40,10 +37,7 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED, proof(grew), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
-        why = (
-            f"{gib(oom.pools_bytes)} sit in private pools although no graph has been captured: the sleep-mode "
-            "allocator keeps what was freed."
-        )
+        why = reason("pools_without_graphs", {"size": gib(oom.pools_bytes)})
         return Assessment(Strength.NAMED, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
     is_short = case.has("profiling_error", "no_cache_blocks", *_START_CHECKS) or case.is_oom

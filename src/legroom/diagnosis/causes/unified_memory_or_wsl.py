@@ -32,11 +32,8 @@ def examine(case: Case) -> Assessment | None:
         )
     oom = case.oom
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
-        why = (
-            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were free and only {gib(oom.wanted_bytes)} "
-            "asked for. The card is not short: what backs its memory is - the RAM of a WSL or virtual machine, or the "
-            "one memory that CPU and GPU share."
-        )
+        sizes = map(gib, (oom.free_bytes or 0, oom.total_bytes or 0, oom.wanted_bytes))
+        why = reason("free_but_not_backed", dict(zip(("free", "total", "wanted"), sizes, strict=True)))
         has_other_reason = case.platform.trainer or case.has("cumem_oom", "sleep_on", "frame_wake")
         has_much_free = 4 * (oom.free_bytes or 0) >= (oom.total_bytes or 0) > 0
         has_sign = has_much_free or case.platform.unified or case.platform.wsl or case.has("prefetch_ram_short")
@@ -66,10 +63,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     why = reason("one_memory")
     oom = case.oom
     if case.platform.integrated and oom and oom.total_bytes:
-        why = (
-            f"AMD makes no card of {gib(oom.total_bytes)}: this GPU is part of the CPU, and that is the share of the "
-            "RAM that it may use."
-        )
+        why = reason("integrated_amd", {"total": gib(oom.total_bytes)})
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(strength, proven, why)
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import is_at_hand, other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.ledger import possible_moments
@@ -63,11 +64,8 @@ def _explanation(case: Case) -> str:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
     if fill_the_budget(case):
         return "torch holds more than the budget and the profile run asks for little: the weights fill the card."
-    return (
-        f"torch already holds {gib(oom.torch_bytes)} of {gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} "
-        "more while the model is still being built. Nothing but weights is allocated at that point, and "
-        "gpu_memory_utilization does not bound them."
-    )
+    sizes = {"torch": oom.torch_bytes, "total": oom.total_bytes, "wanted": oom.wanted_bytes}
+    return reason("full_while_built", {name: gib(size) for name, size in sizes.items()})
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
