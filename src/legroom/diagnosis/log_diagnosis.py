@@ -236,12 +236,16 @@ def _with_pasted_command(
         own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]
         args = merge_args(args, own)
         cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
-    card, reported = named_card(full_text), tuple((settings, worked) for settings, worked, _ in told)
+    card, reported = named_card(full_text), [(settings, worked) for settings, worked, _ in told]
+    for settings, _, _ in (item for item in told if not item[1] and "default" in item[2]):
+        for name, value in settings.items():  # the text gives another value than the default that failed
+            if (given := getattr(args, name, None)) not in (None, value):
+                args, reported = replace(args, **{name: value}), [({name: given}, True), *reported]
     failed, starved = failed_shares(told)
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
     least = max(starved | {cases[-1].too_small_share or 0}) or None
-    cases = tuple(replace(case, reported=reported, too_small_share=least) for case in cases)
+    cases = tuple(replace(case, reported=tuple(reported), too_small_share=least) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 

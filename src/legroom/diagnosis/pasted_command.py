@@ -32,7 +32,7 @@ _START = re.compile(
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
 _SETTING = re.compile(
     r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
-    r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
+    r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
@@ -205,7 +205,7 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
         return ServeArgs()
     parsed, lost = parse_flags(words, release), []
     refused = {item.flag for item in parsed.problems if item.kind not in ("bad_value", "ignored")}
-    for flag in {flag for flag in refused if flag.startswith("--") and flag in words}:
+    for flag in sorted(flag for flag in refused if flag in flags_ever() and flag in words):
         at = words.index(flag)
         lost += [flag, *itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
     return replace(parsed.args, others=(*parsed.args.others, *lost), model="")

@@ -180,7 +180,7 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    if not is_open or case.has_site_frame or case.platform.trainer:
+    if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
     if plan is None and case.has("parameters_told") and total and (weights or 0) > total:

@@ -71,10 +71,8 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED, proof(case.first("frame_pin"), refused), why)
     oom = case.oom
     if oom and case.ledger.free_exceeds_request:
-        why = (
-            f"{gib(oom.free_bytes or 0)} of the card were free and only "
-            f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
-        )
+        free, wanted = gib(oom.free_bytes or 0), gib(oom.wanted_bytes)
+        why = f"{free} of the card were free and only {wanted} asked for: the host could not back it."
         return Assessment(Strength.POSSIBLE, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
     short = case.last("prefetch_ram_short")
     if short is not None and case.phase_reached == "startup_load" and case.secondary_failure and not case.last_error:
@@ -138,10 +136,7 @@ def _explanation(case: Case) -> str:
     if shm and not case.has("cpu_share_told", "host_ram_told"):
         available = shm.facts.get("bytes_count")
         have = f" It has {gib(available)}." if isinstance(available, int) else ""
-        return (
-            "/dev/shm is too small for the buffers that processes on one "
-            f"machine share; Docker gives 64 MiB unless told otherwise.{have}"
-        )
+        return reason("shm_small", {"have": have})
     if (mapped := case.first("mmap_failed")) and not case.has("cpu_share_told", "host_ram_told"):
         size = gib(int(mapped.facts.get("bytes_count", 0)))
         return f"The system could not map a file of {size}: RAM, address space or an overcommit limit is exhausted."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
@@ -49,8 +50,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: another release, a quantized checkpoint, a lower utilization, more GPUs."""
     if any(mark in item.text for item in planner.case.all("frame_quant") for mark in _MLA_MARKS):
         yield known_fix("mla_weights_as_they_are")
-    is_chosen = planner.known.args.quantization not in (None, "awq_marlin", "gptq_marlin")
-    if any("arlin" in item.text for item in planner.case.evidence) and not is_chosen:
+    named = " ".join(item.text for item in planner.case.all("frame_quant"))
+    named = f"{named} {planner.known.args.model} {planner.known.args.quantization}"
+    if "arlin" in named and re.search(r"\b(?:AWQ|GPTQ)\b|\b(?:awq|gptq)_marlin ", named):
         yield known_fix("checkpoint_as_it_is")
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     before = earlier_release(planner.known.release) if planner.known.release_known else None

@@ -318,7 +318,7 @@ def _printed_total_bytes(case: Case) -> int | None:
         return case.startup.gpu_total_bytes
     if case.oom and case.oom.total_bytes:
         return case.oom.total_bytes
-    check = case.first("free_below_desired", "hbm_oom")
+    check = case.first("free_below_desired", "hbm_oom", "weights_told")
     total = check.number("total_bytes") if check else None
     return total if total is not None and total >= GIB // 4 else None
 
