@@ -293,8 +293,8 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
         return None
     why = (
         f"The pool was sized by what was free during profiling. Now {gib(case.oom.wanted_bytes)} of it were asked for "
-        f"and {gib(case.oom.free_bytes or 0)} were free: another process took memory in between, or the share leaves "
-        "too little outside the budget."
+        f"and {case.ledger.free_words}: another process took memory in between, or the share leaves too little outside "
+        "the budget."
     )
     return Assessment(Strength.SUGGESTED, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
 
