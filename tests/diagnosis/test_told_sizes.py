@@ -151,3 +151,32 @@ def test_a_step_below_a_whole_prompt_comes_with_chunked_prefill_where_v0_may_run
     text = "[Bug]: OOM with prompt_logprobs=1\n"
     text += frame if name == "frames of an old release" else "vllm 0.5.4\n"
     assert run(text).findings[0].fixes[0].flags == {"max_num_batched_tokens": 512, "enable_chunked_prefill": True}
+
+
+SHORT = (
+    "ValueError: The model's max seq len (8192) is larger than the maximum number of tokens that can be stored in KV "
+    "cache (2064). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("llamafactory-cli chat --infer_backend vllm --template qwen", "--vllm_maxlen 2032"),
+        ("python -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm", "rollout.max_model_len=2032"),
+        ("swift infer --infer_backend vllm --model x/y", "--vllm_max_model_len 2032"),
+        ('  File "/home/me/app/tts.py", line 5, in <module>\n    voice = Speaker("x")', "max_model_len=2032"),
+        ('llm = LLM("x/y", dtype="half")', "max_model_len=2032"),
+        ("TypeError: Speaker.__init__() got an unexpected keyword argument 'max_model_len'\nLLM(", "code of Speaker"),
+    ],
+)
+def test_a_setting_is_given_as_the_program_of_the_text_takes_it(text: str, words: str) -> None:
+    fix = next(fix for fix in run(f"{text}\n{SHORT}").findings[0].fixes if fix.flags.keys() == {"max_model_len"})
+    assert words in fix.steps[0]
+    assert fix.command == ()
+
+
+def test_a_command_of_vllm_s_own_is_kept() -> None:
+    for text in ("vllm serve x/y --dtype half", "python -m vllm.entrypoints.openai.api_server --model x/y", ""):
+        fixes = run(f"{text}\n{SHORT}").findings[0].fixes
+        assert next(fix for fix in fixes if "max_model_len" in fix.flags).command

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
-from legroom.facts.log_messages import engine_files, message_group
+from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -51,6 +51,8 @@ class Case:
     """The gpu_memory_utilization of an earlier attempt whose KV pool was too small."""
     neighbours: tuple[Startup, ...] = ()
     """The start-ups of other services in the same log, which may share the card."""
+    launcher: Launcher | None = None
+    """The program that started the engine, where the text shows another than vLLM's own."""
     computed_site: str = ""
     """The site that the sizes of the failed allocation imply; empty where they fit several."""
 
