@@ -240,14 +240,9 @@ def find_remedy(
     if death and death.signal and not any(cause_of(finding.cause).is_memory for finding in findings):
         return Remedy("not_memory", "", ended, False, refused="a signal from outside asks for no other flags")
     if not findings:
-<<<<<<< HEAD
         said = (line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if not _PYTHON_WARNING.search(line))
         last_line = next(filter(None, said), "")
-        last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
-=======
-        last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
         last = f" Its last line: {masked_log_text(last_line)[:_LONGEST_WORDS]}" if last_line else ""
->>>>>>> main
         why = f"{ended}, and the log does not say why" if ended else "the log does not say why"
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
@@ -271,15 +266,8 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-<<<<<<< HEAD
-    """Which process a signal has ended, and whether the kernel's out-of-memory killer sent it; empty without one."""
-    if death.signal == 0:
-=======
     """How a process died of a signal, or unseen, and whether the OOM killer sent it; empty where it exited itself."""
-    if death.signal is None:
-        return f"{death.who} (pid {death.pid}) ended; its parent collected the exit status before it could be read"
-    if not death.signal:
->>>>>>> main
+    if death.signal == 0:
         return ""
     how = "ended, and its parent collected the exit status first (Linux 6.15 keeps it)"
     text = f"{death.process} {f'died of {signal_name(death.signal)}' if death.signal else how}"
