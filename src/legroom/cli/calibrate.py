@@ -14,7 +14,7 @@ from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.home import store_path
 from legroom.planning import calibration_store as store
-from legroom.planning.calibration import CalibratedStart, calibrated_starts, measured
+from legroom.planning.calibration import CalibratedStart, calibrated_starts, usable_observations
 from legroom.planning.calibration_store import import_receipts, read_store, receipt, store_observations, to_json
 from legroom.units import human_bytes
 
@@ -57,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Learns from logs, or shows, forgets or shares what was learnt; exit status 1 where nothing could be learnt."""
     if args.show:
         return _print_observations(args.json)
     if args.forget is not None:
@@ -65,9 +66,8 @@ def run(args: argparse.Namespace) -> int:
         return _share_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
     starts = [start for log in args.logs for start in calibrated_starts(_read_log_text(log), log, args.gpu, args.model)]
-    observations = measured(starts)
+    observations = usable_observations(starts)
     is_stored = bool(observations) and not args.dry_run
     if is_stored and (remark := store_observations(observations)):
         note(f"note: {remark}")
@@ -202,7 +202,7 @@ def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
 
 
 def _read_log_text(log: str) -> str:
-    """The text of a log file, or of stdin for `-`, cut at the size limit."""
+    """The text of a log file, or of stdin for `-`, cut at the size limit; LegroomError where it is unreadable."""
     try:
         if log == "-":
             return sys.stdin.read(_LARGEST_LOG_BYTES)

@@ -25,6 +25,10 @@ class ProcessDeath:
     signal: int | None
     """0: it exited. None: not known."""
 
+    @property
+    def process(self) -> str:
+        return f"{self.who} (pid {self.pid})"
+
 
 @dataclass(frozen=True)
 class ServerExit:
@@ -212,7 +216,7 @@ class RestartPolicy:
         self._setups.mark_served()
 
     def delay_after(self, ending: ServerExit) -> float | None:
-        """Seconds to wait before the restart; None for no restart."""
+        """Journals and diagnoses the end, and takes a fix over; seconds before the restart, None for no restart."""
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
@@ -240,7 +244,7 @@ class RestartPolicy:
         return 0.0
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
-        """Restarts a set-up that has served before; gives up where none has."""
+        """Restarts a set-up that has served before, and returns the delay; gives up (None) where none has."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"
@@ -256,7 +260,7 @@ class RestartPolicy:
 
     def _after_crash(self, ending: ServerExit) -> float | None:
         """After a crash of a serving server: open an incident, diagnose; seconds until the restart, None for none."""
-        if ending.code == 0:
+        if ending.code == 0 and not ending.hung:
             self._say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
         title = f"the server {what} after {ending.lived_s:.0f} s (exit {ending.code})"
@@ -279,7 +283,7 @@ class RestartPolicy:
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
-        """Restarts within the budget; returns the delay. `unchanged` describes a restart without a fix."""
+        """Takes a restart of the budget and any fix; the delay, None where it is spent. `unchanged`: its text."""
         delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")

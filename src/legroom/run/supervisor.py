@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from legroom.actions.child import Child
 from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.guard import START_REQUESTED
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.process_table import engines_below, exit_signal, is_engine_core, process_start_ticks, process_title
 from legroom.run import restart_policy
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
-from legroom.run.stopping import Signals, Stopping
+from legroom.run.stopping import STOPPED_REPLY_S, Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_task_process
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ PREFIX = "legroom: "
 
 
 class Announcer:
-    """Writes legroom's own lines to stderr in a thread, so that a stalled reader (a pager, Ctrl-S) does not
-    delay signals."""
+    """Writes legroom's lines to stderr in a thread: a stalled reader (a pager, Ctrl-S) does not delay signals."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -175,7 +175,7 @@ class Supervisor:
         began = time.monotonic()
         self._setups.mark_launched()
         # Python would buffer lines that it writes to a pipe.
-        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
+        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env, START_REQUESTED: str(+self._is_start_requested)}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
         child = Child(
@@ -243,15 +243,15 @@ class Supervisor:
     def _wait_for_event(
         self, child: Child | None, task: TaskProcess | None, timeout_s: float | None
     ) -> TaskProcess | None:
-        """Waits for one event or the timeout, handles it, and returns the task that still runs."""
+        """Waits for one event or the timeout, handles it, and returns the task that runs then, None where none does."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
         timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)
         readable, _, _ = select.select([*waits, *self._handles], [], [], timeout_s)
         for handle in self._handles.keys() & set(readable):
             title, pid = self._handles.pop(handle)
+            self._first_death = self._first_death or restart_policy.ProcessDeath(title, pid, exit_signal(pid, handle))
             os.close(handle)
-            self._first_death = self._first_death or restart_policy.ProcessDeath(title, pid, exit_signal(pid))
         reap()  # orphans of a killed keeper, or of the container whose init process this is
         if self._signals in readable:
             # A server that came up since the last check may have requests already, and be too busy to answer /health.
@@ -309,6 +309,9 @@ class Supervisor:
         self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
 
     def _kill(self, child: Child) -> None:
+        """Kills the server; one with a stopped engine first loses its engines, so that it answers its clients."""
+        if child.has_stopped_engine() and child.kill_engines():
+            child.wait_gone(STOPPED_REPLY_S)
         child.kill()
         child.wait_gone(self._timing.port_timeout_s)
 
@@ -378,7 +381,7 @@ class Supervisor:
         return task.answer()
 
     def _find_fix(self) -> dict[str, Any] | None:
-        """The remedy a task computes from the log; one without words, refused, where the log cannot be read."""
+        """The remedy a task computes from the log, without words where unreadable; None where a stop was requested."""
         bounds = {
             "keep": self.prepared["keep"],
             "min_context": self.options.min_context,
@@ -393,7 +396,7 @@ class Supervisor:
             return {"failed": f"{why.message}.", "refused": refused, "words": (), "is_memory": False}
 
     def _apply_pending_changes(self) -> None:
-        """Applies the flags and variables that were left for this restart."""
+        """Applies and reports the flags and variables left for this restart; invalid ones are left out."""
         changes, problem = self.file.pop_changes()
         if problem:
             self.say(problem)
@@ -409,7 +412,7 @@ class Supervisor:
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Waits until the kernel has freed the port of the previous server; False where it stays in use."""
+        """Waits for the kernel to free the port; False where it stays in use (LegroomError at first) or on a stop."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:

@@ -5,7 +5,7 @@ vLLM's names differ by release (0.8 to 0.32), so every attribute may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -64,11 +64,26 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
         output, tokens = batch, batched  # the engine's outer frames may be at the next step already
     if not isinstance(tokens, dict):
         return None
-    return _recorded_step(output, tokens, _known_requests(frames))
+    new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
+    computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
+    computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
+    known = _known_requests(frames)
+    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
+    largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
+    return RecordedStep(
+        requests=len(tokens),
+        tokens=int(sum(tokens.values())),
+        new_requests=len(new),
+        largest=tuple(
+            ScheduledRequest(str(name)[:80], int(tokens[name]), computed.get(str(name)), *requests[str(name)])
+            for name in largest
+        ),
+        prompt_logprobs=sum(request.prompt_logprobs is not None for request in requests.values()),
+    )
 
 
 def _innermost_local(frames: list[FrameType], name: str) -> Any:
-    """The value of the innermost local of that name that has `num_scheduled_tokens`."""
+    """The innermost local variable of that name that has `num_scheduled_tokens`; None without one."""
     for frame in frames:
         if name in frame.f_code.co_varnames:
             value = frame.f_locals.get(name)
@@ -83,25 +98,6 @@ def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
     if not isinstance(names, list) or counts is None:
         return {}
     return {str(name): int(count) for name, count in zip(names, counts, strict=False)}
-
-
-def _recorded_step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
-    """The engine step as scheduled: requests, tokens, new ones, and the largest requests."""
-    new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
-    computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
-    computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
-    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
-    largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
-    return RecordedStep(
-        requests=len(tokens),
-        tokens=int(sum(tokens.values())),
-        new_requests=len(new),
-        largest=tuple(
-            ScheduledRequest(str(name)[:80], int(tokens[name]), computed.get(str(name)), *requests[str(name)])
-            for name in largest
-        ),
-        prompt_logprobs=sum(request.prompt_logprobs is not None for request in requests.values()),
-    )
 
 
 def _computed_tokens(cached: Any) -> dict[str, int | None]:
@@ -124,7 +120,7 @@ _KnownRequests = Callable[[str], _RequestFacts]
 
 
 def _known_requests(frames: list[FrameType]) -> _KnownRequests:
-    """A lookup of requests in the model runner that one of these frames belongs to."""
+    """A lookup of requests by id in the model runner of these frames; what it does not know has no facts."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",):
             continue
@@ -166,7 +162,7 @@ def _sampling_parameter(request: Any, name: str) -> int | None:
 
 
 def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
-    """The settings of the engine that one of these frames belongs to; {} where none does."""
+    """The settings that memory depends on, by flag, of the engine of one of these frames; {} where none has one."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",) or "vllm" not in frame.f_code.co_filename:
             continue

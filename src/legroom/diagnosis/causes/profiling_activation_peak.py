@@ -76,9 +76,8 @@ def _explanation(case: Case) -> str:
         used, total = (int(compiled.facts.get(name, 0)) for name in ("used_bytes", "total_bytes"))
         return reason("tpu_program", {"used": gib(used), "total": gib(total), "short": gib(used - total)})
     if oom is not None:
-        free, outside = oom.free_bytes or 0, gib(case.ledger.outside_torch_bytes or 0)
-        facts = {"wanted": gib(oom.wanted_bytes), "free": gib(free), "outside": outside}
-        facts |= {"wanted_human": human_bytes(oom.wanted_bytes), "free_human": human_bytes(free)}
+        facts = {"wanted": gib(oom.wanted_bytes), "wanted_human": human_bytes(oom.wanted_bytes)}
+        facts |= {"free": case.ledger.free_words, "outside": gib(case.ledger.outside_torch_bytes or 0)}
         names = {"sampler": "sampler_asked", "warmup": "warmup_asked"}
         name = names.get(case.site, "pool_oversized" if is_pool_oversized(case) else "dummy_batch_asked")
         return reason("sampler_table" if _is_sampler_table(case) else name, facts)
@@ -154,7 +153,8 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
     flags: dict[str, Any] = {"max_num_seqs": reduced_limit(planner, args.max_num_seqs or 256)}
     tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
-    flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
+    if case.engine.generation != "V0" or planner.step_tokens > _SMALL_STEP:  # V0 takes whole prompts in a step
+        flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)

@@ -69,8 +69,7 @@ def _explanation(case: Case) -> str:
     oom, logits = case.oom, reason("through_logits") if case.frames & {"frame_logits"} else ""
     if oom is None:
         return f"A model step of real traffic needed more than what was left beside the KV cache.{logits}"
-    free = f"{gib(oom.free_bytes)} were free" if oom.free_bytes is not None else "less was free"
-    return reason("step_asked", {"wanted": gib(oom.wanted_bytes), "free": free}) + logits
+    return reason("step_asked", {"wanted": gib(oom.wanted_bytes), "free": case.ledger.free_words}) + logits
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:

@@ -126,7 +126,8 @@ class FixPlanner:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
-        return self.flags_known
+        is_cut = any("utilization_ratio" in item.facts for item in self.case.all("free_below_desired_bare"))
+        return is_cut or self.flags_known
 
     @property
     def flags_known(self) -> bool:
@@ -174,6 +175,14 @@ class FixPlanner:
             return int(known)
         # V0 takes whole prompts.
         return 8192 if self.known.args.usage == "llm" or self.case.engine.generation == "V0" else 2048
+
+    @property
+    def may_be_before_v1(self) -> bool:
+        """Whether the release is before 0.8, which made V1 the default; if unknown, whether a traceback has no V1."""
+        if self.known.release_known:
+            return self.known.release.before("0.8.0") and self.case.engine.generation != "V1"
+        calls = (item.text for item in self.case.evidence if item.role == "frame")
+        return not self.case.engine.generation and any(text.endswith(")") for text in calls)
 
     @property
     def captures_outside_budget(self) -> bool:

@@ -13,8 +13,8 @@ from legroom.guard.request.refusals import REASONS
 WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 CAPPED = ("output", "default_output", "logprobs", "prompt_logprobs")
 
-_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_(?!stopped_engines).*\n?", re.MULTILINE)
-"""Series that an outer guard replaces; only the one inside vLLM sees stopped engines."""
+_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_(?!stopped_engines|start_requested).*\n?", re.MULTILINE)
+"""Series that an outer guard replaces; only the one inside vLLM knows its process and engines."""
 _OPEN_METRICS_END = b"# EOF"
 
 
@@ -79,7 +79,7 @@ class GuardMetrics:
 
 
 def append_page(server_page: bytes, own_page: bytes) -> bytes:
-    """A server's metrics page with the guard's series at its end, before the end mark of OpenMetrics."""
+    """A server's metrics page plus the guard's series (before OpenMetrics' `# EOF`), less those of an inner guard."""
     # Behind another guard, the inner one's series are removed, because no series may occur twice.
     if b"legroom_guard_" in server_page:
         server_page = _OWN_LINE.sub(b"", server_page)

@@ -56,29 +56,33 @@ class AdmissionApp:
         await self.app(scope, receive, send)
 
     def is_unauthorized(self, scope: Scope) -> bool:
-        """Whether the server will refuse this request for a missing API key, so that it needs no admission."""
+        """Whether the server will refuse this request for a missing API key; False unless overridden."""
+        return False
+
+    def has_dead_engine(self) -> bool:
+        """Whether the server's engine has ended, so that only a restart helps; overridden by the middleware."""
         return False
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Read the engine's KV pool and flags before a request is weighed; overridden by proxy and middleware."""
+        """Hook to read the engine's KV pool and flags before a request is weighed; does nothing unless overridden."""
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the server's metrics page with the guard's series appended."""
+        """Send the server's metrics page with the guard's series appended; subclasses define it."""
         raise NotImplementedError
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
-        """The body of the server's response to a request of the guard's own; None where its status is not 200."""
+        """The body of the server's answer, None where it fails or is not a 200; subclasses define it."""
         raise NotImplementedError
 
     async def tokenize(self, body: bytes) -> int | None:
-        """Token count of a `/tokenize` body by the server's tokenizer."""
+        """The server's token count for a `/tokenize` body; None where it gives none."""
         try:
             return int(json.loads(await self.call_server("POST", "/tokenize", body) or b"{}")["count"])
         except (ValueError, KeyError, TypeError):
             return None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        """Apply a drain to the other API servers of this vLLM, and merge their status into `status`."""
+        """Apply a drain to this vLLM's other API servers and merge in their status; `status` unless overridden."""
         return status
 
     async def _admit(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,23 +126,27 @@ class AdmissionApp:
         self, request: GuardedRequest, scope: Scope, receive: Receive, pending: Pending, send: Send
     ) -> None:
         """Run an admitted request in the server, and release its blocks when the response ends or fails."""
-        admission, status, is_complete = self.admission, 0, False
+        admission, status, is_complete, is_replaced = self.admission, 0, False, False
 
         async def observe_and_send(message: Message) -> None:
-            nonlocal status, is_complete
+            nonlocal status, is_complete, is_replaced
             if message["type"] == "http.response.body":
                 if status == 200 and (chunk := message.get("body")):
                     admission.on_chunk(request, chunk)
                 is_complete = not message.get("more_body", False)
             elif message["type"] == "http.response.start":
                 status = message["status"]
+                if status == 500 and self.has_dead_engine():
+                    is_replaced = True
+                    await send_refusal(refusals.engine_dead(admission.policy.queue.drain_retry_s), send)
                 if status in (429, 503):
                     headers = list(message.get("headers", ()))
                     if not any(name.lower() == b"retry-after" for name, _ in headers):
                         seconds = admission.policy.queue.drain_retry_s if admission.draining else 1
                         headers.append((b"retry-after", b"%d" % seconds))
                     message["headers"] = headers
-            await send(message)
+            if not is_replaced:
+                await send(message)
 
         if request.changed:
             replaced = (b"content-length", b"transfer-encoding")

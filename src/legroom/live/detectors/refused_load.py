@@ -16,7 +16,7 @@ class RefusedLoad(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The share of requests refused over a minute, because a guard refuses in waves."""
+        """Bad where too large a share of a minute's requests was refused; None before two scrapes."""
         steps = window.recent(self.levels.refused_over_s)
         if not window.is_answering or not any(step.guard is not None or step.rejections for step in steps):
             return None if not window.is_answering or not steps else GOOD
@@ -28,5 +28,6 @@ class RefusedLoad(Detector):
         if refused < self.levels.queue_least or share < self.levels.refused_ratio:
             return GOOD
         waited = f", {timed_out:,.0f} of them after the longest wait that the policy allows" if timed_out else ""
-        reason = f"{counted(refused, 'request')} of {refused + served:,.0f} in a minute were refused{waited}"
+        over_s = sum(step.seconds for step in steps)
+        reason = f"{counted(refused, 'request')} of {refused + served:,.0f} in {over_s:.0f} s were refused{waited}"
         return Condition(True, reason, {"refused": refused, "timed_out": timed_out, "refused_ratio": share})
