@@ -10,7 +10,7 @@ from typing import cast
 from legroom.diagnosis.case import FAILED_ALLOCATIONS, FAILING
 from legroom.diagnosis.pasted_command import sentence_lines
 from legroom.facts import read_data
-from legroom.facts.log_messages import Role
+from legroom.facts.log_messages import Role, typed_groups
 from legroom.vllm_logs.evidence import Evidence
 
 _NEAR_CHARS = 250
@@ -40,7 +40,8 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell
         moments = [(told, match) for told, match in moments if told[1] == "frame" or told[2] == "serving"]
     around = [(told, match) for told in _told("circumstances") if (match := told[3].search(sentences))]
-    is_failed = failures or any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
+    is_failed = failures or any(item.role == "told" for item in printed)
+    is_failed = is_failed or any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
     around += [] if is_failed or shortages else [(t, m) for t in _told("questions") if (m := t[3].search(sentences))]
     if any(told[0] in ("neighbour_told", "several_servers") for told, _ in around) and (shares := _shares(text)):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
@@ -50,7 +51,8 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     for (id_, role, phase, _), match in (*shortages, *moments, *around):
         start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
         line = plain[start : end if end >= 0 else None].strip()[:400]
-        facts = {"what": next((value for value in match.groups() if value), "")}
+        facts = typed_groups({name: value for name, value in match.groupdict().items() if value and "_" in name})
+        facts["what"] = next((value for value in match.groups() if value), "")
         yield Evidence(id_, role, plain.count("\n", 0, start) + 1, line, facts, phase, is_told=True)
 
 

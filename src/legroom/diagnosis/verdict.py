@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
+from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
@@ -14,6 +14,7 @@ from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
+from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
@@ -30,8 +31,6 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_FULL_OF_WEIGHTS = 0.85
-"""Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
@@ -180,15 +179,15 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    if not is_open or case.has_site_frame or case.platform.trainer:
+    if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
-    if plan is None and case.has("parameters_told") and total and (weights or 0) > total:
+    if plan is None and case.has("parameters_told") and total and (weights or 0) > FULL_OF_WEIGHTS * total:
         why = f"In 16 bits the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
         return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":
         return None
-    is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
+    is_full = plan.layout.weights.bytes > FULL_OF_WEIGHTS * plan.layout.total_bytes
     is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less
     if not is_told and not (is_full and planner.known.ranks == 1 and (case.ledger.wanted_bytes or 0) < GIB):
         return None
@@ -205,7 +204,8 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
         return assessment
-    if first in failing or min(evidence.line for evidence in failing) <= first.line:
+    later = min(evidence.line for evidence in failing) - first.line
+    if first in failing or later <= 0 or (first.id == "torch_oom_unsized" and later <= SENTENCE_LINES):
         return assessment
     return replace(assessment, strength=Strength(max(assessment.strength - 2, Strength.FAINT)))
 

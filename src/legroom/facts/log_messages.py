@@ -16,7 +16,7 @@ from legroom.units import GIB
 
 Value = int | float | str
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d*)?")
-_UNITS = {"bytes": 1, "B": 1} | {
+_UNITS = {"bytes": 1, "B": 1, "kB": 1 << 10} | {
     prefix + suffix: 1 << 10 * power for power, prefix in enumerate("KMGT", 1) for suffix in ("iB", "B", "")
 }
 
@@ -134,6 +134,31 @@ def oom_parts() -> OomParts:
 def engine_files(generation: str) -> frozenset[str]:
     """The files of vLLM's V0 or V1 engine that write log lines."""
     return frozenset(read_data("evidence.json")["engine_files"][generation])
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A program that starts the engine itself and takes vLLM's settings in a form of its own."""
+
+    name: str
+    setting: str
+    """Template of one setting, with `{name}` and `{value}`."""
+    names: Mapping[str, str]
+    """Templates of the settings that have another name there, by vLLM's Python name."""
+
+    def words(self, settings: Mapping[str, object]) -> str:
+        """The settings as this program takes them."""
+        forms = (self.names.get(name, self.setting).format(name=name, value=settings[name]) for name in settings)
+        return (", " if self.setting.startswith("{name}") else " ").join(forms)
+
+
+def launcher_in(text: str) -> Launcher | None:
+    """The first known program whose command or call stands in the text; None for `vllm serve` and its modules."""
+    if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
+        return None
+    rows = read_data("trainers.json")["launchers"]
+    found = next((row for row in rows if re.search(row["mark"], text)), None)
+    return Launcher(found["name"], found["setting"], found["names"]) if found is not None else None
 
 
 def trainer_settings(line: str) -> Mapping[str, str] | None:

@@ -11,17 +11,18 @@ from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
+_SERVER_BESIDE = "another process, such as a server awake beside it,"
+_START_CHECKS = ("free_below_desired", "free_below_desired_bare")
+_LEAST_SHARE = 0.3
+"""Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
+
 
 def examine(case: Case) -> Assessment | None:
     """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
-        who = (
-            "the trainer or its optimizer"
-            if _has_trainer(case)
-            else "another process, such as a server awake beside it,"
-        )
+        who = "the trainer or its optimizer" if _has_trainer(case) else _SERVER_BESIDE
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
         if _is_first_mapping(case):
             why = (
@@ -38,13 +39,10 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED, proof(grew), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
-        why = (
-            f"{gib(oom.pools_bytes)} sit in private pools although no graph has been captured: the sleep-mode "
-            "allocator keeps what was freed."
-        )
+        why = reason("pools_without_graphs", {"size": gib(oom.pools_bytes)})
         return Assessment(Strength.NAMED, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
-    is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
+    is_short = case.has("profiling_error", "no_cache_blocks", *_START_CHECKS) or case.is_oom
     if trainer and (is_short or counts_nothing):
         why = reason("trainer_on_the_card")
         if trainer.id == "training_step":
@@ -87,21 +85,17 @@ def _has_trainer(case: Case) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
     freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
-    # Trainers set the share themselves, to 0.3 to 0.7: without a printed one the lower half is below most of them.
+    # Without a printed share the lower half is below most of them.
     share, why = 0.4, "0.7 to 0.3 is what worked for others."
     if planner.utilization_known:
         share, why = min(planner.utilization * 0.75, 0.6), f"Three quarters of {planner.utilization:g}."
     elif freed and total:
         share = 0.75 * freed / total
         why = f"Waking up maps {gib(freed)} again, {freed / total:.2f} of the card: three quarters of that."
-    share = round(share, 2)
-    lower = planner.plan_change(
-        "lower_util",
-        {"gpu_memory_utilization": share},
-        f"Whoever shares the card needs its part beside the engine's. {why}",
-        steps=_trainer_steps(planner.case, share),
-        trades="a smaller KV pool",
-    )
+    share, why = round(share, 2), f"Whoever shares the card needs its part beside the engine's. {why}"
+    lower = planner.lower_utilization_or_len(share, why)
+    if lower is not None:
+        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps))
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first")
     if not _has_trainer(planner.case):
@@ -125,7 +119,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if planner.case.has("free_below_desired"):
             yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
-        is_blind = planner.model is not None and total is None and _has_trainer(planner.case)
+        is_least = planner.utilization_known and planner.utilization < _LEAST_SHARE
+        is_blind = _has_trainer(planner.case) and (is_least or (planner.model is not None and total is None))
+        lower = None if is_least else lower
         if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
             is_blind, lower = _has_trainer(planner.case), None  # a smaller budget holds even fewer blocks
         yield _trainer_offload_fix(planner.case) if is_blind else None
