@@ -46,6 +46,7 @@ def test_a_server_is_found_wherever_it_stands_in_yaml(text, expected):
         "description: run vllm serve with --nope to see it fail\n",
         "services:\n  r:\n    image: ghcr.io/vllm-project/production-stack/router:1\n    command: --nope x\n",
         "receivers:\n- slack: '{{ .Alerts }} vllm:gpu_cache_usage_perc'\n",
+        "services:\n  $NAME:\n    image: redis:7\n    environment: [MODEL=vllm]\n",
     ],
 )
 def test_what_is_not_vllms_is_left_alone(text):

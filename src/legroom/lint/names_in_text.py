@@ -56,7 +56,7 @@ def without_other_services(path: str, text: str) -> str:
     services = _SERVICES.search(text)
     first = re.search(r"\n( +)[^\s#{]", services[0]) if services is not None else None
     if services is not None and first is not None:
-        keys = re.finditer(rf"(?m)^{first[1]}([\w.-]+)", services[0])
+        keys = re.finditer(rf"(?m)^{first[1]}([^\s#{{:]+)", services[0])
         starts = [(services.start() + key.start(), is_server_image(key[1])) for key in keys]
         ends = [*(at for at, _ in starts[1:]), services.end()]
     else:
