@@ -47,7 +47,7 @@ _LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "mod
 """What whoever installs a chart sets: its defaults need not start a server."""
 _ONCE_A_FILE = frozenset(
     {"api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
-    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated", "host-memory", "rollout-stuck"}
+    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated", "host-memory"}
     | {"release-unsafe"}
 )
 _ALL_RULES = "*"

@@ -45,7 +45,7 @@ def endpoint(
     verify_tls: bool = True,
     ca_file: str | None = None,
 ) -> Endpoint:
-    """The endpoint of `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ..."""
+    """The endpoint of `host:8000` or `https://user:pass@host/vllm/metrics`; LegroomError for other texts."""
     given = address.strip()
     url = given if "://" in given else f"http://{given}"
     try:
