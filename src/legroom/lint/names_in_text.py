@@ -18,7 +18,7 @@ _SETS_VARIABLE = re.compile(
     r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=](?![^ \n]+ \w)|$)",
     re.MULTILINE,
 )
-_PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
+PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
 """`X=${X}` reads a variable only to set it."""
 _CLIENTS_OWN = re.compile(
     r"VLLM_(\w*_)?(MODEL\w*|HOST|PORT|KEY|URL|ENDPOINT|BASE|IMAGE|VERSION|TAG|TOKEN|NAME|DIR|PATH|COMMIT|REF|BRANCH|REPO)"
@@ -107,7 +107,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 
 def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
-    around, is_compose = _PASSED_ON.sub("", around), _SERVICES.search(text) is not None
+    around, is_compose = PASSED_ON.sub("", around), _SERVICES.search(text) is not None
     for found in _SETS_VARIABLE.finditer(text):
         is_given, name = found[1] is not None or is_compose, found[2]
         flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)
