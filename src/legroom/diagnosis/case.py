@@ -78,6 +78,12 @@ class Case:
         return self.first(*ids) is not None
 
     @property
+    def failed_share(self) -> float:
+        """The lowest gpu_memory_utilization of which the text says that it failed, without another change; else 1."""
+        alone = (settings for settings, worked in self.reported if not worked and len(settings) == 1)
+        return min((share for settings in alone if (share := settings.get("gpu_memory_utilization"))), default=1.0)
+
+    @property
     def host_limit_bytes(self) -> int | None:
         """The container's memory limit that the text names, in bytes: of limits and requests the larger."""
         return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=None)

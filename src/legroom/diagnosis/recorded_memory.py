@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from legroom.black_box import PREFIX, BlackBox, MemoryReading, is_record, parse_record, read_record
 from legroom.diagnosis.case import Case, recorded_oom
-from legroom.diagnosis.finding import Assessment, Strength
+from legroom.diagnosis.finding import Assessment, Strength, reason
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
@@ -225,11 +225,9 @@ def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
     if oom is None or allocator is None or not size:
         return None
     free = oom.free_bytes or 0
-    why = (
-        f"The black box shows {gib(size)} free inside PyTorch's segments and {gib(free)} on the card, "
-        f"{gib(size + free)} together; {gib(oom.wanted_bytes)} were asked for and the largest piece was "
-        f"{human_bytes(allocator.largest_free_bytes or 0)}."
-    )
+    sizes = {"size": size, "free": free, "both": size + free, "wanted": oom.wanted_bytes}
+    facts = {name: gib(value) for name, value in sizes.items()}
+    why = reason("recorded_pieces", {**facts, "largest": human_bytes(allocator.largest_free_bytes or 0)})
     return Assessment(_strength_among_causes(record, size), (record_evidence(record, line),), why)
 
 
@@ -251,16 +249,10 @@ def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
         return None
     missing = _oom_missing_bytes(oom)
     if record.card is not None and record.card.others_bytes is not None:
-        why = (
-            f"The black box shows {gib(size)} of the card in the hands of other processes; {gib(missing)} were "
-            f"missing for the {gib(oom.wanted_bytes)} that this worker asked for."
-        )
+        name = "recorded_others"
     else:
-        why = (
-            f"Since the server was up, {gib(size)} more of the card are in use that PyTorch does not hold, and "
-            f"{gib(missing)} were missing for the {gib(oom.wanted_bytes)} that were asked for. The driver does not "
-            "say whose they are; a library of the worker's own rarely takes that much while it serves."
-        )
+        name = "recorded_growth_of_others"
+    why = reason(name, {"size": gib(size), "missing": gib(missing), "wanted": gib(oom.wanted_bytes)})
     return Assessment(_strength_among_causes(record, size), (record_evidence(record, line),), why)
 
 
@@ -288,10 +280,8 @@ def assess_leak(record: BlackBox, line: int) -> Assessment | None:
     if growth is None:
         return None
     what = "the memory that PyTorch has handed out" if record.allocator is not None else "the worker's host memory"
-    why = (
-        f"In the {duration_text(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
-        f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
-    )
+    sizes = {"first": gib(growth.first_bytes), "last": gib(growth.last_bytes)}
+    why = reason("recorded_leak", {"time": duration_text(growth.seconds), "what": what, **sizes})
     return Assessment(_strength_among_causes(record, growth.bytes), (record_evidence(record, line),), why)
 
 
@@ -323,18 +313,11 @@ def assess_burst(record: BlackBox, line: int) -> Assessment | None:
         return None
     largest = step.largest[0] if step.largest else None
     detail = f"; the largest, {largest.id}, had {largest.scheduled_tokens:,} of them" if largest else ""
-    logprobs = (
-        f" {step.prompt_logprobs} of the requests asked for log-probabilities of their prompts, which take tokens x "
-        "vocabulary and are not part of what vLLM measures at start-up."
-        if step.prompt_logprobs
-        else ""
-    )
-    why = (
-        f"A step of {step.tokens:,} tokens for {step.requests:,} request{'s' if step.requests != 1 else ''}{detail} "
-        f"asked for {gib(oom.wanted_bytes)} with {gib(oom.free_bytes or 0)} free on the card and "
-        f"{human_bytes(record.allocator.largest_free_bytes or 0) if record.allocator else '0 B'} as PyTorch's largest "
-        f"free piece.{logprobs}"
-    )
+    count = f"{step.requests:,} request{'s' if step.requests != 1 else ''}{detail}"
+    piece = human_bytes(record.allocator.largest_free_bytes or 0) if record.allocator else "0 B"
+    sizes = {"wanted": gib(oom.wanted_bytes), "free": gib(oom.free_bytes or 0), "piece": piece}
+    why = reason("recorded_burst", {"tokens": f"{step.tokens:,}", "requests": count, **sizes})
+    why += reason("recorded_logprobs", {"requests": step.prompt_logprobs}) if step.prompt_logprobs else ""
     return Assessment(Strength.NAMED, (record_evidence(record, line),), why)
 
 

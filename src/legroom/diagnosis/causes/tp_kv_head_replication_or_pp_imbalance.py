@@ -20,10 +20,7 @@ def examine(case: Case) -> Assessment | None:
     uneven = next((values for values in (pools, weights) if _is_uneven(values)), None)
     if uneven:
         low, high = min(uneven.values()), max(uneven.values())
-        why = (
-            f"The ranks are not alike: {gib(low)} on the poorest, "
-            f"{gib(high)} on the richest. The poorest decides for all."
-        )
+        why = reason("ranks_not_alike", {"low": gib(low), "high": gib(high)})
         return Assessment(
             Strength.COMPARED if error else Strength.SUGGESTED,
             proof(case.all("available_kv", "weights_loaded"), error),
