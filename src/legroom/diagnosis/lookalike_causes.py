@@ -29,7 +29,8 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
         if not items:
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
-        key = (is_informational(evidence) or evidence.id == "hang_told", evidence.line, number)
+        is_vague = evidence.id == "hang_told" or (evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls"))
+        key = (is_informational(evidence) or is_vague, evidence.line, number)
         if first is None or key < first[0]:
             first = (key, kind, evidence)
     return (first[1], first[2]) if first and first[1].cause == cause else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -31,6 +32,9 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 
 MAX_FINDINGS = 4
 MAX_FIXES = 5
+_TRAINED = ("vllm_named", "trainer")
+"""Signs that a trainer and vLLM belong together, so that its memory counts."""
+_VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
@@ -137,12 +141,16 @@ def _imported_record_notes(case: Case) -> list[str]:
 
 def _other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's."""
-    other = case.first(*other_engines())
-    by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation
-    is_image = other is not None and "image" in other.facts  # frames by name may be of any engine
+    found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not case.has(*_TRAINED)]
+    # Frames by name may be of any engine, unless their path names its package.
+    other = next((item for item in found if "package" in item.facts), found[0] if found else None)
+    is_package = other is not None and "package" in other.facts
+    by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
+    if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
+        return None
     framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
-    beside_vllm = other is not None and other.id != "engine_vllm_cpp" and "vllm" in other.text.lower()
-    return None if by_vllm or beside_vllm or (framed and not is_image) else other
+    beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and "vllm" in other.text.lower()
+    return None if beside_vllm or (framed and not is_package and "image" not in other.facts) else other
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
@@ -233,9 +241,8 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
-    fixes = tuple(
-        replace(fix, confidence=share_worked(fix_ground(planner, fix, is_memory=cause.is_memory))) for fix in fixes
-    )
+    shares = [share_worked(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
+    fixes = tuple(replace(fix, confidence=min(share, shares[0])) for fix, share in zip(fixes, shares, strict=True))
     finding = Finding(
         cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends
     )

@@ -95,7 +95,8 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
     line = passage.line
     first = line.text[:_WINDOW_CHARS].rstrip()
     # INFO messages have one line; errors may be wrapped or have several.
-    wrapped = () if _SINGLE_LINE.search(line.raw[:200]) else passage.following
+    # So has a word alone, as a shell prints `Killed`.
+    wrapped = () if first.isalpha() or _SINGLE_LINE.search(line.raw[:200]) else passage.following
     following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
     head = line.raw[:200]

@@ -42,8 +42,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_device_init,
         _assess_pool_allocation,
     ):
-        assessment = assess(case)
-        if assessment:
+        if assessment := assess(case):
             return assessment
     return None
 
@@ -298,13 +297,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
-    layout = planner.failed_plan.layout if planner.failed_plan is not None else None
-    if layout is not None and layout.kv_cache.bytes <= 0:
-        # The share was made for what is free beside the others: on a free card it still holds no weights.
-        needed = layout.budget_bytes - layout.kv_cache.bytes + GIB
-        share = math.ceil(needed / layout.total_bytes * 100) / 100
-        more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
-        free_it = replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it
+    free_it = _with_share_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):
@@ -323,6 +316,22 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield in_turn
+
+
+def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
+    """The fix with the share that weights, peak and one request need once the card is free, or that none is enough."""
+    layout = planner.failed_plan.layout if planner.failed_plan is not None else None
+    total, weights = planner.total_bytes, layout.weights.bytes if layout else planner.accounting.weights_bytes
+    needed = layout.budget_bytes - layout.kv_cache.bytes + planner.one_request_bytes if layout else 0
+    if total and weights and max(weights, needed) > total:
+        small = f"even free, this card is too small: the weights take {gib(weights)} of {gib(total)}; a smaller"
+        return replace(free_it, steps=(f"{small} checkpoint, or more GPUs", *free_it.steps))
+    if layout is None or layout.kv_cache.bytes >= planner.one_request_bytes > 0:
+        return free_it
+    # The share was made for what is free beside the others: on a free card it still holds no request.
+    share = math.ceil((needed + GIB) / layout.total_bytes * 100) / 100
+    more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
+    return replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it
 
 
 def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:

@@ -35,7 +35,7 @@ _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgro
 
 def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
     """Whether the evidence is a SIGKILL alone, without a word about memory."""
-    return all(item.id == "sigkill" and not _MEMORY.search(item.text) for item in evidence)
+    return all(item.id in ("sigkill", "killed_word") and not _MEMORY.search(item.text) for item in evidence)
 
 
 def examine(case: Case) -> Assessment | None:
@@ -244,7 +244,7 @@ def _swaps(planner: FixPlanner) -> bool:
 
 def _is_bare_sigkill(case: Case) -> bool:
     """Whether a SIGKILL without a word about memory is all that the text has."""
-    error = case.first("sigkill")
+    error = case.first("sigkill", "killed_word")
     return error is not None and is_bare_kill((case.first(*_CERTAIN, *_LIKELY) or error,))
 
 

@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, L
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
-from legroom.diagnosis.fixes.step_savings import savings_fix
+from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib, human_bytes
 from legroom.vllm.args import env_flag
@@ -36,7 +36,10 @@ def examine(case: Case) -> Assessment | None:
         return None  # a rank without any pool holds no request of any length
     if error is None and estimate is None:
         return _assess_unprinted_check(case)
-    return Assessment(Strength.NAMED, proof(error, estimate), _explanation(case))
+    why, tokens = _explanation(case), case.startup.args.max_num_batched_tokens or 0
+    if tokens > LARGEST_DEFAULT_TOKENS and case.startup.args.num_gpu_blocks_override is None:
+        why += f" The profile run of {tokens:,} tokens a step takes a large part of the budget: fewer leave more of it."
+    return Assessment(Strength.NAMED, proof(error, estimate), why)
 
 
 def _assess_unprinted_check(case: Case) -> Assessment | None:
@@ -117,7 +120,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     # An explicit pool that holds a small part of the length, or less than was measured, is the error.
     needed = planner.case.number("kv_bytes_short", "needed_bytes") or 0
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
-    is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
+    is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len or planner.given_args.num_gpu_blocks_override is not None
     short = _pool_shortage_bytes(planner)
     told, made = planner.case.first("kv_check_told", "kv_tokens_short"), planner.failed_plan
     said = prose("length").search(told.text) if told is not None else None
@@ -137,6 +140,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = "How much is missing is not printed; a small part is in what the share leaves of the card."
         yield planner.plan_change("raise_util", share, why) if planner.failed_plan is None else None
     yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
+    yield None if larger else large_steps_fix(planner)
     if not fits and (planner.failed_plan is None or is_told):
         yield known_fix("length_that_fits")
     if not is_limit:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
-from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, advised_share_fix, larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import advised_share_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
     other_hardware,
@@ -19,7 +19,8 @@ from legroom.diagnosis.fixes.hardware_fixes import (
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
 from legroom.diagnosis.fixes.step_savings import (
     DECIDING_STEPS,
-    DEFAULT_STEP_TOKENS,
+    LARGEST_DEFAULT_TOKENS,
+    large_steps_fix,
     savings_fix,
     smaller_step_flags,
     smaller_step_tokens,
@@ -125,7 +126,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield _fused_attention_fix(planner)
     yield _charged_neighbour_fix(planner)
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
-    yield _large_steps_fix(planner, more)
+    yield large_steps_fix(planner, more)
     is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
     yield from (more, eager) if is_measured else (eager, more)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
@@ -148,15 +149,6 @@ def _fused_attention_fix(planner: FixPlanner) -> Fix | None:
     why = "Without the fused kernel the attention scores of every dummy image are held in full, in the profile run."
     env = {str(warned.facts["variable"]): "1"}
     return planner.plan_change("other_engine_feature_off", {}, why, env=env, steps=("torch's warning names it",))
-
-
-def _large_steps_fix(planner: FixPlanner, more: Fix | None) -> Fix | None:
-    """Fewer tokens a step, where more than any default were asked for, with the share that is missing."""
-    if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
-        return None
-    flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
-    why = "The peak of the profile run follows the tokens of a step, which are far above the default."
-    return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 def _without_graphs_fix(planner: FixPlanner) -> Fix | None:

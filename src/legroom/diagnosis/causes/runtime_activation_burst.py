@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_shortage_bytes
-from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS
-from legroom.diagnosis.fixes.step_savings import smaller_step_flags
+from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
 

@@ -46,7 +46,7 @@ def examine(case: Case) -> Assessment | None:
     if trainer and (is_short or counts_nothing):
         why = reason("trainer_on_the_card")
         if trainer.id == "training_step":
-            why = "The traceback goes through a training step, which no server has: the trainer ran out of memory."
+            why = "It failed in a training step, which no server has: the trainer ran out of memory."
         # A server of its own, which the trainer only calls, fails as any server does.
         return Assessment(
             Strength.POSSIBLE if case.has("sampler_warmup_oom") else Strength.NAMED,

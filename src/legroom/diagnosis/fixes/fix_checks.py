@@ -95,6 +95,8 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     if fix.kind == "lower_util" or (case.is_oom and case.site in ("", "serving", *_AFTER_POOL)):
         larger_fails.add("gpu_memory_utilization")
     failed = [(name, value) for settings, worked in case.reported if not worked for name, value in settings.items()]
+    if "gpu_memory_utilization" in larger_fails and fix.flags.get("gpu_memory_utilization", 0) > case.failed_share:
+        return True  # beside whatever other change
     return bool(fix.flags) and all(
         any(
             value == other or (name in larger_fails and value is not None and value > other > (least or 0))

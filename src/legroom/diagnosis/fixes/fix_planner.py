@@ -24,7 +24,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flags_changing
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
-from legroom.units import GIB, MIB
+from legroom.units import GIB, MIB, cdiv
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.batching import device_defaults
 
@@ -346,6 +346,11 @@ class FixPlanner:
         """Lowers gpu_memory_utilization by what the failed request needs, with a margin."""
         if (pool := self.known.args.kv_cache_memory_bytes) is not None:
             return self._smaller_pool_fix(pool, need_bytes, why)
+        if (blocks := self.known.args.num_gpu_blocks_override) is not None:  # then the share changes nothing
+            made = self.plan_by_config
+            fewer = blocks - cdiv(need_bytes * 5 // 4, made.memory.kv.bytes_per_block) if made is not None else 0
+            flags, trades = {"num_gpu_blocks_override": fewer}, "a smaller KV pool"
+            return self.plan_change("kv_cache_memory_bytes", flags, why, trades=trades) if fewer > 0 else None
         if (advised := self.case.number("pool_advice", "advised_bytes")) and self.case.phase != "serving":
             why += " vLLM itself computes this pool: the share less what it measured, graphs and 150 MiB."
             flags = {"kv_cache_memory_bytes": advised}

@@ -23,8 +23,6 @@ from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
 from legroom.vllm_logs.evidence import Evidence
 
-LARGEST_DEFAULT_TOKENS = 8192
-"""vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 _CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 

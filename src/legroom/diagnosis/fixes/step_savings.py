@@ -11,6 +11,8 @@ from legroom.units import gib
 
 DEFAULT_STEP_TOKENS = 2048
 """vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
+LARGEST_DEFAULT_TOKENS = 8192
+"""vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
@@ -33,6 +35,15 @@ def smaller_step_tokens(planner: FixPlanner) -> int:
     """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
     given = planner.step_tokens
     return DEFAULT_STEP_TOKENS if given > DEFAULT_STEP_TOKENS else max(given // 2, 512)
+
+
+def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
+    """Fewer tokens a step, where more than any default were asked for, with the share that is missing."""
+    if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
+        return None
+    flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
+    why = "The peak of the profile run follows the tokens of a step, which are far above the default."
+    return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
