@@ -227,9 +227,12 @@ class Case:
             return "sampler"
         if self.has("model_executed") and self.oom is not None:
             # The V0 engine names its model step, of the profile run too, which alone the share does not bound.
-            budget = (self.startup.args.gpu_memory_utilization or 0.9) * (self.ledger.total_bytes or 0)
+            total, unused = self.ledger.total_bytes or 0, self.ledger.unused_bytes or 0
+            budget = (self.startup.args.gpu_memory_utilization or 0.9) * total
             is_above = (self.ledger.allocated_bytes or 0) > budget > 0
-            return "profile" if is_above and not self.was_ready else "serving"
+            # A tenth of the card in one piece, and no piece of an earlier step is kept: the first pass.
+            is_first = self.oom.wanted_bytes > total // 10 > 0 and unused < total // 100 and not self.oom.pools_bytes
+            return "profile" if (is_above or is_first) and not self.was_ready else "serving"
         return self.computed_site or self._site_after_last_milestone("")
 
     def _site_after_last_milestone(self, otherwise: str) -> str:

@@ -60,6 +60,8 @@ def checked_fixes(
             passed.append(checked)
     if planner.known.ranks_known:
         passed.sort(key=lambda fix: 0 if fix.proven or is_at_hand(planner, fix) else _LAST.get(fix.kind, 0))
+    if passed and passed[0].kind == "checkpoint_format":  # GPUs that no rank uses cost less than another checkpoint
+        passed.sort(key=lambda fix: not is_at_hand(planner, fix))
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed

@@ -126,8 +126,8 @@ class FixPlanner:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
-        is_cut = any("utilization_ratio" in item.facts for item in self.case.all("free_below_desired_bare"))
-        return is_cut or self.flags_known
+        cut = self.case.all("free_below_desired_bare")
+        return self.flags_known or any("utilization_ratio" in item.facts for item in cut)
 
     @property
     def flags_known(self) -> bool:
