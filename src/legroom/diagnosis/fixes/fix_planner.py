@@ -38,6 +38,7 @@ MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
+_CUT_CHECK = "free_below_desired_bare"
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 _KIND_OF_LEVER: Mapping[str, FixKind] = {
     "fewer captured graphs": "eager_or_fewer_graphs",
@@ -126,8 +127,7 @@ class FixPlanner:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
-        cut = self.case.all("free_below_desired_bare")
-        return self.flags_known or any("utilization_ratio" in item.facts for item in cut)
+        return self.flags_known or any("utilization_ratio" in item.facts for item in self.case.all(_CUT_CHECK))
 
     @property
     def flags_known(self) -> bool:
@@ -137,8 +137,7 @@ class FixPlanner:
     @property
     def utilization(self) -> float:
         """gpu_memory_utilization of the failed run."""
-        check = self.case.first("free_below_desired", "free_below_desired_bare")
-        compared = self.case.first("graph_share")
+        check, compared = self.case.first("free_below_desired", _CUT_CHECK), self.case.first("graph_share")
         for share in (
             check.facts.get("utilization_ratio") if check else None,
             self.known.args.gpu_memory_utilization,
