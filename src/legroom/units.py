@@ -49,7 +49,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """A whole number: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
+    """The whole number of a vLLM flag: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
@@ -65,12 +65,12 @@ def parse_whole(text: str, option: str, least: int, most: int) -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """Tokens of a context length: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
+    """Tokens of a length in an option of legroom: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
     found = _NUMBER.fullmatch(text)
-    scale = {"": 1, "k": KIB, "m": MIB}
-    if not found or found.group(2).lower() not in scale:
-        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096, 32k (32,768) or 1m")
-    return int(float(found.group(1)) * scale[found.group(2).lower()])
+    scale = {"": 1, "k": KIB, "m": MIB}.get(found.group(2).lower(), 0) if found else 0
+    if not found or not (tokens := int(float(found.group(1)) * scale)):
+        raise LegroomError(f"{what} {text!r} is not a length of at least 1 token", "write it like 4096 or 32k (32,768)")
+    return tokens
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,11 @@ class SizeReport:
 
         document = {"vllm": self.release.version, **{name: getattr(self.goal, name) for name in _GOAL}, "rows": []}
         for fit in cheapest_first(self.rows, self.prices):
-            rate = decode_rate(fit.plan, self.goal.context) if fit.plan else None
-            document["rows"].append(row_json(fit, self.prices) | {"tokens_per_s": rate.as_json() if rate else None})
+            engines = fit.plan.settings.data_parallel_size if fit.plan else 1
+            users = {"tokens_per_s": 1, "each_user_tokens_per_s": math.ceil(self.goal.concurrency / engines)}
+            rates = {name: fit.plan and decode_rate(fit.plan, self.goal.context, n) for name, n in users.items()}
+            row = row_json(fit, self.prices)
+            document["rows"].append(row | {name: rate.as_json() if rate else None for name, rate in rates.items()})
         return document
 
     def __str__(self) -> str:

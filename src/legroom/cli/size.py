@@ -11,7 +11,7 @@ from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.facts.releases import release
-from legroom.units import parse_count, parse_length
+from legroom.units import parse_length, parse_whole
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -121,9 +121,7 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
-    concurrency = parse_count(args.concurrency or "1", "--concurrency")
-    if context < 1 or concurrency < 1:
-        raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
+    concurrency = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)
     most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
     return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
@@ -192,15 +190,5 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
         missing = "--prompt" if args.prompt is None else "--answer"
         raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
     requests = round(min(_MAX_REQUESTS, max(_MIN_REQUESTS, args.rate * _SYNTHETIC_S)))
-    lengths = f"prompt={_length_spec(args.prompt, '--prompt')} output={_length_spec(args.answer, '--answer')}"
+    lengths = f"prompt={args.prompt.replace(' ', '')} output={args.answer.replace(' ', '')}"
     return synthetic.read(f"poisson rate={args.rate!r} {lengths} requests={requests}").checked()
-
-
-def _length_spec(text: str, option: str) -> str:
-    """A number of tokens, or a distribution as `simulate --synthetic` takes it."""
-    if "(" in text:
-        return text.replace(" ", "")
-    tokens = parse_length(text, option)
-    if tokens < 1:
-        raise LegroomError(f"{option} {text}: a request has at least 1 token of it", _EXAMPLE)
-    return str(tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from legroom.facts.releases import Release, latest, release
 from legroom.masking import is_secret
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
+from legroom.vllm.command_line import flags_in
 from legroom.vllm.flag_problems import FlagProblem
+from legroom.vllm.flag_values import read_int
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
@@ -32,6 +34,7 @@ _NO_SERVER_HINT = (
     "legroom looks for `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, a `docker run` of a vLLM "
     "image, or LLM(...)"
 )
+_THOUSANDS = re.compile(r"\d{1,9}k")
 _ROOT_PROMPT = re.compile(r"\s*# (?=.*\bvllm\b)")
 _OPEN_QUOTE = "a quote that is never closed", "check the quotes around JSON values and paths"
 
@@ -186,6 +189,14 @@ def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Re
     return replace(deployment, notes=(*deployment.notes, more))
 
 
+def thousands_notes(words: Sequence[str]) -> Iterator[str]:
+    """What vLLM takes `8k` for, as a length in an option of legroom is read in 1,024s."""
+    for flag, value in flags_in(words).items():
+        if _THOUSANDS.fullmatch(value):
+            read, upper = (f"{read_int(text, human=True):,}" for text in (value, value.upper()))
+            yield f"vLLM reads {flag} {value} as {read}; {value.upper()} is {upper}"
+
+
 def deployment_of(server: StartedServer, requested: Release | None = None) -> Deployment:
     """The server's parsed flags and environment; without a requested release, the named one or the newest."""
     hint = server.named_release
@@ -214,7 +225,7 @@ def deployment_of(server: StartedServer, requested: Release | None = None) -> De
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
         is_vllms_own=_is_published_build(server),
         problems=parsed.problems,
-        notes=(*notes, *(remark.rstrip(".") for remark in server.remarks)),
+        notes=(*notes, *(remark.rstrip(".") for remark in server.remarks), *thousands_notes(words)),
         read_as=server.read_as,
         secret_names=secrets,
         given_env={name: value for name, value in given.items() if name not in secrets},

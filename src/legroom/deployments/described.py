@@ -29,7 +29,7 @@ def deployment_from_words(
     env: Mapping[str, str] | None = None,
 ) -> Deployment:
     """vLLM's flags, on top of those of `base`; LegroomError where vLLM would refuse one of them."""
-    from legroom.deployments.deployment import Deployment
+    from legroom.deployments.deployment import Deployment, thousands_notes
     from legroom.vllm.parse import parse_flags
 
     used = base.release if base else release or latest()
@@ -38,7 +38,7 @@ def deployment_from_words(
     refuse_bad_flags(problems, used)
     args = _merged_args(base.args, parsed.args) if base else parsed.args
     base = base or Deployment(args, used)
-    notes = (*base.notes, *(problem.message for problem in problems))
+    notes = (*base.notes, *(problem.message for problem in problems), *thousands_notes(words))
     return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
 
 

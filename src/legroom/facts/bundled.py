@@ -249,6 +249,13 @@ def checkpoint_role(hub_id: str) -> str:
     return "chat" if words & {"instruct", "it", "chat"} else "base" if words & {"base", "pt"} else ""
 
 
+def chat_checkpoint(name: str, hub_id: str) -> str:
+    """The instruction-tuned sibling of the base checkpoint that a bundled name stands for; empty where it has none."""
+    bundled = find(name) if "/" not in name and checkpoint_role(hub_id) != "chat" else None
+    ids = bundled.ids if bundled else ()
+    return next((each for each in ids if each.startswith(hub_id) and checkpoint_role(each) == "chat"), "")
+
+
 def _series(hub_id: str) -> str:
     """A checkpoint's name without its sizes and roles: `qwen3` for Qwen3-8B."""
     words = _name_words(hub_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style
@@ -19,7 +20,7 @@ from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedF
 from legroom.units import gib, human_bytes
 
 _ONE_USER = "one user, tok/s"
-_ONE_USER_NOTE = f"{_ONE_USER}: one request alone at this length; of several, each is slower"
+_ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
@@ -34,12 +35,14 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
 
 def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
     """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
-    header = ("GPUs", "split", "holds", _ONE_USER, "$/h", "largest part")
+    each = [f"each of {fits[0].wanted:g}"] if fits[0].wanted > 1 else []
+    header = ("GPUs", "split", "holds", _ONE_USER, *each, "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
-    lines = [f"  {line}" for line in columns(rows, "<<>>><")] if len(rows) > 1 else []
+    lines = [f"  {line}" for line in columns(rows, f"<<{'>' * (len(header) - 3)}<")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
     footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
+    footers += [style.paint("  the command of another row: add --gpu NAME", "dim")] if len(rows) > 2 else []
     if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
         footers.append(style.paint(f"  $/h: {source}", "dim"))
     return [*lines, *([""] if lines and footers else []), *footers, *_first_commands(fits, style)]
@@ -114,11 +117,12 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
     split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     split += ["EP"] if settings.enable_expert_parallel else []
     mark = style.paint("*", "orange") if fit.losses else ""
+    shared = (1, math.ceil(fit.wanted / settings.data_parallel_size)) if fit.wanted > 1 else (1,)
     return (
         _marked_tight(f"{fit.count} x {fit.gpu.name}{mark}", plan, style),
         " ".join(split) or nothing,
-        nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.1f}",
-        _rate_text(decode_rate(plan, settings.max_model_len), 1, style),
+        nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.2f}",
+        *(_rate_text(decode_rate(plan, settings.max_model_len, users), 1, style) for users in shared),
         nothing if usd is None else f"{usd:,.2f}",
         f"{fit.limiting} {human_bytes(fit.limiting_bytes)}",
     )
@@ -210,15 +214,17 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
 
 
 def _range_text(values: Money, form: str, style: Style) -> str:
-    """A figure with its range in brackets where it has one; `?` where the upper end is unknown."""
+    """The upper end, which is enough, and the range in brackets; the middle and `?` where the end is unknown."""
     low, middle, high = (None if value is None else format(value, form) for value in values)
-    return f"{middle}" if low == high else f"{middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
+    return f"{high}" if low == high else f"{high or middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
     """How uncertain the step times are, the source of the prices, and why GPU types do not hold the load."""
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks, arrow = [], style.pick("▶", ">")
+    if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
+        remarks.append("GPUs and $: enough for the slowest steps, with the range; p99: with steps as estimated")
     if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):
         remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
     elif len(holding) > 1:
@@ -281,6 +287,9 @@ def card_models_text(answer: CardModels, style: Style) -> str:
         reasons = [f"{each.bundled.name}: {each.fit.limiting}" for each in answer.refused]
         lines += ["", style.paint("Not for any size of card", "bold")]
         lines += [line for reason in reasons for line in wrap(reason, style.width, "  ", "    ")]
+    for first in (each.fit.plan for each in best[:1] if each.fit.plan):
+        lines += ["", f"  the command of {best[0].bundled.name}; of another row: add its name"]
+        lines += command_lines(ready_command(first), style)
     return "\n".join(lines) + "\n"
 
 
@@ -295,7 +304,7 @@ def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -
         has_cache = not plan.memory.kv.shape.is_empty
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
-        pool = (f"{each.fit.holds:.1f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
+        pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         name, weights = style.paint(each.bundled.name, "bold"), gib(plan.layout.weights.bytes, 1)
         rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
@@ -314,6 +323,7 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield ""
         unknown = "tokens/s need a card by its name (rtx4090, l4), not by its size alone"
         speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
-        meaning = f"users: requests of that length at once; longest: of one request; {speed}."
+        order = "the most parameters first; " if answer.order == "size" else ""
+        meaning = f"{order}users: requests of that length at once; longest: of one request; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.question.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")

@@ -180,11 +180,20 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
             made = plan_on_named_card(target, args)
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
+        is_loaded = is_loaded or exceeds_card_bytes(case, known) > 0
         if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), args)
     except NOT_PLANNABLE:
         return None
+
+
+def exceeds_card_bytes(case: Case, known: KnownDeployment) -> int:
+    """The printed weights and KV cache of one GPU, where the card that is named has less memory; else 0."""
+    weights, pool, card = case.startup.weights_bytes, pool_bytes(case), known.gpu
+    if not weights or not pool or card is None or card.larger or (known.args.pipeline_parallel_size or 1) > 1:
+        return 0
+    return weights + pool if weights + pool > card.total_bytes else 0
 
 
 def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:

@@ -89,7 +89,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
         if request.get("mix") or request.get("trace"):
             return _fleet_json(deployment, request)
         context = request.get("context") or deployment.args.max_model_len or 4096
-        most = request.get("max_gpus") or 8
+        most = request.get("max_gpus") or 32
         return size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards")).json()
 
 
