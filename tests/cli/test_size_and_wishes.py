@@ -91,7 +91,7 @@ def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_
 
 
 def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
-    assert main(["size", "qwen3-32b", "--gpu", "l4", "--context", "8k", "--concurrency", "1", "--max-gpus", "1"]) == 0
+    assert main(["size", "qwen3-32b", "--gpu", "l4", "--context", "8k", "--concurrency", "1", "--gpus", "1"]) == 0
     out = capsys.readouterr().out
     assert "one user, tok/s" in out
     command = out.split("  1 x NVIDIA L4* tight\n")[1]
@@ -100,7 +100,7 @@ def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
 
 
 def test_what_size_says_is_short_is_what_the_smallest_checkpoint_lacks(capsys):
-    words = ("--gpu", "4090", "--context", "16k", "--concurrency", "8", "--max-gpus", "1")
+    words = ("--gpu", "4090", "--context", "16k", "--concurrency", "8", "--gpus", "1")
     (row,) = answer(capsys, "size", "qwen3-32b", *words, code=1)["rows"]
     (awq,) = answer(capsys, "size", "Qwen/Qwen3-32B-AWQ", *words, code=1)["rows"]
     assert row["short_bytes"] <= awq["short_bytes"] < 20 * 2**30
@@ -156,7 +156,7 @@ def test_size_takes_vllm_flags(capsys):
 
 
 def test_size_is_code_1_where_nothing_holds_it(capsys):
-    table = answer(capsys, "size", "llama-3.1-70b", "--gpu", "t4", "--max-gpus", "1", code=1)
+    table = answer(capsys, "size", "llama-3.1-70b", "--gpu", "t4", "--gpus", "1", code=1)
     assert table["rows"][0]["count"] == 0
     assert table["rows"][0]["command"] is None
 

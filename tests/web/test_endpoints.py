@@ -158,7 +158,7 @@ def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
 
 
 def test_a_size_is_the_document_of_the_command_line(capsys):
-    words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--max-gpus", "8")
+    words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--gpus", "8")
     request = {"model": "llama-3.1-8b", "context": 4096, "cards": ["l4", "h100"]}
     assert answer("size", request) == printed(capsys, *words)
 

@@ -32,11 +32,15 @@ class SizeReport:
     release: Release
     prices: Mapping[str, GpuPrice]
     """Of one card per hour, by the card's name."""
+    budget: float | None = None
+    """The most to pay an hour."""
 
     @property
     def fits(self) -> bool:
-        """Whether any of the GPUs holds any of the models."""
-        return any(row.count for row in self.rows)
+        """Whether any of the GPUs holds any of the models, within the budget."""
+        from legroom.planning.sizing import exceeds, hourly_usd
+
+        return any(row.count and not exceeds(hourly_usd(row, self.prices), self.budget) for row in self.rows)
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`; `matrix` is its --matrix."""
@@ -50,7 +54,7 @@ class SizeReport:
         )
         if matrix:
             return matrix_text(self.rows, title, style or PLAIN)
-        return size_text(cheapest_first(self.rows, self.prices), self.prices, title, style or PLAIN)
+        return size_text(cheapest_first(self.rows, self.prices), self.prices, title, style or PLAIN, self.budget)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""

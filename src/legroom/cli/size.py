@@ -39,7 +39,7 @@ it within --ttft and --tpot, and what they cost per hour and per million output 
 EPILOG = """\
 examples:
   legroom size llama-3.1-8b --context 4k --concurrency 16
-  legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --max-gpus 4
+  legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --gpus 4
   legroom size llama-3.1-8b llama-3.1-70b --context 8k --concurrency 32 --matrix
   legroom size llama-3.1-8b llama-3.1-70b deepseek-v3 --gpu all --matrix --ray auto
   legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --json
@@ -66,7 +66,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
-    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--budget", type=float, metavar="USD", help="the most to pay an hour for all GPUs of a row")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     shared_options.add_sweep_options(
@@ -111,18 +112,18 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("sizing") as bar:
         executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
-        report = SizeReport(rows, goal, used, prices_with_file(args.prices))
+        report = SizeReport(rows, goal, used, prices_with_file(args.prices), args.budget)
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
 
 
 def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
-    """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
+    """The context (default 4k) and concurrency (default 1) to hold, with up to --gpus GPUs."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
     concurrency = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)
-    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    most = shared_options.gpu_count(args.gpus, "--gpus") or 32
     return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
 
@@ -150,12 +151,13 @@ def _run_rate(
 
     load = _serving_load(args)
     prices = prices_with_file(args.prices)
-    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    most = shared_options.gpu_count(args.gpus, "--gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
     with progress_bar("sizing") as bar:
         task = FleetTask.of(models, release, serve, load, most)
         report = fleet_report(task, cards, prices, shared_options.sweep_executor(args), bar)
+    report = replace(report, budget=args.budget)
     print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 

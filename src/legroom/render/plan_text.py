@@ -149,8 +149,10 @@ def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[
         yield from wrap(_NO_POOL, style.width, _MARGIN)
         return
     if kv.num_blocks > 0:
-        rows = [(style.paint(name, "bold"), text) for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan, wanted))]
-        yield from (_MARGIN + line for line in columns(rows, "<<"))
+        for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan, wanted)):
+            first, *rest = wrap(text, style.width - 15)
+            yield f"{_MARGIN}{style.paint(f'{name:<11}', 'bold')}  {first}"
+            yield from (" " * 15 + line for line in rest)
 
 
 def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
@@ -199,7 +201,7 @@ def _longest_context_text(plan: Plan) -> str:
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
     sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
-    why += f"; {count(sure)} with the smallest pool of the range" if 0 < sure < fits else ""
+    why += f", {count(sure)} for sure" if 0 < sure < fits else ""
     return f"{count(fits)} tokens is the longest context that fits{why}"
 
 

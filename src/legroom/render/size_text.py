@@ -12,7 +12,7 @@ from legroom.facts.gpus import GpuPrice, list_prices
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
-from legroom.planning.sizing import Fit, hourly_usd
+from legroom.planning.sizing import Fit, exceeds, hourly_usd
 from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, CardQuestion, DecodeRate, decode_rate
@@ -23,24 +23,38 @@ _ONE_USER = "one user, tok/s"
 _ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
 
 
-def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
-    """The text of `legroom size`: one table per model."""
+def size_text(
+    rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN, budget: float | None = None
+) -> str:
+    """The text of `legroom size`: one table per model, and what is above the budget."""
     blocks = []
     for model in dict.fromkeys(fit.model for fit in rows):
-        fits = [fit for fit in rows if fit.model == model]
+        named = [fit for fit in rows if fit.model == model]
+        dear = [fit for fit in named if fit.plan and exceeds(hourly_usd(fit, prices), budget)]
+        fits = [fit for fit in named if fit not in dear]
         head = style.paint(f"{short_model_name(model)}: {title}", "bold")
-        blocks.append("\n".join([head, "", *_gpu_table(fits, prices, style)]))
+        costs = [(f"{fit.count} x {fit.gpu.name}", hourly_usd(fit, prices)) for fit in dear]
+        blocks.append("\n".join([head, "", *_gpu_table(fits, prices, style, _dear_lines(costs, budget, style))]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
+def _dear_lines(costs: Sequence[tuple[str, float | None]], budget: float | None, style: Style) -> Iterator[str]:
+    """The rows that are above the budget, each with its price."""
+    if costs:
+        named = ", ".join(f"{name} {'at an unknown price' if usd is None else f'${usd:,.2f}'}" for name, usd in costs)
+        yield from wrap(f"above ${budget:,.2f} an hour: {named}", style.width, "  ", "    ")
+
+
+def _gpu_table(
+    fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style, dear_lines: Iterator[str]
+) -> list[str]:
     """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
-    each = [f"each of {fits[0].wanted:g}"] if fits[0].wanted > 1 else []
+    each = [f"each of {fit.wanted:g}" for fit in fits[:1] if fit.wanted > 1]
     header = ("GPUs", "split", "holds", _ONE_USER, *each, "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
     lines = [f"  {line}" for line in columns(rows, f"<<{'>' * (len(header) - 3)}<")] if len(rows) > 1 else []
-    footers = list(_footer_lines(fits, style))
+    footers = [*_footer_lines(fits, style), *dear_lines]
     footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
     footers += [style.paint("  the command of another row: add --gpu NAME", "dim")] if len(rows) > 2 else []
     if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
@@ -94,7 +108,7 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             # Where a row holds it, that is with another checkpoint.
             itself = f", {short_model_name(fit.model)} itself" if fit.gpu.name in holding else ""
             lacks = f"{fit.tried[-1]} x {fit.gpu.name}{itself}: {human_bytes(fit.short_bytes)} short on each"
-            yield from wrap(f"{lacks}; --max-gpus tries more", style.width, "  ", "    ")
+            yield from wrap(f"{lacks}; --gpus tries more", style.width, "  ", "    ")
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
         named = _named(reason, [(fit.gpu.name, fit.limiting if fit in without else "") for fit in fits])
         yield from wrap(named, style.width, "  ", "    ")
@@ -180,14 +194,18 @@ def _fleet_title(report: FleetReport) -> str:
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     fleets = [card.fleets[0] for card in cards if card.fleets]
-    holding = report.by_cost(cards)
+    by_cost = report.by_cost(cards)
+    prices = {fleet.gpu.name: report.surely_usd(fleet) for fleet in by_cost}
+    dear = {name: usd for name, usd in prices.items() if exceeds(usd, report.budget)}
+    holding = [fleet for fleet in by_cost if fleet.gpu.name not in dear]
     best = holding[0] if holding else None
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
     header = ["", "GPU", "GPUs", "split", "p99 TTFT s", "p99 TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
     lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
-    footers = list(_fleet_footer_lines(report, fleets, style))
+    footers = list(_fleet_footer_lines(report, [fleet for fleet in fleets if fleet.gpu.name not in dear], style))
+    footers += _dear_lines([*dear.items()], report.budget, style)
     if best and best.plan and not report.load.pools:
         servers = plural(best.replicas.high or best.replicas.middle or 0, "server")
         footers += ["", _marked_tight(f"  {servers} of {best.gpus_per_replica} x {best.gpu.name}", best.plan, style)]
@@ -237,7 +255,7 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     if holding and (pools := report.load.pools):
         remarks.append(f"GPUs are in sets of {pools.prefill} prefill and {pools.decode} decode servers")
     if any(fleet.replicas.high is None for fleet in holding):
-        most = f"? more than {report.most_gpus} GPUs (--max-gpus tries more)"
+        most = f"? more than {report.most_gpus} GPUs (--gpus tries more)"
         remarks.append(f"{most}, or no number of them, if steps are that long")
     if source := _price_source([price for fleet in holding if (price := report.price_of(fleet))]):
         remarks.append(f"$: {source}. A million tokens are output tokens")

@@ -13,6 +13,7 @@ from legroom.facts.gpus import Gpu, GpuPrice
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card, ready_command
+from legroom.planning.sizing import exceeds
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, capacity_per_s, fewest_replicas, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
@@ -294,11 +295,19 @@ class FleetReport:
     cards: tuple[CardFleets, ...]
     prices: Mapping[str, GpuPrice]
     most_gpus: int
+    budget: float | None = None
+    """The most to pay an hour."""
 
     @property
     def holds(self) -> bool:
-        """Whether any model's fleet on any GPU holds the load."""
-        return any(fleet.holds for card in self.cards for fleet in card.fleets)
+        """Whether any model's fleet on any GPU holds the load within the budget."""
+        holding = [fleet for card in self.cards for fleet in card.fleets if fleet.holds]
+        return any(not exceeds(self.surely_usd(fleet), self.budget) for fleet in holding)
+
+    def surely_usd(self, fleet: SizedFleet) -> float | None:
+        """The cost per hour of the servers for the slowest steps, else for the estimated ones; None if not known."""
+        _, middle, high = self.usd_per_hour(fleet) or NO_COUNT.times(1)
+        return middle if high is None else high
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
         """The hourly price of the fleet's GPU model; None where no price is known."""
