@@ -266,8 +266,11 @@ async function beforeAndAfter(answer, hints) {
   if (!fix?.layout || !failed) return null;
   const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
   try {
-    const [before, after] = await Promise.all([planOf(failed), planOf(withFix(failed, fix.flags))]);
-    return { before, after: { ...after, layout: fix.layout, confidence: {} } };
+    const fixed = withFix(failed, fix.flags);
+    const [before, after] = await Promise.all([planOf(failed), planOf(fixed)]);
+    // With the pool that the log prints, as the fix has it.
+    const drawn = (plan, layout) => ({ ...plan, layout: layout ?? plan.layout, confidence: {} });
+    return { before: drawn(before, fix.before), after: drawn(after, fix.layout), request: requestOf(fixed) };
   } catch {
     return null;
   }

@@ -101,7 +101,7 @@ export function PlanArea({ params, active }) {
           )}
         </div>
         {both && <Differences first={planA.plan} second={planB.plan} />}
-        <Holders setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+        <Holders cards={lists.usual} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
         <Upgrade setup={setups[editing]} plan={shown.plan} lists={lists} />
         <Pack setup={setups[editing]} plan={shown.plan} />
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />

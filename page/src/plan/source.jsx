@@ -6,11 +6,10 @@ import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
 
 export function useLists() {
-  const [lists, setLists] = useState({ models: [], gpus: [], releases: [], error: null });
+  const [lists, setLists] = useState({ models: [], gpus: [], usual: [], releases: [], error: null });
   useEffect(() => {
-    const put = (name) => (answer) => setLists((now) => ({ ...now, [name]: answer[name] }));
-    const failed = (error) => setLists((now) => ({ ...now, error }));
-    for (const name of ["models", "gpus", "releases"]) callOnce(name).then(put(name), failed);
+    const put = (answer) => setLists((now) => ({ ...now, ...answer }));
+    for (const name of ["models", "gpus", "releases"]) callOnce(name).then(put, (error) => put({ error }));
   }, []);
   return lists;
 }
