@@ -41,7 +41,7 @@ from scoring import (
 from legroom.facts.fit import KINDS, MACHINE, BandRow, bands, kind_unmeasured, weights_band
 from legroom.facts.fit import ROOT as WHOLE
 from legroom.figures import Figure
-from legroom.memory.activation.profile_run import activation, activation_cold, pinned_bytes
+from legroom.memory.activation.profile_run import activation, activation_cold, first_start_leftover_bytes
 from legroom.memory.bands import (
     COUNTED,
     BandClass,
@@ -187,7 +187,7 @@ def start_of(result: Result, predicted_bytes: int | None) -> Start | None:
         misses["weights"] = Miss(rule.bytes - printed.weights_bytes, printed.rounding_bytes, rule.bytes)
     if kv and planned.settings.kv_cache_memory_bytes is None:
         parts: Sequence[Figure] = (rules["activation"], rules["cuda_graph"], rules["non_torch"])
-        first_start += pinned_bytes(*what, layout.rank)
+        first_start += first_start_leftover_bytes(*what, layout.rank)
         misses["kv_cache"] = Miss(
             layout.kv_cache.bytes - kv,
             printed.rounding_bytes,

@@ -220,7 +220,7 @@ def is_record(head: bytes) -> bool:
 
 
 def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
-    """A worker's black box (the memory record it writes when it runs out) from its JSON."""
+    """A worker's black box (what it records when memory runs out) from its JSON; LegroomError for other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -48,7 +48,7 @@ def _define_record(cls: type, slots: bool) -> type:
         "__setattr__": _refuse_assignment,
         "__delattr__": _refuse_assignment,
         "__dataclass_params__": _Sample.__dataclass_params__,  # type: ignore[attr-defined]
-        **_init_namespace(fields),
+        **_comparison_methods(fields),
     }
     own = {name for name in ("__repr__", "__eq__", "__hash__") if cls.__dict__.get(name) is not None}
     methods = {name: value for name, value in methods.items() if name not in own}
@@ -118,7 +118,7 @@ def _compiled_init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., No
     return init
 
 
-def _init_namespace(fields: dict[str, Field[Any]]) -> dict[str, Any]:
+def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
     """The `__eq__`, `__hash__` and `__repr__` of a record with these fields."""
     compared = _attribute_getter(name for name, field_ in fields.items() if field_.compare)
     hashed = _attribute_getter(name for name, f in fields.items() if (f.compare if f.hash is None else f.hash))
@@ -139,7 +139,7 @@ def _init_namespace(fields: dict[str, Field[Any]]) -> dict[str, Any]:
 
 
 def _attribute_getter(names: Iterable[str]) -> Callable[[Any], Any]:
-    """A function that returns the values of these attributes as a tuple."""
+    """A function that returns the values of these attributes: as a tuple, unless it is one."""
     wanted = tuple(names)
     return attrgetter(*wanted) if wanted else lambda _: ()
 

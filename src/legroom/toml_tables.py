@@ -33,7 +33,7 @@ class KeyLines:
         self._lines = _lines_of_keys(text)
 
     def line_of(self, path: KeyPath) -> int:
-        """The line of a key, or of the nearest enclosing table that has a line."""
+        """The line of a key, or of the nearest enclosing table that has a line; 1 without one."""
         while path:
             if path in self._lines:
                 return self._lines[path]
@@ -92,12 +92,12 @@ class TomlTable:
         return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)
 
     def get(self, key: str, kind: type[_Value], default: _Value) -> _Value:
-        """The value of this type; the default without the key."""
+        """The value of this type; the default without the key; ConfigError for another type."""
         value = self.find(key, kind)
         return default if value is None else value
 
     def find(self, key: str, kind: type[_Value]) -> _Value | None:
-        """A value of this type; None without the key."""
+        """The value of this type; None without the key; ConfigError for another type."""
         self._read.add(key)
         if key not in self._values:
             return None
@@ -109,7 +109,7 @@ class TomlTable:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
-        """A number from `least` to `most`; the default without the key."""
+        """A number from `least` to `most`, else ConfigError; the default without the key."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -117,7 +117,7 @@ class TomlTable:
         return value
 
     def integer(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number from `least` to `most`; the default without the key."""
+        """A whole number from `least` to `most`, else ConfigError; the default without the key."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.error(key, f"must be from {least} to {most}, not {value}")
@@ -131,14 +131,14 @@ class TomlTable:
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """A string among the choices; the default without the key."""
+        """A string among the choices, else ConfigError; the default without the key."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
         return value
 
     def choices(self, key: str, choices: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-        """A list whose items are all among the choices."""
+        """A list whose items are all among the choices, else ConfigError; the default without the key."""
         values = self.get(key, list, list(default))
         for value in values:
             if value not in choices:
@@ -152,7 +152,7 @@ class TomlTable:
         return None if text is None else self._file.parent / Path(text).expanduser()
 
     def secret(self, key: str) -> str | None:
-        """The value of `key`, or of the environment variable or file that `key_env` or `key_file` names."""
+        """The text at `key`, or in the variable at KEY_env, or the file at KEY_file; None without any."""
         given = [name for name in (key, f"{key}_env", f"{key}_file") if name in self._values]
         if len(given) > 1:
             raise self.error(given[1], f"is given beside {given[0]}: one of them is enough")
@@ -178,7 +178,7 @@ class TomlTable:
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
     def tables(self, key: str) -> tuple[TomlTable, ...]:
-        """The tables of a TOML list of tables, `[[key]]`; empty without the key."""
+        """The tables of a TOML list of tables, `[[key]]`, else ConfigError; empty without the key."""
         tables = self.get(key, list, [])
         for number, values in enumerate(tables):
             if not isinstance(values, dict):

@@ -49,7 +49,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """The whole number of a vLLM flag: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
+    """A whole number: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them; LegroomError otherwise."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
@@ -58,14 +58,14 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_whole(text: str, option: str, least: int, most: int) -> int:
-    """The whole number of an option within bounds, in plain digits."""
+    """The whole number of an option in plain digits; LegroomError outside `least` to `most` or otherwise written."""
     if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
         raise LegroomError(f"{option} {text!r} is not a number from {least} to {most:,}", f"write it like {option} 4")
     return int(text)
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """Tokens of a length in an option of legroom: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
+    """Tokens of a context length: `32k` is 32,768 (vLLM's flags read 32,000); LegroomError otherwise."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": KIB, "m": MIB}.get(found.group(2).lower(), 0) if found else 0
     if not found or not (tokens := int(float(found.group(1)) * scale)):
@@ -74,7 +74,7 @@ def parse_length(text: str, what: str = "length") -> int:
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:
-    """Bytes per second of `2GB/s`; `default` for None."""
+    """Bytes per second of `2GB/s`; `default` for None; LegroomError below 100 kB/s or for other text."""
     if text is None:
         return default
     speed = parse_bytes(text.removesuffix("/s"), what)
@@ -84,7 +84,7 @@ def parse_speed(text: str | None, what: str, default: float) -> float:
 
 
 def parse_seconds(text: str | None, what: str) -> float | None:
-    """Seconds of `2s`, `150ms` or `0.2`; None for None."""
+    """Seconds of `2s`, `150ms` or `0.2`; None for None; LegroomError unless above 0 and below a day."""
     if text is None:
         return None
     number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)

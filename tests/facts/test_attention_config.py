@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.config.layer_patterns import layer_kinds
-from legroom.facts.config.mixers import draft_mixers, encoder_mixers, further_mixers, mixers
+from legroom.facts.config.layer_patterns import mixer_kinds
+from legroom.facts.config.mixers import encoder_mixers, further_mixers, mixers, mtp_mixers
 from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace
 
 BASE: dict[str, Any] = {
@@ -22,7 +22,7 @@ BASE: dict[str, Any] = {
 def kinds(model_type: str, architecture: str = "", **changes: Any) -> str:
     """One letter a layer: f(ull), s(liding), c(hunked), m(amba), g(ated delta), n(one) ..."""
     text = BASE | {"model_type": model_type} | changes
-    return "".join(kind[0] for kind in layer_kinds(text, architecture))
+    return "".join(kind[0] for kind in mixer_kinds(text, architecture))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_compress_ratios_belong_to_their_layers_and_the_draft() -> None:
     text |= {"compress_ratios": [0, 4, 128] * 4 + [0], "num_nextn_predict_layers": 1}
     found = mixers(text, "DeepseekV4ForCausalLM")
     assert [mixer.compress_ratio for mixer in latent(found)[:3]] == [0, 4, 128]
-    assert [mixer.compress_ratio for mixer in latent(draft_mixers(text, found))] == [0]
+    assert [mixer.compress_ratio for mixer in latent(mtp_mixers(text, found))] == [0]
 
 
 def test_whisper_has_an_encoder_and_cross_attention() -> None:

@@ -10,7 +10,7 @@ from recorded_runs import settle
 from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.model import Model
 from legroom.facts.model_sources import load
-from legroom.memory.cudagraph_memory import captured_all_reduce, graph_bytes, graph_estimate, is_fused
+from legroom.memory.cudagraph_memory import captured_all_reduce, fuses_all_reduce, graph_bytes, graph_estimate
 from legroom.units import GIB
 
 H100, A100, L40S, RTX_4090 = (gpu(name) for name in ("h100", "a100-sxm4-80gb", "l40s", "rtx4090"))
@@ -59,7 +59,7 @@ def test_the_fused_kernel_serves_data_parallel_ranks_from_0_21_on(
     version: str, data_parallel: int, fused: bool
 ) -> None:
     settings = settle(QWEN_32B, version, card=H100, tensor_parallel_size=2, data_parallel_size=data_parallel)
-    assert is_fused(settings, H100) is fused
+    assert fuses_all_reduce(settings, H100) is fused
 
 
 # What "Graph capturing finished" said in published logs.

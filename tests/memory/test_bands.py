@@ -12,7 +12,7 @@ import legroom
 from legroom.errors import LegroomError
 from legroom.facts.fit import ROOT, BandRow, Properties, bands, evidence, half_band, row_at, weights_band, weights_rows
 from legroom.facts.gpus import gpu
-from legroom.memory.activation.profile_run import pinned_bytes
+from legroom.memory.activation.profile_run import first_start_leftover_bytes
 from legroom.memory.bands import band_class, card_family
 from legroom.planning.plan import Plan, cold_start
 
@@ -238,7 +238,7 @@ def test_nothing_to_doubt_makes_no_band() -> None:
 def test_a_freed_copy_of_the_embedding_may_stay_reserved_from_0_27_to_0_31(release: str, may_stay: bool) -> None:
     """0.27 charges the drop of free memory; 0.32 limits cuts from freed blocks in its profile run."""
     made = planned(vllm=release)
-    assert bool(pinned_bytes(made.target.model, made.settings, made.target.gpu)) == may_stay
+    assert bool(first_start_leftover_bytes(made.target.model, made.settings, made.target.gpu)) == may_stay
 
 
 def test_a_card_that_is_not_known_is_planned_by_the_total_given_for_it() -> None:

@@ -19,7 +19,7 @@ from legroom.memory.layout import Failure, Layout
 from legroom.planning.plan import Advice, Plan, Target
 from legroom.planning.plan import plan as predict
 from legroom.render import plan_text as text_module
-from legroom.render.plan_parts import headline
+from legroom.render.plan_parts import plan_headline
 from legroom.render.plan_svg import plan_svg
 from legroom.render.plan_text import plan_text
 from legroom.units import GIB, MIB
@@ -183,7 +183,7 @@ def test_the_svg_draws_nothing_outside_its_page(case, request):
     ],
 )
 def test_the_headline_of_a_card_that_runs_over_does_not_say_that_it_starts(real, outside, verdict, says):
-    sentence = headline(with_layout(real, layout(outside=outside), verdict=verdict, reason="why"))
+    sentence = plan_headline(with_layout(real, layout(outside=outside), verdict=verdict, reason="why"))
     assert says in sentence
     assert (" starts" in sentence) == (outside < 9)
 

@@ -105,7 +105,7 @@ class Child:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Handle the messages that the keeper process has sent, such as the server's exit."""
+        """Wait for the keeper's next messages and handle them, such as the server's exit, or the keeper's own death."""
         try:
             received = self._control.recv(4096)
         except OSError:

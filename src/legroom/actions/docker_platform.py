@@ -66,7 +66,7 @@ class ComposeService:
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
-        """The state of its first container."""
+        """The state of its first container; not running where it has none."""
         words = self._compose_command("ps", "--all", "--quiet", self.service)
         ids = (await run_checked(words, f"asking for {self.name}")).split()
         return _state_from_inspect(await _inspect_state(ids[0])) if ids else platform.State(None, False)

@@ -107,7 +107,7 @@ def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: f
 
 
 def _wait_until_empty(timeout_s: float, control: int | None = None) -> None:
-    """Waits until no descendant is left, or legroom dies or sends a message."""
+    """Waits until no descendant is left, the time is up, or legroom dies or sends a message."""
     until = time.monotonic() + timeout_s
     while descendants(os.getpid()) and time.monotonic() < until:
         if control is not None and select.select([control], [], [], 0)[0]:
@@ -131,7 +131,7 @@ def _write_control(control: int, text: str) -> None:
 
 
 def send_signal(pid: int, start: int, number: int) -> bool:
-    """Sends a signal to the process with this pid and start time; False where it has ended."""
+    """Sends a signal to the process with this pid and start time; False where it has ended or may not be signalled."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:

@@ -129,7 +129,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_optional(path: Path) -> str | None:
-    """A file's text; None where there is none."""
+    """A file's text; None where there is no file; ActionFailed where it cannot be read."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def forget_override(action_id: int, home: Path | None = None) -> None:
 
 
 async def scale(platform: Platform, replicas: int, act: bool) -> str:
-    """Scales to this many servers, or without `act` returns the command for it; returns a sentence."""
+    """Scales if `act`; returns in words what was done or what to run; ActionFailed below one server."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):

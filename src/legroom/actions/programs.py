@@ -35,7 +35,7 @@ class ProgramResult:
 
     @property
     def last_output(self) -> str:
-        """The last three lines of the output, masked."""
+        """The last three lines of the output, masked; `nothing was said` without any."""
         lines = self.output.strip()[-2000:].splitlines()
         return str(masked(" / ".join(line.strip() for line in lines[-3:]))) or "nothing was said"
 
@@ -47,7 +47,7 @@ async def run_program(
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> ProgramResult:
-    """Runs a program to its end. Raises `ActionFailed` where it is missing or takes too long."""
+    """Runs a program to its end, once `request.launched` has its PID; ActionFailed where it is missing or too slow."""
     if shutil.which(words[0]) is None:
         raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
     gated = request is not None and request.launched is not None

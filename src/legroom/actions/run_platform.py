@@ -30,14 +30,14 @@ _UNDER_WAY: dict[str, str] = {
 
 
 def run_under_way(server: str, home: Path | None = None) -> str | None:
-    """What a `legroom run` here does to this server (scrapes may fail); None without one, or if it should serve."""
+    """In words, what a `legroom run` of this machine is doing to the server; None without one, or while it serves."""
     record = _living_run(server, home)
     what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record) if record else None
     return f"`legroom run` (pid {record['pid']}) {what}" if what else None
 
 
 def with_start_reason(result: ScrapeResult) -> ScrapeResult:
-    """A sample that says whether a `legroom run` of this machine was asked to start its server; others unchanged."""
+    """A sample with `start_requested` (0 or 1) set if a `legroom run` of this machine has it; others unchanged."""
     requested = _living_run(result.server).get("start_requested") if isinstance(result, Sample) else None
     if not isinstance(result, Sample) or requested is None:
         return result
@@ -45,7 +45,7 @@ def with_start_reason(result: ScrapeResult) -> ScrapeResult:
 
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
-    """The run file of the `legroom run` at this address of this machine; empty where there is none."""
+    """The run file of the living `legroom run` at this loopback address; empty where there is none."""
     place = urlsplit(server)
     if not is_loopback_host(place.hostname or ""):
         return {}
@@ -88,7 +88,7 @@ class RunChild:
         return platform.State(identity, identity is not None, record.get("state") in ("starting", "restarting"))
 
     async def restart(self, request: platform.RestartRequest) -> None:
-        """Sends SIGHUP and waits for a new vLLM process."""
+        """Sends SIGHUP and waits for a new vLLM process; ActionFailed without one by the deadline."""
         before = await self.state()
         pid = int(self._run_record()["pid"])
         if self._run_record().get("state") == "starting" and not self._flags_file().exists():
@@ -111,7 +111,7 @@ class RunChild:
         raise platform.ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
 
     async def override_place(self) -> platform.Override:
-        """The file that `legroom run` reads at its next restart; the content before is the running command."""
+        """The file of changes that `legroom run` reads at its next restart; `before` is the running command."""
         words = self._run_record().get("command")
         if not isinstance(words, list) or not words:
             raise platform.ActionFailed(f"the {self.name} does not say which command it runs")

@@ -203,7 +203,7 @@ async def count_in_flight(drain_method: DrainMethod) -> float | None:
 async def _remaining_requests(
     drain_method: DrainMethod, busy: Callable[[], Awaitable[float | None]] | None
 ) -> float | None:
-    """The larger count of the drain method and of `busy`; None if `busy` does not know."""
+    """The larger of the drain's and `busy`'s counts; None where `busy` gives None; without `busy` the drain's."""
     in_flight = await count_in_flight(drain_method)
     if busy is None:
         return in_flight

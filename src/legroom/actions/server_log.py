@@ -100,7 +100,7 @@ class ServerLog:
             piece = piece[os.write(self._copy or 0, piece) :]
 
     def _write_buffered(self) -> None:
-        """Writes the waiting bytes to the file, and shortens the file where it has grown too long."""
+        """Writes the waiting lines to the file and shortens it where it is too long; OSError where it cannot."""
         if self._file is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self._dropped:
@@ -160,7 +160,7 @@ def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: 
 
 
 def last_lines(path: Path, count: int, reach_bytes: int = 1 << 16) -> list[str]:
-    """The last lines of a file, from its last `reach_bytes`."""
+    """The last `count` lines of a file, from its last `reach_bytes`; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

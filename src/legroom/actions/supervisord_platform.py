@@ -83,7 +83,7 @@ class SupervisordProgram:
 
 
 def with_command(text: str, program: str, change: platform.FlagChange) -> str:
-    """The configuration with changed flags in one program's command; all other lines stay."""
+    """The configuration with changed flags in the program's command; FlagsFixed without one, ActionFailed for env."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
     if start is None:

@@ -96,7 +96,7 @@ class SystemdUnit:
 
 
 def effective_exec_start(text: str) -> list[str]:
-    """The words of the effective ExecStart in the output of `systemctl cat`; an empty ExecStart resets earlier ones."""
+    """The words of ExecStart in `systemctl cat`, where an empty one resets; FlagsFixed unless exactly one is left."""
     lines = text.replace("\\\n", " ").splitlines()
     values: list[str] = []
     for line in lines:

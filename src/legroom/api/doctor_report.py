@@ -15,7 +15,7 @@ from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory, bytes_held_by, visible
 from legroom.live.kernel_memory import Cgroup, machine_kills
 from legroom.records import dataclass
-from legroom.recover.machine_snapshot import MachineSnapshot, read_link, read_machine
+from legroom.recover.machine_snapshot import MachineSnapshot, link_target_or_empty, read_machine
 from legroom.units import human_bytes
 from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
 from legroom.vllm.args import served_port
@@ -60,7 +60,7 @@ class ServerCheckup:
 
     @property
     def line(self) -> str:
-        """The server in one line: address, model, state, memory and its plan's verdict."""
+        """The server in one line: PID, model, release, address, state, memory held and planned."""
         held = f"holds {human_bytes(self.held_bytes)}" if self.held_bytes else "GPU memory not known"
         planned = f" (planned {human_bytes(self.planned_bytes)})" if self.planned_bytes else ""
         return f"PID {self.pid}, {self.model}, vLLM {self.vllm} at {self.address}: {self.state}, {held}{planned}"
@@ -98,11 +98,11 @@ class DoctorReport:
 
 
 def doctor() -> DoctorReport:
-    """Reads GPUs, driver, cgroup, /dev/shm, processes, and of each running server the log and the metrics."""
+    """Checks GPUs, processes, /dev/shm, and each running server's plan, metrics and log; the gravest finding first."""
     node = read_node_state()
     snapshot = replace(read_machine(), gpus=node.gpus)
     found = list(_machine_findings(snapshot, node))
-    lines = {pid: _null_separated(pid, "cmdline") for pid in snapshot.processes}
+    lines = {pid: _proc_strings(pid, "cmdline") for pid in snapshot.processes}
     started = {pid: words for pid, words in lines.items() if _SERVER.match(" ".join(words))}
     # Processes that a server forked have its command line too.
     top = {pid: words for pid, words in started.items() if snapshot.processes[pid].parent not in started}
@@ -138,7 +138,7 @@ def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[Do
         yield DoctorFinding("watch", "host memory", f"the kernel has ended {kills} processes since boot for memory")
 
 
-def _null_separated(pid: int, name: str) -> list[str]:
+def _proc_strings(pid: int, name: str) -> list[str]:
     """The strings of a file of /proc/PID, such as `environ`; empty where it may not be read."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
@@ -149,9 +149,9 @@ def _null_separated(pid: int, name: str) -> list[str]:
 def _checkup_of_server(
     snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
 ) -> ServerCheckup:
-    """One running server's checkup beside others; appends to `found` what plan, metrics, log and kernel show."""
+    """The checkup of one running server; appends to `found` what its plan, metrics, log and the kernel show."""
     about, log = f"PID {pid}", _log_file(pid)
-    env = dict(word.split("=", 1) for word in _null_separated(pid, "environ") if "=" in word)
+    env = dict(word.split("=", 1) for word in _proc_strings(pid, "environ") if "=" in word)
     line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
     try:
         deployment = deployment_from_command(line)
@@ -205,19 +205,19 @@ def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
 
 
 def _installed_release(pid: int, interpreter: str) -> str | None:
-    """The vLLM release installed beside a process's interpreter, in that process's own file system."""
+    """The vLLM release installed beside a process's interpreter, in its own file system; None where none is."""
     prefix = Path(f"/proc/{pid}/root{PurePath(interpreter).parent.parent}")
     name = next((path.name for path in prefix.glob("lib/python3*/*-packages/vllm-*.dist-info")), "")
     return name.removeprefix("vllm-").removesuffix(".dist-info").partition("+")[0] or None
 
 
 def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | None]:
-    """A server's state by its metrics, and its vLLM release; (None, None) in another network namespace."""
+    """State by metrics and vLLM release, each None where not answered; both in another network namespace."""
     from legroom.live.running_server import running_server
     from legroom.sidecar.watch_config import simple_config
     from legroom.sidecar.watch_session import WatchSession, check_once
 
-    if read_link(f"/proc/{pid}/ns/net") != read_link("/proc/self/ns/net"):
+    if link_target_or_empty(f"/proc/{pid}/ns/net") != link_target_or_empty("/proc/self/ns/net"):
         return None, None
     session = WatchSession()
     check_once(simple_config([address]), session, _SCRAPE_GAP_S)
@@ -230,7 +230,7 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
 
 def _log_file(pid: int) -> str | None:
     """The file that a process's output goes to; None where it is a terminal, a pipe or a journal."""
-    targets = (read_link(f"/proc/{pid}/fd/{number}") for number in (1, 2))
+    targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
     return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
 
 

@@ -152,7 +152,7 @@ def search(
     *,
     keep_model: bool = False,
 ) -> SearchReport:
-    """Flags that hold `concurrency` requests of `context` tokens; more GPUs only where their number is open."""
+    """Flags that hold `concurrency` requests of `context` tokens (None: the model's); more GPUs if `where` has none."""
     from legroom.planning.capacity_search import search_flags
     from legroom.planning.checkpoints import quantized_checkpoints
     from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
@@ -181,7 +181,7 @@ def search(
 
 
 def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:
-    """The plan on a machine with no more GPUs than it uses, and its losses; more GPUs than asked about are one."""
+    """The plan on just the GPUs that it uses, and its losses, to which more GPUs than `asked` are added."""
     used = plan.settings.gpus_used
     more = (f"{used} cards instead of {asked}",) if used > asked else ()
     return replace(plan, target=replace(plan.target, gpus=used)), (*more, *losses)

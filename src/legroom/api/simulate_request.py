@@ -27,7 +27,7 @@ def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) ->
 
 
 def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
-    """The trace of a request: its list of requests, or a synthetic mix."""
+    """The trace of a list of requests, or of a synthetic mix; LegroomError for both, neither, or too many."""
     if (requests is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `requests` or `mix`")
     if mix is not None:
@@ -48,7 +48,7 @@ def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | No
 def simulation_json(
     trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
 ) -> dict[str, Any]:
-    """The document of a simulation, with a note where the GPU's name is ambiguous."""
+    """The document of a simulation, with the GPU's note if any; LegroomError for seconds without `step_ms`."""
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.step_time import fixed_cost
     from legroom.simulation.trace_replay import simulate
@@ -63,7 +63,7 @@ def simulation_json(
 
 
 def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
-    """The scheduler settings given, else those of the plan, else vLLM's defaults."""
+    """The settings given, else the plan's, else vLLM's defaults; LegroomError without a number of blocks."""
     from legroom.simulation.scheduler_settings import SchedulerSettings
 
     values: dict[str, Any] = {}

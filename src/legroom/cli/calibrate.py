@@ -14,7 +14,7 @@ from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.home import store_path
 from legroom.planning import calibration_store as store
-from legroom.planning.calibration import CalibratedStart, calibrated_starts, measured
+from legroom.planning.calibration import CalibratedStart, calibrated_starts, usable_observations
 from legroom.planning.calibration_store import import_receipts, read_store, receipt, store_observations, to_json
 from legroom.units import human_bytes
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
     # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
     starts = [start for log in args.logs for start in calibrated_starts(_read_log_text(log), log, args.gpu, args.model)]
-    observations = measured(starts)
+    observations = usable_observations(starts)
     is_stored = bool(observations) and not args.dry_run
     if is_stored and (remark := store_observations(observations)):
         note(f"note: {remark}")

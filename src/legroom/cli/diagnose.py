@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_code(readings: list[LogReading]) -> int:
-    """1 where the last run of a log has a problem, 2 where no log was understood."""
+    """1 where the last run of a log has a problem, 2 where no log was understood, else 0."""
     verdicts = [reading.runs[0].verdict if reading.runs else "not understood" for reading in readings]
     if any(verdict in ("cause found", "not a memory problem", "cause above") for verdict in verdicts):
         return ANSWER_IS_NO

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_device(readings: Any, device: str | None) -> Any:
-    """The reading of one GPU; the first where none is named."""
+    """The reading of the named GPU, the first (with a note) where none is named; LegroomError where it is missing."""
     if device is None:
         if len(readings) > 1:
             note(f"note: it has {len(readings)} GPUs; this is GPU {readings[0].device}, the fullest (--gpu for others)")

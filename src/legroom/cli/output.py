@@ -91,7 +91,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def step_writer(path: str | None) -> Iterator[Callable[[ScheduledStep], None] | None]:
-    """Writes the steps of a replay to a .parquet or .jsonl file; yields None where there is no path."""
+    """Yields a function that writes a replay's steps to a .parquet or .jsonl file; None where there is no path."""
     if path is None:
         yield None
         return

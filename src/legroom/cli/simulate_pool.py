@@ -69,7 +69,7 @@ class PoolChoice:
         return list(self._build_candidates(flag_combinations(given, searched), self.args))
 
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
-        """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none."""
+        """(name, candidates) of cards with more bandwidth or memory, slowest first, with these flags and with none."""
         # Empty where the time of a step is given or measured, and therefore would not change with the card.
         if self.deployment is None or not self.trace.in_seconds or self.args.blocks is not None:
             return

@@ -31,7 +31,7 @@ _PAGE_BYTES = 4096
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replay the trace with and without the tier of --tier and print both; returns the exit status."""
+    """Replay the trace with and without the tier of --tier and print both; returns exit code 0."""
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.tiers.tier_report import CurvePoint, TierReport, hit_curve

@@ -151,5 +151,5 @@ def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[D
 
 
 def _silenced_alerts(made: Upgrade) -> tuple[str, ...]:
-    """Names of exported alerts that can never fire after the upgrade, because the metrics they read are gone."""
+    """Names of exported alerts that read a metric which the upgrade loses."""
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})

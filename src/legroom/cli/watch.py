@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_terminal() -> bool:
-    """Whether stdin and stderr are terminals, which Textual reads and draws on."""
+    """Whether stdin, stdout and stderr are terminals, which Textual reads and draws on."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -241,12 +241,12 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
         ServerConfig,
         read_config,
         simple_config,
-        with_act,
         with_interval,
+        with_more_actions,
     )
 
     token = _bearer_token(args)
-    config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
+    config = with_more_actions(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None

@@ -203,7 +203,7 @@ def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, 
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:
-    """The words of a `command` or `entrypoint`: a list, or a shell line that is split."""
+    """The words of a `command` or `entrypoint`: a list, or a shell line, split; LegroomError for an open quote."""
     if node is None:
         return ()
     if node.scalar is None:
@@ -281,7 +281,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs that a service reserves; None where a variable names them, which may hold several ids."""
+    """The number of GPUs that a service reserves; None without a reservation, or where a variable names them."""
     for device in service.list("deploy", "resources", "reservations", "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
@@ -318,7 +318,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
 
 
 def _health_limit(service: Node) -> TimeLimit | None:
-    """The time after which Compose marks a starting service unhealthy."""
+    """The seconds after which Compose marks a starting service unhealthy; None without a health check."""
     check = service.get("healthcheck")
     if check is None or check.text("disable") == "true":
         return None

@@ -159,7 +159,7 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
 
 
 def repeated_entry(image: str, entry: tuple[Word, ...], given: tuple[Word, ...]) -> Word | None:
-    """The program that is given as an argument to vLLM's own image, whose entry point is `vllm serve` already."""
+    """The program given as an argument to vLLM's own image, whose entry point is `vllm serve`; None otherwise."""
     name = image.rpartition("/")[2].partition(":")[0]
     is_served = is_published_by_vllm(image) and name.startswith("vllm-openai")
     is_program = bool(given) and (given[0].text == "serve" or basename(given[0].text) in _PROGRAMS)
@@ -271,7 +271,7 @@ _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:
-    """The last day of whose releases an image with a date in its tag can hold one; empty without a date."""
+    """The day (`2025-09-01`) up to whose releases an image with a date in its tag can hold one; empty without."""
     tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
@@ -280,7 +280,7 @@ def latest_build_day(image: str) -> str:
 
 
 def has_unnamed_release(image: str) -> bool:
-    """Whether an image has vLLM of a release that its name does not tell: a fork, or a private tag."""
+    """Whether an image may hold a vLLM whose release its name does not tell; not for `latest` or an empty name."""
     if not image or image_release(image):
         return False
     if "vllm" not in image.lower():

@@ -69,7 +69,7 @@ class Deployment:
     """The accelerators other than GPUs that it runs on, which legroom does not model."""
 
     def require_gpus(self) -> None:
-        """Raises where it runs on accelerators that legroom does not model."""
+        """Raises LegroomError where it runs on accelerators that legroom does not model."""
         if self.other_platform:
             raise unmodelled_platform(self.other_platform)
 
@@ -91,7 +91,7 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
 
 
 def deployment_from_file(path: str | Path, requested: Release | None = None, number: int | None = None) -> Deployment:
-    """The first server of a file of any kind, or the one at index `number`."""
+    """The first server of a file of any kind, or the one at index `number`; LegroomError where there is none."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     where = Path(path)
@@ -144,7 +144,7 @@ def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:
-    """Whether a command has a quote that is never closed."""
+    """Whether the first server, or without one any command, has a quote that is never closed."""
     if servers:
         return any(word.is_open for word in servers[0].words)
     return any(word.is_open for subject in subjects if isinstance(subject, InvokedCommand) for word in subject.words)
@@ -248,7 +248,7 @@ def _is_published_build(server: StartedServer) -> bool:
 
 
 def _with_api_key(deployment: Deployment, text: str) -> Deployment:
-    """Add an API key that is given by reference (`-e VLLM_API_KEY`, a secretKeyRef)."""
+    """The deployment with VLLM_API_KEY among its secret names where the text mentions it, also by reference."""
     if _API_KEY in deployment.secret_names or not re.search(rf"\b{_API_KEY}\b", text):
         return deployment
     return replace(deployment, secret_names=(*deployment.secret_names, _API_KEY))

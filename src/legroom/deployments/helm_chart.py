@@ -169,10 +169,10 @@ class _Renderer:
         names = [word for word in block.words[1:at] if word != ","]
         value = self._evaluate(block.words[at + 1 :], dot)
         self.is_complete &= value is not _UNKNOWN
-        for key, item in _items(value) if block.words[0] == "range" else [("", value)] * _may_be(value):
+        for key, item in _items(value) if block.words[0] == "range" else [("", value)] * _may_be_true(value):
             self.variables |= dict(zip(reversed(names), (item, key), strict=False))
             self.render(block.body, dot if block.words[0] == "if" else item)
-        if value is _UNKNOWN or not _may_be(value):
+        if value is _UNKNOWN or not _may_be_true(value):
             self.render(block.otherwise, dot)
 
     def _evaluate(self, words: tuple[str, ...], dot: Any) -> Any:
@@ -222,7 +222,7 @@ class _Renderer:
         if name in ("and", "or", "default", "coalesce"):  # the first value that decides, else the last
             stops = name != "and"
             values = tuple(reversed(values)) if name == "default" else values
-            return next((value for value in values if value is _UNKNOWN or _may_be(value) is stops), values[-1])
+            return next((value for value in values if value is _UNKNOWN or _may_be_true(value) is stops), values[-1])
         function = _FUNCTIONS.get(name)
         return _UNKNOWN if function is None or _UNKNOWN in values else function(*values)
 
@@ -252,7 +252,7 @@ def _plain(value: Any) -> Any:
     return value.plain() if isinstance(value, Node) else value.text if isinstance(value, _Printed) else value
 
 
-def _may_be(value: Any) -> bool:
+def _may_be_true(value: Any) -> bool:
     """Whether Go takes the value for true; an unknown one may be."""
     return bool(_plain(value))
 
@@ -305,7 +305,7 @@ def _indent(spaces: Any, value: Any) -> Any:
     return _UNKNOWN if printed is None else printed.indented(int(_plain(spaces)))
 
 
-def _on_own_lines(spaces: Any, value: Any) -> Any:
+def _nindent(spaces: Any, value: Any) -> Any:
     printed = _indent(spaces, value)
     return printed if printed is _UNKNOWN else _Printed((("\n", None, 0), *printed.pieces))
 
@@ -316,7 +316,7 @@ def _compare(compare: Callable[[Any, Any], bool], kind: Callable[[Any], Any]) ->
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "toYaml": _as_yaml,
-    "nindent": _on_own_lines,
+    "nindent": _nindent,
     "indent": _indent,
     "quote": _string(lambda text: json.dumps(text, ensure_ascii=False)),
     "squote": _string(lambda text: f"'{text}'"),
@@ -330,8 +330,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "printf": _string(lambda form, *texts: re.sub(r"%[sdvfq]", "%s", form) % texts),
     "tpl": lambda text, _dot: _UNKNOWN if "{{" in str(_plain(text)) else text,
     "required": lambda _message, value: value,
-    "not": lambda value: not _may_be(value),
-    "empty": lambda value: not _may_be(value),
+    "not": lambda value: not _may_be_true(value),
+    "empty": lambda value: not _may_be_true(value),
     "kindIs": lambda kind, value: (_plain(value) is None) == (kind == "invalid"),
     "hasKey": lambda mapping, key: _field(mapping, str(_plain(key))) is not None,
     "eq": _compare(operator.eq, str),

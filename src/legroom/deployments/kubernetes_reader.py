@@ -246,7 +246,7 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 
 def gpu_limit(container: Node) -> int | None:
-    """The number of GPUs or MIG slices that a container requests."""
+    """The number of GPUs or MIG slices that a container requests; None where it names no number."""
     amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if GPU_RESOURCE.fullmatch(name))
     return next((int(amount) for amount in amounts if amount.isdecimal()), None)
 
@@ -263,7 +263,7 @@ def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
 
 
 def start_limit(container: Node) -> TimeLimit | None:
-    """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
+    """The seconds until the startup, else the liveness probe gives up; None without one or with a postStart hook."""
     probe = _probe(container, "startup") or _probe(container, "liveness")
     if probe is None or container.get("lifecycle", "postStart") is not None:
         return None  # no probe runs before that hook has ended
@@ -295,7 +295,7 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
 
 
 def _declared_ports(container: Node, pod: Node) -> Iterator[PublishedPort]:
-    """The ports of a pod that has one container."""
+    """The ports of the container; none where its pod has several containers."""
     for port in container.list("ports") if len(pod.list("containers")) == 1 else ():
         yield PublishedPort(port.text("containerPort"), port.source.place(port.offset))
 

@@ -105,7 +105,7 @@ class StartedServer:
 
     @property
     def gpu_count(self) -> int | None:
-        """The GPUs that the file requests, or that its environment leaves visible."""
+        """The GPUs that the file requests, else that its environment leaves visible; None where neither tells."""
         if self.gpus is not None:
             return self.gpus
         return visible_gpus({name: word.text for name, word in self.env.items()})
@@ -130,7 +130,7 @@ class StartedServer:
 
     @property
     def device_words(self) -> str:
-        """The resource, the image and the devices that may name its hardware."""
+        """The resource, the image and the devices that may name its hardware, as one text."""
         return " ".join((self.other_device, self.image, *self._devices))
 
     @property

@@ -109,7 +109,7 @@ class Node:
 
 
 def load_nodes(source: Text) -> list[Node]:
-    """All documents of a YAML text; raises where it is not valid."""
+    """All documents of a YAML text; LegroomError where it is not valid or nested too deeply."""
     import yaml  # only files need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

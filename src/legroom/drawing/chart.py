@@ -57,7 +57,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
 
 
 def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """The kind that covers most of each of `width` cells, for more runs than cells."""
+    """The kind that covers most of each of `width` cells; `runs` are (kind, amount); empty without an amount."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []
@@ -94,7 +94,7 @@ def ruler(position: int, width: int, text: str, style: Style) -> str:
 
 
 def downsampled(values: Sequence[float], width: int) -> list[float]:
-    """The values in `width` columns, each the maximum of those it covers."""
+    """The values in `width` columns, each the maximum of those it covers; too few values are repeated."""
     if not values or width <= 0:
         return []
     if len(values) <= width:

@@ -45,7 +45,7 @@ def display_width(text: str) -> int:
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """A paragraph in lines of at most `width` columns, broken at spaces; Chinese is broken anywhere."""
+    """Lines of at most `width` columns, broken at spaces (Chinese anywhere); all but the first begin with `hanging`."""
     hanging = indent if hanging is None else hanging
     if display_width(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)
@@ -112,7 +112,7 @@ def paragraphs(*blocks: Iterable[str]) -> str:
 
 
 def count(number: float) -> str:
-    """A number with thousands separators: `33,584`."""
+    """A number without its fraction, with thousands separators: `33,584`."""
     return f"{int(number):,}"
 
 

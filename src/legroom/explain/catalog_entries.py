@@ -45,7 +45,7 @@ def entry(name: str) -> catalog.Entry:
 
 
 def entries_of_label(label: str) -> tuple[catalog.Entry, ...]:
-    """The entries of one cause label, the general one first."""
+    """The entries with this label, then those that explain it too (`also`)."""
     every = entries()
     own = [known for known in every if known.label == label]
     return (*own, *(known for known in every if label in known.also))
@@ -127,7 +127,7 @@ def _read_example(document: Mapping[str, Any] | None) -> catalog.Example | None:
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
-    """Problems of the entry files, each with its file name."""
+    """`FILE: problem` for each problem of entry documents by file name (None: the bundled ones)."""
     documents = bundled_documents() if documents is None else documents
     problems = {
         name: catalog.document_problems(document, "schema.json", entry_of_document)
@@ -210,7 +210,7 @@ _INDEXES: Memo[_Index] = Memo(most=4)
 
 
 def search(query: str, entries: Sequence[catalog.Entry], limit: int = 10) -> list[Hit]:
-    """The catalog entries that match the query, those with the highest scores first."""
+    """At most `limit` catalog entries that match the query, those with the highest scores first."""
     index = _INDEXES.get(tuple(entries), (), lambda: _build_index(entries))
     wanted = {term: _similar_words(term, index) for term in search_terms(query)}
     hits = []

@@ -19,7 +19,7 @@ from legroom.home import home
 
 
 def record_id(entry: Entry) -> str:
-    """The entry's id in the dead-ends format: `llm/vllm-lr203-kv-too-small-for-max-len`."""
+    """`llm/vllm-lr203-kv-too-small-for-max-len`: an entry's id in exported records; imported ones keep theirs."""
     if entry.record is not None:
         return entry.id
     return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"
@@ -152,7 +152,7 @@ def imported_entries() -> tuple[Entry, ...]:
 
 
 def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
-    """Every file of the user's catalog with its record and problems."""
+    """(path, record, problems) of every file of the user's catalog; the record is None where it is not readable."""
     records: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
     try:
         paths = sorted(user_catalog_folder().glob("*.json"))
@@ -169,7 +169,7 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
 
 
 def import_record(path: str) -> Path:
-    """Validates a record and stores it; returns its path."""
+    """Stores the record of a file in the user's catalog and returns its path there; LegroomError if it is invalid."""
     record = _read_record(Path(path))
     wrong = record_problems(record)
     if wrong:

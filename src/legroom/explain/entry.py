@@ -207,7 +207,7 @@ class Entry:
 
     @property
     def first_seen(self) -> str | None:
-        """The date (YYYY-MM) of the oldest public thread that the entry counts as this cause."""
+        """The date (YYYY-MM) of the oldest counted public thread; None without one."""
         return min((thread.seen for thread in self.threads), default=None)
 
     @property
@@ -283,7 +283,7 @@ def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def count_json(count: Count) -> dict[str, Any] | None:
-    """How many issue threads tried a fix and where it worked, as JSON; None where none did."""
+    """In how many issue threads a fix was tried, worked and failed, and its success rate; None where none tried it."""
     if not count.tried:
         return None
     rate = count.rate_of(count.worked)

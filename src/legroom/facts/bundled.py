@@ -169,7 +169,7 @@ def _is_word(kind: str, word: str) -> bool:
 
 
 def _words(repo: str) -> list[str]:
-    """The words of a repository's name without roles such as `instruct`."""
+    """The words of a repository's name without roles such as `instruct` and precisions such as `bf16`."""
     return [word for word in re.split(r"[-: ]+|\.(?!\d)", _spelled(repo)) if word and word not in _ROLES | _PLAIN]
 
 
@@ -180,7 +180,7 @@ def _spelled(repo: str) -> str:
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The known quantized checkpoints of a bundled model; for a Hub id those of the same role (base or chat)."""
+    """The known quantized checkpoints of a model, for a Hub id of its role (base or chat); empty if not bundled."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -197,7 +197,7 @@ def variants(name: str) -> tuple[Bundled, ...]:
 
 
 def smaller_siblings(name: str) -> tuple[Bundled, ...]:
-    """The smaller models of the same series and role, the largest first: Llama-3.1-8B for Llama-3.1-70B."""
+    """Smaller models of the same series, owner and role, the largest first (Llama-3.1-8B for 70B); empty if unknown."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -278,14 +278,14 @@ def _alphanumeric(name: str) -> str:
 
 
 def _name_words(name: str) -> list[str]:
-    """The hyphen-separated words of a repository's name in lower case, without the vendor's and a plain last word."""
+    """The hyphen-separated words of a repository's name in lower case, without a vendor's prefix and a last `bf16`."""
     words = name.rpartition("/")[2].lower().removeprefix("meta-").removeprefix("nvidia-").split("-")
     return words[:-1] if words[-1] in _PLAIN else words
 
 
 @lru_cache(maxsize=64)
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Bundled models with the most similar names: 16 candidates by shared letter pairs, compared by difflib."""
+    """Short names of the bundled models with the most similar names; empty where none is similar."""
     import difflib  # only on the way to an error message
 
     close: list[str] = []
@@ -416,7 +416,7 @@ def _entry_of_key(key: str) -> Mapping[str, Any]:
 
 @cache
 def _key_of_exact_name(wanted: str) -> str | None:
-    """The key of the entry with exactly this name, found without building the index."""
+    """The key of the entry with this name (`wanted` in lower case), found without the index; None without one."""
     quoted = f'"{wanted}"'
     for family, text in _texts().items():
         if quoted in text.lower():

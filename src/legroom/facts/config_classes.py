@@ -13,7 +13,7 @@ from legroom.records import dataclass
 
 @cache
 def _recorded_releases() -> tuple[str, ...]:
-    """The releases whose config classes are in the data file, the oldest first."""
+    """The releases whose facts were recorded from vLLM's code, the oldest first."""
     return tuple(sorted(read_texts(DATA_FOLDER / "vllm"), key=lambda name: [int(number) for number in name.split(".")]))
 
 
@@ -42,7 +42,7 @@ def with_difference(base: Mapping[str, Any], difference: Mapping[str, Any]) -> M
     return facts
 
 
-def is_asked(release: Release) -> bool:
+def is_recorded(release: Release) -> bool:
     """Whether facts were recorded from the code of this release or an earlier one."""
     return bool(release_facts("config_fields", release))
 
@@ -138,7 +138,7 @@ class BackendTable:
         """Whether a backend has kernels for the card."""
         return bool(self._value_for_card(self.facts["backends"][name]["runs"]))
 
-    def shares_contexts(self, name: str) -> bool:
+    def supports_decode_context_parallel(self, name: str) -> bool:
         """Whether a backend supports decode context parallelism; True where the facts do not say."""
         return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
 

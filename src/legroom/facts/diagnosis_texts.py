@@ -18,7 +18,7 @@ def heading(name: str, language: Language) -> str:
 
 
 def phase_title(phase: str | None, language: Language) -> str:
-    """The name of the start-up or serving phase in which vLLM failed."""
+    """The name of the start-up or serving phase in which vLLM failed; empty for None."""
     return str(read_data("diagnosis_texts.json")["phases"][phase][language]) if phase else ""
 
 
@@ -73,7 +73,7 @@ def lookalikes() -> tuple[Lookalike, ...]:
 
 
 def package_of(module: str) -> str:
-    """The package to install for a Python module that cannot be imported."""
+    """The package to install for a Python module, by default the name before the first dot with hyphens."""
     names = read_data("lookalikes.json")["packages"]["names"]
     parts = module.split(".")
     for length in range(len(parts), 0, -1):

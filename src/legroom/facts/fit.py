@@ -63,7 +63,7 @@ def bands() -> dict[str, Any]:
 
 
 def known_starts(kind: str, value: str) -> tuple[int, int]:
-    """How many measured starts have a property, and how many with those published by others."""
+    """How many known starts have a property: (measured by legroom, those and published ones)."""
     measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
     return measured, everywhere
 
@@ -84,7 +84,7 @@ with an encoder or a draft, on memory that CPU and GPU share, on cards of other 
 
 
 def kind_unmeasured(properties: Properties) -> str:
-    """Which of KINDS a deployment is that was not measured."""
+    """`shared`, `other`, `text` or `encoder`: the kind of evidence for a deployment that was never measured."""
     of = dict(properties)
     if of.get("memory") == "shared" or of.get("card") in ("amd", "intel", "unknown"):
         return "shared" if of.get("memory") == "shared" else "other"
@@ -104,7 +104,7 @@ def own_error(figure: str, scale: float) -> float:
 
 
 def half_band(figure: str, properties: Properties, own_error: float, total_bytes: int) -> int:
-    """Bytes to each side of a figure in its 90 % error band; `own_error`: its usual error."""
+    """Bytes to each side of a figure in its 90 % error band; `own_error`: its usual error, 0 for no band."""
     kind, rare = evidence(properties)
     of_card = bands()["laws"][figure][kind] * bands()["growth"] ** min(len(rare), bands()["farthest"])
     return int(math.hypot(own_error, of_card * total_bytes)) if own_error else 0
@@ -117,7 +117,7 @@ def weights_rows() -> Mapping[str, BandRow]:
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
-    """The error band of a checkpoint class (path) or its nearest parent, and whether the class has measurements."""
+    """The error band of a checkpoint class (path) or its nearest parent, and whether it is the class's own."""
     for steps in range(len(path), 0, -1):
         row = rows.get("/".join(path[:steps]))
         if row is not None:

@@ -111,7 +111,7 @@ def _release_ranges(spans: list[list[int]]) -> tuple[tuple[str, str], ...]:
 
 
 def flag_kind_ever(name: str) -> Kind | None:
-    """The value kind of a flag in the last release that has it."""
+    """The value kind of a flag in the last release that has it; None for an unknown flag."""
     entry = read_data("flags.json")["flags"].get(name)
     return entry["kinds"][-1][2] if entry else None
 

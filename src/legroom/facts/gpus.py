@@ -107,7 +107,7 @@ class Gpu:
 
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
-    """The GPU of a name in any usual spelling, or of a size such as `24GiB`; equal names return one object."""
+    """The GPU of a name in any usual spelling, or of a size such as `24GiB`; LegroomError for an unknown name."""
     if card := _exactly_named(name) or _exactly_named(name.replace(" ", "")):
         return card  # before sizes: 2080 ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
@@ -126,7 +126,7 @@ def gpu(name: str) -> Gpu:
 
 
 def other_platform(text: str) -> str:
-    """The accelerators of vLLM's hardware plugins that a card's name, an image or a resource names; else empty."""
+    """The accelerator of a vLLM hardware plugin that a card's name, an image or a resource names; else empty."""
     named = read_data("gpus.json")["other_platforms"].items()
     return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
 
@@ -152,7 +152,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
-    """The short names of each GPU that `--gpu` accepts."""
+    """The short names that `--gpu` accepts, by the GPU's full name."""
     return {
         entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"])
         for entry in read_data("gpus.json")["gpus"]
@@ -160,7 +160,7 @@ def gpu_names() -> dict[str, tuple[str, ...]]:
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
-    """Known GPU names with the closest spelling, for a hint."""
+    """Known GPU names with the closest spelling, or common cards, for a hint."""
     import difflib  # only on the way to an error message
 
     wanted, index = _normalized_name(name), _cards_by_name()

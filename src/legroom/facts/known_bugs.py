@@ -48,7 +48,7 @@ class KnownBug:
         return release.at_least(self.first) and (self.last is None or not release.after(self.last))
 
     def happens_with(self, args: Any) -> bool:
-        """Whether the bug occurs with these ServeArgs."""
+        """Whether these ServeArgs match the bug's `settings`, whatever the model and platform."""
         return all(_matches_setting(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
 
     def may_end_start(self, args: Any, interconnect: str) -> bool:
@@ -62,7 +62,7 @@ class KnownBug:
         )
 
     def _is_worked_around(self, args: Any) -> bool:
-        """Whether the workaround's flags are given, or a smaller gpu_memory_utilization."""
+        """Whether all flags and variables of the workaround are given; a smaller gpu_memory_utilization will do."""
         given = {name: getattr(args, name, None) for name in self.flags}
         share = given.get("gpu_memory_utilization")
         if share is not None and share <= self.flags["gpu_memory_utilization"]:
@@ -72,7 +72,7 @@ class KnownBug:
 
     @property
     def threads(self) -> str:
-        """The URL of the first GitHub thread about the bug."""
+        """The number of the pull request that fixed the bug, or of its report, as `#44490`."""
         return self.source.partition(" ")[2].partition(",")[0].partition(" (")[0]
 
     @property

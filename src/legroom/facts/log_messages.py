@@ -22,7 +22,7 @@ _UNITS = {"bytes": 1, "B": 1} | {
 
 
 def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
-    """Matched groups as numbers, by the unit suffix of each group's name; unreadable ones are left out."""
+    """Matched groups by unit suffix: numbers (`_gib`, `_size` become `_bytes`), else text; unreadable ones left out."""
     values: dict[str, Value] = {}
     for name, text in groups.items():
         stem, _, unit = name.rpartition("_")
@@ -43,7 +43,7 @@ def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
 
 
 def size_bytes(text: str) -> int:
-    """Bytes of a printed size such as `1.96 GiB`."""
+    """Bytes of a printed size such as `1.96 GiB`; ValueError for other text."""
     number = _NUMBER.match(text.strip())
     if number is None:
         raise ValueError(text)

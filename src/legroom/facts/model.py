@@ -195,7 +195,7 @@ class Linear:
 
     @property
     def parameters(self) -> int:
-        """Elements of all `count` weights, before any tensor-parallel split."""
+        """Elements of all `count` weights and their biases, before any tensor-parallel split."""
         return self.count * (self.outputs * max(self.inputs, 1) + (self.outputs if self.bias else 0))
 
 

@@ -25,7 +25,7 @@ def load(
     offline: bool | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model of a name or path; `overrides` change its config, `offline` None follows HF_HUB_OFFLINE."""
+    """The model of a name or path, else LegroomError; `overrides` change its config, `offline` None: HF_HUB_OFFLINE."""
     text = name_or_path.strip()
     if not text:
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
@@ -69,7 +69,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a mirror; a quantized mirror keeps its method but gets the usual unquantized modules."""
+    """The bundled model under another uploader's name; if quantized, with the modules usually left unquantized."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
@@ -142,7 +142,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a Hub repository; HF_HUB_OFFLINE decides where `offline` is None."""
+    """The model of a Hub repository, or LegroomError; HF_HUB_OFFLINE decides where `offline` is None."""
     if not is_hub_id(name):
         raise _unknown_model_error(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     if offline is None:

@@ -31,7 +31,7 @@ class Build:
 
     @property
     def oldest_driver(self) -> str | None:
-        """The oldest Linux driver that runs this CUDA version."""
+        """The oldest Linux driver that runs this CUDA version; None where it is not recorded."""
         driver = read_data("builds.json")["drivers"].get(self.cuda)
         return str(driver) if driver else None
 
@@ -68,7 +68,7 @@ def driver_is_older(driver: str, than: str) -> bool:
 
 
 def newest_build_for_driver(driver: str, known: Release) -> Build | None:
-    """The newest build up to a release whose CUDA version a driver runs."""
+    """The newest build up to a release whose CUDA version a driver runs; None where it runs none."""
     older = [build for build in builds() if not known_release(build.since).after(known.version)]
     fits = [build for build in older if build.oldest_driver and not driver_is_older(driver, build.oldest_driver)]
     return fits[-1] if fits else None
@@ -97,7 +97,7 @@ class QuantizationMethod:
 
 
 def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
-    """The last of rows [first release, ...] that applies to a release."""
+    """The last of rows [first release, ...] that applies to a release; None where all begin later."""
     begun = [row for row in rows if release.at_least(row[0])]
     return begun[-1] if begun else None
 

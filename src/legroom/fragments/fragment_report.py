@@ -111,7 +111,7 @@ class FragmentReport:
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """1 - largest free piece / free bytes, from 0 (one piece) to 1; None where unknown."""
+        """1 - largest free piece / free bytes: 0 for one piece or nothing free; None where unknown."""
         free, largest = self.reading.state.usable_free_bytes, self.largest_free_bytes
         if free <= 0:
             return 0.0
@@ -147,7 +147,7 @@ class FragmentReport:
 def fragment_report(
     reading: AllocatorReading, *, needed_bytes: int | None = None, earlier: AllocatorReading | None = None
 ) -> FragmentReport:
-    """Splits a reading into parts. `needed_bytes`: a hypothetical request; `earlier`: the same process before."""
+    """The parts of a reading, also of its growth since `earlier`; `needed_bytes` is tried for the failed request."""
     if needed_bytes is not None:
         fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
         reserved = reading.state.reserved_bytes
@@ -242,7 +242,7 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 
 
 def _fragmented_bytes(reading: AllocatorReading) -> int | None:
-    """Free bytes of partly used segments; of expandable ones only partial pages."""
+    """Free bytes of partly used segments; of expandable ones only partial pages; None where not told."""
     state = reading.state
     if not state.segments:
         split = state.inactive_split_bytes
@@ -317,7 +317,7 @@ def _failed_request_part(
 
 
 def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterable[MemoryPart]:
-    """What grew from one reading to the other: memory outside PyTorch, and allocations by call site."""
+    """What changed from one reading to the other: memory outside PyTorch, and growing allocations by call site."""
     if earlier.non_torch_bytes is not None and later.non_torch_bytes is not None:
         growth = later.non_torch_bytes - earlier.non_torch_bytes
         if abs(growth) >= _MIN_LEAK_BYTES:
@@ -340,7 +340,7 @@ def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterabl
 
 
 def grown_sites(earlier: Sequence[CallSite], later: Sequence[CallSite]) -> list[CallSite]:
-    """Call sites that hold more bytes in more blocks than before, largest growth first."""
+    """By how many bytes and blocks call sites grew, if by 1 MiB or more in more blocks; the largest growth first."""
     before = {site.place: site for site in earlier}
     grown = []
     for site in later:

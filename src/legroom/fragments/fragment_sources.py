@@ -25,7 +25,7 @@ _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a s
 
 
 def read_source(source: str) -> tuple[AllocatorReading, ...]:
-    """The readings of a file or server address, the fullest device first."""
+    """The readings of a file or server address, the fullest device first; LegroomError where it has none."""
     if source.startswith(("http://", "https://")):
         return read_server(source)
     return readings_of_content(_read_file(Path(source)), source)
@@ -34,7 +34,7 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def readings_of_content(
     content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
 ) -> tuple[AllocatorReading, ...]:
-    """The readings of a file's bytes: a black box, a torch snapshot or a memory summary."""
+    """The readings of a file's bytes: black box, torch snapshot or memory summary; LegroomError for others."""
     if is_pickle(content[:2]):
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):
@@ -65,7 +65,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def black_box_reading(record: BlackBox) -> AllocatorReading:
-    """The allocator's state as a worker's black box recorded it."""
+    """The allocator's state as a worker's black box recorded it; LegroomError where it recorded none."""
     state = record.allocator
     if state is None:
         raise LegroomError("the black box has no allocator's state", "its worker ran without a GPU")
@@ -100,7 +100,7 @@ _UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB
 
 
 def read_summary(text: str) -> AllocatorReading:
-    """The allocator's state from the last `torch.cuda.memory_summary()` in a text."""
+    """The state in the last `torch.cuda.memory_summary()` of a text; LegroomError where rows are missing."""
     text = text[text.rfind(_HEADING) :]
     rows = {name: (_to_bytes(now, unit), _to_bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
@@ -130,7 +130,7 @@ _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 
 def read_server(address: str) -> tuple[AllocatorReading, ...]:
-    """The workers' memory of a running server, the fullest GPU first."""
+    """Scrapes a running server: the memory of its workers, the fullest first; LegroomError where its page has none."""
     from legroom.live.metrics.endpoint import endpoint
     from legroom.live.metrics.exposition import parse_sample
     from legroom.live.metrics.scrape import TIMEOUT_S, fetch, open_session
@@ -146,7 +146,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
-    """The allocator of each worker, from legroom's gauges on a /metrics page; an error where it has none."""
+    """The allocator of each worker, from legroom's gauges on a /metrics page; LegroomError where it has none."""
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))

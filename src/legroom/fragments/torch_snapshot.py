@@ -139,7 +139,7 @@ _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
 def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
-    """The allocator's state of each device with memory in a torch snapshot, the fullest first."""
+    """The allocator of each device with memory in a torch snapshot, the fullest first; LegroomError for others."""
     document = read_plain_pickle(content, max_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}
@@ -155,7 +155,7 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
             raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
         devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         for segment in _checked_entries(document["segments"]):
-            devices[_size_or_zero(segment.get("device", 0))].append(segment)
+            devices[_checked_size(segment.get("device", 0))].append(segment)
         readings = [_device_reading(document, device, segments) for device, segments in sorted(devices.items())]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
@@ -179,7 +179,7 @@ def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _size_or_zero(value: Any) -> int:
+def _checked_size(value: Any) -> int:
     """The value, which must be an integer from 0 to below 2**63; ValueError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ValueError("a size or an address is none")
@@ -198,7 +198,7 @@ class _LiveBlock:
 def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
     """The allocator of one device: state, settings, history, refused request and call sites."""
     segments, live = [], list[_LiveBlock]()
-    for segment in sorted(raw, key=lambda entry: _size_or_zero(entry["address"])):
+    for segment in sorted(raw, key=lambda entry: _checked_size(entry["address"])):
         segments.append(_read_segment(segment, live))
     settings = _allocator_settings(document.get("allocator_settings"), segments)
     private = [segment for segment in segments if segment.pool]
@@ -232,24 +232,24 @@ def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapp
 def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
     """A segment with its blocks; the blocks in use are appended to `live`."""
     blocks, free = [], 0
-    address, stream = _size_or_zero(segment["address"]), _size_or_zero(segment.get("stream", 0))
+    address, stream = _checked_size(segment["address"]), _checked_size(segment.get("stream", 0))
     for block in _checked_entries(segment["blocks"]):
-        size = _size_or_zero(block["size"])
+        size = _checked_size(block["size"])
         state: Any = _STATES.get(_text_or_empty(block.get("state")), "free")
         blocks.append(SegmentBlock(size, state))
         if state == "free":
             free = max(free, size)
         else:
-            requested = _size_or_zero(block.get("requested_size", size))
-            where = _size_or_zero(block.get("address", address))
+            requested = _checked_size(block.get("requested_size", size))
+            where = _checked_size(block.get("address", address))
             live.append(_LiveBlock(where, size, stream, min(requested, size), _call_site_name(block.get("frames"))))
         address += size
     pool = segment.get("segment_pool_id", _COMMON_POOL)
-    pool = tuple(_size_or_zero(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
+    pool = tuple(_checked_size(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
     used = sum(block.size_bytes for block in blocks if block.state != "free")
     name = "" if pool == _COMMON_POOL else ".".join(map(str, pool))
     is_small, is_expandable = segment.get("segment_type") == "small", bool(segment.get("is_expandable", False))
-    sizes = (_size_or_zero(segment["total_size"]), used, free)
+    sizes = (_checked_size(segment["total_size"]), used, free)
     return AllocatorSegment(*sizes, name, is_small, is_expandable, tuple(blocks))
 
 
@@ -280,7 +280,7 @@ def _allocator_history(
     refused: tuple[int, int | None, int] | None = None
     for index, entry in enumerate(raw):
         action = entry.get("action")
-        size, stream, address = (_size_or_zero(entry.get(name, 0)) for name in ("size", "stream", "addr"))
+        size, stream, address = (_checked_size(entry.get(name, 0)) for name in ("size", "stream", "addr"))
         if action == "alloc":
             allocated.add(address)
             events.append(AllocatorEvent("allocate", address, size, stream))
@@ -312,7 +312,7 @@ def _allocator_history(
 
 
 def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
-    """Whether the allocator released all free blocks, and not one block for `max_split_size_mb`."""
+    """Whether the release at `index` begins one of all free blocks, not of a single one for `max_split_size_mb`."""
     if index and raw[index - 1].get("action") in _GIVEN_BACK:
         return False  # recorded at the first of them
     if settings.max_split_bytes is None:
@@ -322,7 +322,7 @@ def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: A
 
 
 def _call_site_name(frames: Any) -> str:
-    """`file:line function` of the innermost Python frame outside torch; empty where there is none."""
+    """`file:line function` of the innermost Python frame, outside torch if any is; empty without Python frames."""
     if not isinstance(frames, list | tuple):
         return ""
     python = [

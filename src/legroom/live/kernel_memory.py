@@ -65,7 +65,7 @@ class Cgroup:
 
     @property
     def limit(self) -> tuple[int, str] | None:
-        """The lowest limit of this cgroup and its parents in bytes, and the folder that sets it."""
+        """(bytes, folder) of the lowest limit among this cgroup and its parents; None without one."""
         limits, folder = [], Path(self.folder)
         while folder.is_relative_to(self.mount):
             limit = _parse_int(_file_text(folder / _FILES[self.version].limit))
@@ -144,7 +144,7 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
 
 
 def machine_kills(proc: Path = Path("/proc")) -> int | None:
-    """Out-of-memory kills since boot, of any process (Linux 4.13 and later)."""
+    """Out-of-memory kills since boot, of any process; None before Linux 4.13 or where not readable."""
     return _parse_counters(_file_text(proc / "vmstat")).get("oom_kill")
 
 

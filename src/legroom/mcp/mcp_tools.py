@@ -134,7 +134,7 @@ def build_server(*, local_files: bool) -> MCPServer[Any]:
 
 
 def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a `LegroomError` into a tool error with its message and hint."""
+    """The tool, with each LegroomError turned into a ToolError of its message and hint."""
 
     @functools.wraps(tool)
     def called(*args: Any, **values: Any) -> Any:

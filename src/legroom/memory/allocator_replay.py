@@ -42,7 +42,7 @@ class AllocatorHistory:
 def replay_serves_request(
     history: AllocatorHistory, settings: AllocatorSettings, limit_bytes: int | None, card_bytes: int | None
 ) -> bool | None:
-    """Whether the last out-of-memory request is served under `settings`; None where an earlier request fails."""
+    """Whether the last out-of-memory request is served; None where an earlier one fails or none was recorded."""
     allocator = CachingAllocator(settings, limit_bytes, card_bytes)
     live: dict[int, Block] = {}
     last = max((i for i, event in enumerate(history.events) if event.action == "oom"), default=-1)
@@ -81,7 +81,7 @@ class SettingTried:
 def consistent_limits(
     request: RefusedRequest, settings: AllocatorSettings, samples: int = 5
 ) -> list[tuple[int | None, int | None]]:
-    """(process limit, card limit) in bytes, None for none, under which this request would have been refused."""
+    """Pairs of (process limit, card limit) in bytes, None for none, under which the request is refused."""
     needed = segment_bytes(settings.rounded(request.size_bytes))
     if request.card_free_bytes is not None and request.card_free_bytes < needed:
         return [(None, request.reserved_bytes + request.card_free_bytes)]
@@ -96,7 +96,7 @@ def try_settings(
     recorded: AllocatorSettings,
     candidates: Iterable[AllocatorSettings],
 ) -> Iterator[SettingTried]:
-    """Whether each candidate serves the request; nothing where a replay of the recorded settings serves it too."""
+    """Yields whether each candidate serves the request; nothing unless the recorded settings refuse it in a replay."""
     limits = consistent_limits(request, recorded)
     if any(replay_serves_request(history, recorded, *limit) is not False for limit in limits):
         return
@@ -105,7 +105,7 @@ def try_settings(
 
 
 def _agreed(answers: list[bool | None]) -> bool | None:
-    """The answer shared by all replays under possible limits; None where they differ or most are unknown."""
+    """The answer shared by all replays that have one; None where they differ or at least half have none."""
     known = {answer for answer in answers if answer is not None}
     is_mostly_known = 2 * answers.count(None) < len(answers)
     return known.pop() if len(known) == 1 and is_mostly_known else None

@@ -27,7 +27,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of FlashAttention 3's split-KV outputs and softmax sums in a full graph of this many sequences."""
+    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 if unsplit."""
     named = named_backend(settings.given, known_release(settings.release))
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
@@ -56,7 +56,7 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 
 def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
-    """Elements per token of the widest attention output of plain layers and of MLA layers, on one rank."""
+    """Elements per token and rank of the widest output and its softmax sums: (plain layers, MLA layers)."""
     mixers = [layer.mixer for layer in model.layers]
     plain = (
         cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)
@@ -68,7 +68,7 @@ def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
 
 
 def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
-    """Whether FlashInfer is the attention backend: on data-centre Blackwell, or where FlashAttention does not run."""
+    """Whether FlashInfer is the backend: by flag, on data-centre Blackwell, or where FlashAttention does not run."""
     if settings.engine != "V1" or gpu.vendor != "nvidia":
         return False
     mixers = cached_by_model(_attention_layers, model)
@@ -96,7 +96,7 @@ _FA3_TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176), (192, 128, 112), 
 
 
 def num_splits(length: int, sequences: int, heads: int, head_dim: int, multiprocessors: int = 132) -> int:
-    """FlashAttention 3's num_splits_heuristic on a Hopper card: the parts into which keys are split."""
+    """FlashAttention 3's num_splits_heuristic on a Hopper card: the parts into which keys are split; 1: none."""
     _, queries, keys = next((row for row in _FA3_TILES if head_dim <= row[0]), _FA3_TILES[-1])
     tiles, key_tiles = heads * cdiv(length, queries), cdiv(length, keys)
     if sequences > _LARGEST_SPLIT_BATCH or tiles >= 0.8 * multiprocessors or key_tiles < 5:

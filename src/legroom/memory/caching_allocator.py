@@ -51,14 +51,14 @@ class AllocatorSettings:
         return -(-request_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
     def may_split(self, block_bytes: int, wanted_bytes: int, *, is_small: bool) -> bool:
-        """Whether the rest of a block becomes a free block of its own."""
+        """Whether the rest of a block that serves `wanted_bytes` becomes a free block of its own."""
         rest = block_bytes - wanted_bytes
         if is_small or self.expandable_segments:
             return rest >= MIN_BLOCK_BYTES
         return rest > SMALL_REQUEST_BYTES and (self.max_split_bytes is None or wanted_bytes < self.max_split_bytes)
 
     def may_serve(self, block_bytes: int, wanted_bytes: int) -> bool:
-        """Whether a free block that is large enough may serve a request."""
+        """Whether `max_split_size_mb` lets a free block, large enough, serve a request."""
         limit = self.max_split_bytes
         if limit is None:
             return True
@@ -82,7 +82,7 @@ def parse_allocator_settings(text: str) -> AllocatorSettings:
 
 
 def segment_bytes(block_bytes: int) -> int:
-    """The segment that cudaMalloc is asked for when no free block serves a request."""
+    """Bytes that cudaMalloc is asked for when no free block serves a request of this rounded size."""
     if block_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < 10 * MIB:  # kMinLargeAlloc
@@ -250,7 +250,7 @@ class CachingAllocator:
         return block
 
     def _reserve(self, pool: BlockPool, wanted: int) -> Block:
-        """A block of newly reserved memory, after emptying the cache where that is needed."""
+        """A block of newly reserved memory, after emptying the cache if need be; raises RequestRefused."""
         block = self._grow(pool, wanted)
         if block is None and self._release_oversize(pool, wanted):
             block = self._grow(pool, wanted)
@@ -278,7 +278,7 @@ class CachingAllocator:
         return Block(address, size, pool)
 
     def _release_oversize(self, pool: BlockPool, wanted: int) -> bool:
-        """With `max_split_size_mb`, larger blocks are released first: the smallest that suffices, or several."""
+        """Releases free blocks of `max_split_size_mb` or more until enough is released; whether it is."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
@@ -321,7 +321,7 @@ class CachingAllocator:
         return block
 
     def _expandable_block(self, pool: BlockPool, wanted: int) -> Block:
-        """The first free or unmapped block from which enough address space follows."""
+        """The first free or unmapped block with enough address space behind it, else that of a new segment."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             start = before if before is not None and not before.is_allocated else unmapped
@@ -332,7 +332,7 @@ class CachingAllocator:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map physical memory to the start of an unmapped block, in whole pages."""
+        """Maps physical memory to the start of an unmapped block, in whole pages; False where the card is full."""
         pool = block.pool
         mapped = min(round_up(size, pool.page_bytes), block.size_bytes)
         if self.card_bytes is not None and self.reserved_bytes + mapped > self.card_bytes:

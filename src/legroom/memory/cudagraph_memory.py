@@ -38,7 +38,7 @@ def is_nvlink_server(gpu: Gpu) -> bool:
     return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
 
 
-def is_fused(settings: EngineSettings, gpu: Gpu) -> bool:
+def fuses_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
     """Whether FlashInfer fuses the all-reduce with the norm (0.17+; at first not with data or pipeline parallelism)."""
     rows = constants()["graphs"]["all_reduce"]["fused_beside"]
     if settings.engine == "V0" or known_release(settings.release).before(rows[0]["since"]):
@@ -52,14 +52,14 @@ def is_fused(settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes: Iterable[int]) -> int:
-    """Bytes of the all-reduce nodes in graphs of these sizes (tokens)."""
+    """Bytes of the all-reduce nodes in graphs of these sizes (tokens); 0 with one rank or off NVIDIA."""
     if settings.tensor_parallel_size == 1 or gpu.vendor != "nvidia":
         return 0
     fit = constants()["graphs"]["all_reduce"]
     fused_mib, nccl_mib = fit["fused_mib"], fit["nccl_mib"]
     custom_mib = by_release(fit["custom"][settings.engine], settings.release)["mib"]
     largest_fused = 0.0
-    if is_fused(settings, gpu):
+    if fuses_all_reduce(settings, gpu):
         by_ranks = fit["fused_largest_mib"][f"{gpu.compute_capability[0]}.x"]
         largest_fused = by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB
     custom_below = 8 * MIB if _has_custom_all_reduce(settings, gpu) else 0  # CustomAllreduce's max_size
@@ -75,7 +75,7 @@ def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes:
 
 
 def _has_custom_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
-    """Whether vLLM's custom kernel runs: over NVLink, or between two PCIe cards with peer access."""
+    """Whether vLLM's custom kernel runs: 2, 4, 6 or 8 ranks on NVLink (or unknown), two on PCIe with peer access."""
     ranks = settings.tensor_parallel_size
     if ranks not in _CUSTOM_RANKS or is_given(settings.given, "--disable-custom-all-reduce"):
         return False
@@ -91,7 +91,7 @@ _SAMPLES = 2
 
 @cached(ALL_PARTS)
 def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The CUDA graph memory that the release subtracts from the budget."""
+    """The CUDA graph memory that the release subtracts from the budget, which is not what the graphs take."""
     if not settings.graph_estimate_applied or settings.cudagraph_mode == "NONE":
         return exact(0, "CUDA graph estimate", "this release subtracts nothing for graphs here")
     if settings.runner != "V2":
@@ -106,7 +106,7 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _draft_logits(model: Model, settings: EngineSettings) -> int:
-    """The most that a draft's own graphs may hold: logits of every drafted token, in both precisions."""
+    """The most bytes that a draft's own graphs may hold: logits of all drafted tokens in both precisions; 0 without."""
     if not draft_name(settings.given.speculative_config) and not model.draft_layers:
         return 0
     rows = min(settings.max_num_seqs, max(settings.cudagraph_capture_sizes, default=0))
@@ -115,7 +115,7 @@ def _draft_logits(model: Model, settings: EngineSettings) -> int:
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """V1 runner, 0.18+: two largest sizes of each kind are captured; the second counts for the rest (>= 1 MiB)."""
+    """The V1 runner's estimate (0.18+): the two largest sizes of each kind; the second counts for the rest."""
     fit = constants()["graphs"]["estimate"]
     pieces, full = captures(settings)
     each = layer_nodes(model)
@@ -136,7 +136,7 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
 
 
 def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded."""
+    """The V2 runner's estimate (0.29+): every piecewise graph and the two largest full ones, captured and discarded."""
     # The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
     # the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
     pieces, full = captures(settings)
@@ -161,7 +161,7 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
 
 @cached(ALL_PARTS)
 def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The GPU memory of all captured CUDA graphs."""
+    """The GPU memory that all captured CUDA graphs take; 0 where none are captured."""
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
     pieces, full = captures(settings)
@@ -251,7 +251,7 @@ def _piecewise_sizes(settings: EngineSettings) -> list[int]:
 
 
 def _full_sizes(settings: EngineSettings) -> list[int]:
-    """The batch sizes captured as full graphs, ascending: all in mode FULL, otherwise those of decode batches."""
+    """The batch sizes captured as full graphs, ascending: all in mode FULL, decode batches in FULL_*, else empty."""
     sizes = sorted(settings.cudagraph_capture_sizes)
     if settings.cudagraph_mode == "FULL":
         return sizes
@@ -281,7 +281,7 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
 
 
 def _cached_segment_bytes(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
-    """Segment bytes after a simulated pass; `token`: bytes of an element for all sequences, others: buffers."""
+    """Segment bytes after a simulated pass; `token`: bytes of one element of a batch, `passing`: expert elements."""
     allocator = CachingAllocator(ascending_addresses=True)
     hidden = model.hidden_size * token
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
@@ -321,7 +321,7 @@ def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Bloc
 
 
 def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:
-    """Elements per token of a mixer's input projections and of its output."""
+    """Elements per token and rank of a mixer's input projections and of its output."""
     if isinstance(mixer, Attention):
         heads = cdiv(mixer.heads, ranks)
         return heads * mixer.head_dim + cdiv(mixer.kv_heads, ranks) * mixer.score_width, heads * mixer.v_head_dim

@@ -11,7 +11,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory import overhead
-from legroom.memory.activation.profile_run import activation, activation_cold, pinned_bytes
+from legroom.memory.activation.profile_run import activation, activation_cold, first_start_leftover_bytes
 from legroom.memory.bands import band_class, banded, kv_band, spare_on_larger_card
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
@@ -127,7 +127,7 @@ def stage_layout(
         # Where nobody said whether the compile cache is empty, the bands hold both.
         first_start = activation_cold(model, settings, gpu, stage).bytes - rules["activation"].bytes
         parts["activation"] = replace(parts["activation"], high=parts["activation"].high + first_start)
-        first_start += pinned_bytes(model, settings, gpu, stage)
+        first_start += first_start_leftover_bytes(model, settings, gpu, stage)
     left = kv_band((weights, *rules.values()), of, settings, gpu, first_start)
     return Layout(
         gpu.total_bytes,
@@ -160,7 +160,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 def kv_cache_figure(
     budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
 ) -> Figure:
-    """The KV cache: budget less parts, or kv_cache_memory_bytes; `neighbours_bytes`: others' memory that is charged."""
+    """The KV cache: budget less parts, or kv_cache_memory_bytes; `band`: bytes (below, above) it."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
@@ -215,7 +215,7 @@ def failure_at_best(
 
 
 def _at_best(rank: Layout, pool: int) -> Layout:
-    """A layout with the least weights, whose other parts are as much smaller as its KV cache may be larger."""
+    """A layout with the least weights, and an activation peak that leaves `pool` bytes of KV cache."""
     lighter = rank.weights.bytes - rank.weights.low
     activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
     weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter

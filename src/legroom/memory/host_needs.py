@@ -97,7 +97,7 @@ class HostNeeds:
 
     @property
     def request_bytes(self) -> int:
-        """The memory request for a scheduler in bytes, rounded up to GiB."""
+        """The memory request for a scheduler: held memory and page cache of loading, in bytes of whole GiB."""
         return whole_gib(self.held_bytes + min(self.loading_bytes, self.checkpoint_bytes))
 
     @property
@@ -123,7 +123,7 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
 
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
-    """The host needs of one node of a deployment; more than eight GPUs are several nodes."""
+    """The host needs of one node of a deployment: of eight GPUs at most, unless one engine has more."""
     ranks = settings.given.engine_ranks
     gpus = min(ranks * settings.data_parallel_size, max(8, ranks))
     weights = max(rank.weights.bytes for rank in memory.ranks)
@@ -200,7 +200,7 @@ def api_servers(settings: HostSettings) -> int:
 
 
 def shm_bytes(settings: HostSettings) -> int:
-    """The size of /dev/shm: 1 GiB, message queues and NCCL of several ranks, and what flags put there."""
+    """The size of /dev/shm in whole GiB: 1 GiB, message queues and NCCL of several ranks, and what flags put there."""
     gpus = settings.gpus
     queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
     media = media_cache_gib(settings) * GIB if _media_in_shm(settings) else 0
@@ -208,7 +208,7 @@ def shm_bytes(settings: HostSettings) -> int:
 
 
 def media_cache_gib(settings: HostSettings) -> float:
-    """GiB of a process's media cache: --mm-processor-cache-gb (0.10.1+), VLLM_MM_INPUT_CACHE_GIB (0.8+), else 0."""
+    """GiB of a process's media cache: the flag, VLLM_MM_INPUT_CACHE_GIB or 4 (first 8); 0 for text models or if off."""
     args, release = settings.args, settings.release
     given = other_value(args, "--mm-processor-cache-gb")
     if given is not None:
@@ -267,7 +267,7 @@ def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
 
 
 def _offload_bytes(settings: HostSettings) -> float:
-    """The native KV offload size of one engine: --kv-offloading-size, or the connector's own setting."""
+    """Bytes of one engine's native KV offload, by --kv-offloading-size or the connector's own setting; else 0."""
     args = settings.args
     size = _number(args, "--kv-offloading-size") * GIB
     if size and other_value(args, "--kv-offloading-backend") == "lmcache":
@@ -303,7 +303,7 @@ def _kv_transfer_config(args: ServeArgs) -> Mapping[str, Any]:
 
 
 def _number(args: ServeArgs, flag: str) -> float:
-    """The flag's value as a number; 0 where it is not given."""
+    """The flag's value as a number of 0 or more; 0 where it is not given or unreadable."""
     return number_of(other_value(args, flag) or "0")
 
 

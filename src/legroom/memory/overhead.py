@@ -14,7 +14,7 @@ from legroom.figures import Figure, Term, estimated, measured
 from legroom.memory.activation import profile_run
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.attention_workspace import flashinfer_workspace
-from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate, is_fused, is_nvlink_server
+from legroom.memory.cudagraph_memory import fuses_all_reduce, graph_bytes, graph_estimate, is_nvlink_server
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
@@ -38,7 +38,7 @@ def cuda_context(gpu: Gpu) -> Figure:
 
 
 def held_at_start(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """Memory in use at vLLM's first memory snapshot: the CUDA context, and NCCL from 0.11 on."""
+    """Memory in use at vLLM's first snapshot: CUDA context, NCCL (0.11+), and the system on unified memory."""
     held = cuda_context(gpu)
     if nccl := nccl_before_snapshot(model, settings, gpu):
         held += nccl
@@ -54,7 +54,7 @@ def desktop_bytes(gpu: Gpu) -> int:
 
 
 def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """Ranks of every NCCL communicator of a worker: TP, PP, DCP, PCP, DP, experts and their balancing (0.11+)."""
+    """How many ranks each NCCL communicator of a worker joins, if several: TP, PP, DCP, PCP, DP, experts, EPLB."""
     release = known_release(settings.release)
     # From 0.14 on, dense models have no expert group, and their data-parallel ranks are servers of their own.
     grouped = traits(model).moe or release.before("0.14.0")
@@ -66,7 +66,7 @@ def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...
 
 
 def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure | None:
-    """NCCL's buffers that exist at vLLM's first memory snapshot (0.11+); None without communicators."""
+    """NCCL's buffers that exist at vLLM's first memory snapshot; None before 0.11 and without communicators."""
     ranks = communicator_ranks(model, settings)
     if not ranks or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return None
@@ -122,14 +122,14 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
 
 
 def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of NCCL and all-reduce buffers that count as non-torch memory."""
+    """Bytes of NCCL and all-reduce buffers that count as non-torch memory; 0 on one GPU."""
     ranks = settings.tensor_parallel_size
     if ranks * settings.pipeline_parallel_size == 1:
         return 0
     rows = constants()["non_torch"]["communication"]
     row = by_release(rows["V0" if settings.engine == "V0" else "V1"], settings.release)
     nvlink = is_nvlink_server(gpu)
-    if is_fused(settings, gpu):  # its workspace is the largest part
+    if fuses_all_reduce(settings, gpu):  # its workspace is the largest part
         return int((row["fused_mib"] + row["fused_mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
     first, each = row["hopper_mib"] if nvlink else row["other_mib"], row["mib_per_doubling"]
     if gpu.vendor == "nvidia" and not nvlink and "pcie_mib" in row:
@@ -192,7 +192,7 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
 
 
 def host_terms(gpu: Gpu) -> tuple[Term, ...]:
-    """Unified memory: what the system and vLLM's other processes use of the card's memory."""
+    """Unified memory: what the system and vLLM's other processes use of the card's memory; empty for other cards."""
     if not gpu.unified:
         return ()
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)

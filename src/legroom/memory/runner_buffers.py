@@ -12,7 +12,7 @@ from legroom.memory.figure_cache import cached_by_model
 from legroom.memory.kv.attention_backend import attention_backend
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
-from legroom.memory.weights.loaded import segment_rests as rests_beside
+from legroom.memory.weights.loaded import unused_bytes
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling, traits
@@ -22,7 +22,7 @@ _KERNEL_BLOCK = 16
 
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of the model runner's sampler tables, block tables and input buffers on one rank."""
+    """Bytes of the model runner's sampler and input tables, block tables and MLA workspace on one rank."""
     widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
     latent_workspace = 0 if not widths else latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
     return sampler_tables(model, settings) + _block_tables(model, settings, gpu) + latent_workspace
@@ -35,7 +35,7 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
 
 
 def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
-    """Bytes of every table of the runner that grows with the vocabulary, the context or the batch."""
+    """Bytes of every table of the runner that grows with the vocabulary, the context or the batch; empty for V0."""
     if settings.engine == "V0":
         return []
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
@@ -62,7 +62,7 @@ def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
         return int(measured["mxfp4_mib"] * MIB)
     if is_encoder_decoder(model):
         return int(measured["encoder_decoder_mib"] * MIB)
-    return rests_beside(model, settings, gpu, _large_tables(model, settings), pp_rank)
+    return unused_bytes(model, settings, gpu, _large_tables(model, settings), pp_rank)
 
 
 def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -78,7 +78,7 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Tokens of MLA's chunked_prefill_workspace_size, at most 64 Ki; 0 for other attention and DeepSeek-V4."""
+    """An MLA model's chunked_prefill_workspace_size: up to 64 Ki tokens or a block per sequence; 0 for DeepSeek-V4."""
     if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block

@@ -25,7 +25,7 @@ from legroom.memory.dtypes import INT32_BYTES
 from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.layout import Layout
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
-from legroom.memory.weights.loaded import buffer_bytes, segment_rests, weight_segments
+from legroom.memory.weights.loaded import buffer_bytes, unused_bytes, weight_segments
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
 
@@ -52,7 +52,7 @@ class ServerState:
 def server_states(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, host_bytes_s: float | None = None
 ) -> tuple[ServerState, ...]:
-    """Every state of a server with --enable-sleep-mode; LegroomError where the release has no sleep mode."""
+    """Every state of a server with --enable-sleep-mode; LegroomError without one. `host_bytes_s`: host copy speed."""
     rules = sleep_rules(settings.release)
     if rules is None:
         hint = f"it came with {first_release_with_sleep()}: name a later one"
@@ -118,7 +118,7 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     charged = overhead.non_torch(model, settings, gpu, stage)
     context = overhead.held_at_start(model, settings, gpu)
     # The tables are counted below, and the rests of the weights' segments sleep with the weights.
-    elsewhere = sampler_tables(model, settings) + segment_rests(model, settings, gpu, (), stage)
+    elsewhere = sampler_tables(model, settings) + unused_bytes(model, settings, gpu, (), stage)
     tables = elsewhere if overhead.counts_runner_buffers(settings) else 0
     # Device-wide accounting has the context in the charged part already.
     outside = 0 if overhead.charges_device_wide(settings) else context.bytes
@@ -159,7 +159,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """Bytes of the sampler's tables that are allocated among the weights: token counts, and the others."""
+    """Bytes of the sampler's tables that are allocated among the weights: (token counts, the others), or empty."""
     every = sampler_tables(model, settings)
     if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
         return ()

@@ -40,7 +40,7 @@ class Tensor:
     name: str
     factors: Factors
     moment: str
-    """load | forward (profile run and serving) | sampling (warm-up and serving) | encoder | kv"""
+    """load | forward (profile run and serving) | sampling (warm-up and serving) | encoder | kv | serving"""
     setting: str = ""
     """By vLLM's Python name; empty: only the model or the number of GPUs changes it."""
 
@@ -100,7 +100,7 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
 
 
 def _weight_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterator[Tensor]:
-    """The weight tensors of one rank, each with the factors of its size."""
+    """The first loaded tensor of every module on one rank, without scales, with the factors of its size."""
     for stored in stored_modules(model, settings, gpu):
         module = stored.module
         setting = "max_loras" if module.part == "lora" else ""

@@ -42,7 +42,7 @@ def _never() -> bool:
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
-    """The plan with flag changes that make it fit; `keep`: flags not to change, `enough`: stop after so many."""
+    """The plan with flag changes that make it fit, if it does not; `keep`: flags not to change, `enough`: how many."""
     # Single changes come first, then combinations from a search, then last resorts, all on the given GPUs.
     kept = frozenset(keep)
     if (advised := _advice_without_search(first, kept)) is not None:
@@ -63,7 +63,7 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
 
 
 def with_longer_tight_advice(advised: Plan) -> Plan:
-    """The advised plan with one more, tight advice where the first shortens the context and more of it would start."""
+    """The advised plan with one tight advice more where that starts with at least twice the context of all others."""
     first = next(iter(advised.advice), None)
     here = [each.plan for each in advised.advice if each.plan.args.gpus_needed <= advised.target.gpus]
     if first is None or not here or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
@@ -229,7 +229,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
-    """Searched flag combinations for one full-length request; given flags and GPU counts change only if needed."""
+    """Searched flag combinations for one full-length request; given flags and GPU counts change if none else holds."""
     for released in (False, True):
         found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
         if found:
@@ -261,7 +261,7 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
 
 
 def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
-    """Searched changes with the same weights first, then with quantized checkpoints on fewer GPUs."""
+    """Searched changes: the same weights, then quantized ones on fewer GPUs; `released`: given flags may change."""
     if not gpus:
         return
     target, args = start.target, _args_to_search(start, kept, released)
@@ -379,7 +379,7 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """One sentence: what the KV cache holds after the change, and the memory that stays free."""
+    """One sentence: the KV cache before and after, what one full-length request needs, and what stays free."""
     old, new = (human_bytes(had) if (had := each.layout.kv_cache.bytes) > 0 else "none" for each in (before, after))
     return (
         f"The KV cache has {new}{f' instead of {old}' if old != new else ''}, and one request of "

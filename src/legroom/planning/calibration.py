@@ -38,7 +38,7 @@ class CalibratedStart:
 
 
 def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str | None) -> list[CalibratedStart]:
-    """Every start-up that a log's text shows, each beside its plan; `log` names the log in messages."""
+    """Every start-up in a log's text beside its plan, LegroomError for none; `log` names the log in messages."""
     startups = read_startups(text)
     if not startups:
         hint = "give the server's own output, from its first line to `startup complete`"
@@ -46,7 +46,7 @@ def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str
     return [_calibrated_start(log, startup, gpu_name, model_name) for startup in startups]
 
 
-def measured(starts: Sequence[CalibratedStart]) -> list[Observation]:
+def usable_observations(starts: Sequence[CalibratedStart]) -> list[Observation]:
     """The observations of these starts that have at least one measured memory term."""
     return [start.observation for start in starts if start.observation is not None and start.observation.terms]
 
@@ -81,7 +81,7 @@ def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """The plan of a logged start-up without its measurements, or a note why there is none."""
+    """The plan of a logged start-up without its measurements, or None and a note why, empty without card or release."""
     if card is None or startup.vllm is None:
         return None, ""
     if not model:
@@ -111,7 +111,7 @@ def _predictions(planned: Plan | None) -> dict[str, int]:
 def observe(
     startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """The observation of a start-up; without a plan it holds only terms that do not depend on the model."""
+    """The observation of a start-up, without a plan of model-independent terms; LegroomError without GPU or release."""
     if gpu is None:
         hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
         raise LegroomError("the log does not name its GPU", hint)

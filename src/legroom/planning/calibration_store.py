@@ -159,7 +159,7 @@ def same_model(observation: Observation, model: Model) -> bool:
 
 
 def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int | None:
-    """The card total in the newest observation; None where it equals the facts up to vLLM's rounding."""
+    """The card total in the newest observation; None without one, or where it equals the facts up to rounding."""
     for observation in reversed(list(observations)):
         total = observation.gpu_total_bytes
         if total is not None and observation.gpu == gpu.name and same_card(observation, gpu):
@@ -184,7 +184,7 @@ def to_json(observation: Observation) -> dict[str, Any]:
 
 
 def receipt(observation: Observation) -> dict[str, Any] | None:
-    """An observation in the form users share: without file names or folders; None where a setting holds a secret."""
+    """An observation to share, without file names; None where a setting may be private or nothing names the model."""
     content = asdict(observation)
     del content["source"]
     if observation.model.count("/") != 1 or _PRIVATE.search(observation.model):
@@ -195,7 +195,7 @@ def receipt(observation: Observation) -> dict[str, Any] | None:
 
 
 def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
-    """Stores the receipts of (file name, JSON text) before the user's own observations, which win; returns how many."""
+    """Stores receipts of (file name, JSON text); own observations win. Returns how many; LegroomError stores none."""
     path, shared = store_path(), dict[str, Observation]()
     for name, text in receipts:
         try:
@@ -268,7 +268,7 @@ def store_observations(observations: Iterable[Observation]) -> str:
 
 
 def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
-    """The stored observations and a note; a damaged file is renamed and the note names it, else empty."""
+    """The stored observations, and a note if a damaged file was moved aside; LegroomError for a newer file."""
     stored = read_store(path)
     if not stored.problem:
         return stored.observations, ""
@@ -285,7 +285,7 @@ def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
 
 
 def write_json_file(path: Path, content: Any) -> None:
-    """Write a whole file and rename it, so that a reader sees the old content or the new."""
+    """Write a whole file in one step, so that a reader sees the old content or the new; LegroomError on failure."""
     try:
         replace_file(path, json.dumps(content, indent=1))
     except OSError as error:
@@ -294,7 +294,7 @@ def write_json_file(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Context manager: hold a lock against other writers of this file (none on Windows, without fcntl)."""
+    """Context manager: hold a lock against other writers of this file (not on Windows); LegroomError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock").open("w")

@@ -128,7 +128,7 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
 
 
 def gpus_for_weights(target: Target, args: ServeArgs) -> int:
-    """The fewest GPUs whose total memory holds the weights; 1 where the flags split or offload them."""
+    """The fewest GPUs whose total memory holds the weights; 1 where flags split or offload them or vLLM refuses one."""
     one_card = None if args.gpus_needed > 1 or args.cpu_offload_gb else _resolve_split(target, args, {})
     if one_card is None:
         return 1
@@ -183,7 +183,7 @@ class _SearchState:
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
 ) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """The plan of each candidate that starts and whose losses do not include those of an earlier one."""
+    """Up to `max_answers` candidates that start, with plans; none that loses at least as much as an earlier one."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
@@ -222,7 +222,7 @@ def _share_loss(found: Plan, base_args: ServeArgs) -> Iterator[str]:
 def _combinations(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal
 ) -> Iterator[FlagCombination]:
-    """Every valid combination of the flags other than utilization, for one set of parallel sizes."""
+    """Every valid combination of the flags but utilization for these parallel sizes; if too large, the smallest."""
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
     minimum = combined([axis[-1] for axis in axes.values()])
@@ -238,7 +238,7 @@ def _combinations(
 def _best_combinations(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
 ) -> Iterator[FlagCombination]:
-    """The least costly combinations for one set of parallel sizes; branches whose smallest is too large are skipped."""
+    """The least costly combination that meets the goal, for a `variant` also one with room; else the smallest."""
 
     def meets_goal(combination: FlagCombination) -> bool:
         # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
@@ -305,7 +305,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs) -> Sequence[flo
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """How many utilizations were tried, and the candidate with the one nearest the default that meets the goal."""
+    """How many utilizations were tried, and the candidate nearest the default that meets the goal, as a list."""
     utilizations, band = _utilizations(combination, args), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
@@ -332,7 +332,7 @@ def _candidate(
     default_seqs: int,
     roomy: bool,
 ) -> SearchCandidate:
-    """A combination as an answer of the search, with what it gives up and its rank."""
+    """A combination as an answer of the search, with its losses and rank; `variant`: 0 for the model itself."""
     losses: list[str] = []
     lost = lost_bits(combination.target.model) if variant else 0
     if variant:

@@ -24,7 +24,7 @@ _MIN_INTEGERS, _MIN_PACKED_BEFORE_0_12 = (7, 5), (8, 0)
 
 
 def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
-    """The published quantized checkpoints of a model that its card runs, the widest weights first."""
+    """The published quantized checkpoints that the card runs, widest weights first; none if the model is quantized."""
     # Of equal widths, the publisher's own comes first, then native formats of the card. None where --quantization is
     # given or the model is quantized already.
     model = target.model
@@ -47,7 +47,7 @@ def _quantized(model: Model, name: str, overrides: str) -> tuple[Model, ...]:
 
 
 def smaller_models(target: Target, args: ServeArgs) -> Iterator[Model]:
-    """Smaller models of the same series, the largest first."""
+    """Smaller models of the same series, the largest first; none for models outside the catalog."""
     if target.model.source.startswith("bundled"):
         for sibling in smaller_siblings(args.model if find(args.model) else target.model.name):
             yield from_bundled(sibling)

@@ -31,7 +31,7 @@ class Lever:
 
 
 def shorter_context(plan: Plan) -> Proposals:
-    """The longest max_model_len that fits across the error band, also on a first start, rounded down."""
+    """The longest max_model_len that fits across the band and on a first start, then longer ones; rounded down."""
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
     worst = [min(a.kv_cache.low, b.kv_cache.low) for a, b in zip(cold, warm, strict=True)]
     usual = [rank.kv_cache.bytes for rank in warm]
@@ -62,7 +62,7 @@ def _pool_is_short(plan: Plan) -> bool:
 
 
 def less_utilization(plan: Plan) -> Proposals:
-    """Lower gpu_memory_utilization in steps of 0.01, for memory that vLLM does not count."""
+    """Lower gpu_memory_utilization in steps of 0.01 down to 0.30; none where the KV cache is too small already."""
     if _pool_is_short(plan):
         return
     last = int(plan.settings.gpu_memory_utilization * 100)
@@ -144,7 +144,7 @@ def more_gpus(plan: Plan) -> Proposals:
 
 
 def _parallel_sizes(plan: Plan, most: int, above: int = 0) -> Proposals:
-    """Parallel sizes of one engine for `above` to `most` GPUs: tensor parallel first, then pipeline parallel."""
+    """Parallel sizes of one engine on more than `above`, up to `most` GPUs: tensor parallel first, then pipeline."""
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [
@@ -188,7 +188,7 @@ def smaller_model(plan: Plan) -> Proposals:
 
 
 def supported_settings(plan: Plan) -> Proposals:
-    """Default quantization, KV cache dtype and dtype instead of refused ones."""
+    """Default quantization, then default KV cache dtype, then float16, each alone, instead of refused ones."""
     given = plan.args
     if given.quantization is not None:
         yield {"quantization": None}

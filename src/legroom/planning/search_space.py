@@ -53,7 +53,7 @@ def gpu_count_of(parallel: Flags) -> int:
 
 
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
-    """Parallel sizes to try per GPU count: tensor inside a node, pipeline or data and expert across nodes."""
+    """Parallel sizes to try per GPU count, `{}` alone where a size is given; tensor parallelism stays inside a node."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}

@@ -37,7 +37,7 @@ class ProbeOutcome:
 
 
 def python_of_vllm(given: str | None = None) -> str:
-    """The given Python, else that of the `vllm` command, else legroom's own."""
+    """The given Python (LegroomError if it is no program), else that of the `vllm` command, else legroom's own."""
     if given:
         path = shutil.which(given)
         if path is None:
@@ -56,7 +56,7 @@ def python_of_vllm(given: str | None = None) -> str:
 
 
 def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
-    """Run all measurements; a `LegroomError` with exit code 3 where there is no GPU or no torch."""
+    """Measures the GPU, and a deployment (`served`: model and flags); LegroomError without torch or enough GPUs."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
         words = [str(results), "--ranks", str(ranks)]
@@ -76,7 +76,7 @@ def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: S
 
 
 def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], folder: Path) -> ProbeOutcome:
-    """Start the deployment with dummy weights; twice where it compiles, because the first start profiles more."""
+    """The outcome with vLLM's profile of the second start (first if eager) with dummy weights, or why none started."""
     results_by_name: dict[str, Mapping[str, Any]] = {}
     output = ""
     for attempt in range(1 if "--enforce-eager" in served else 2):
@@ -92,7 +92,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
 
 
 def _run_script(words: Sequence[str], limit_s: float) -> str:
-    """Run a script and return its last line of output. Its whole session is killed, engine processes included."""
+    """Run a script for `limit_s` at most, kill its session (engine processes too), and return its last line, masked."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

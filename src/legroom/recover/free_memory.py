@@ -44,7 +44,7 @@ def free_dead_holders(
     sigterm_grace_s: float = _SIGTERM_GRACE_S,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """End these processes and remove these segments, where a new scan still finds them dead."""
+    """End these processes and remove these segments if a new scan still finds them dead; the outcome of each."""
     # A journal that cannot be written is a warning.
     action: int | None = None
     try:

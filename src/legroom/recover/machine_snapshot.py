@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.vllm_logs.log_masking import masked, printable
+from legroom.vllm_logs.log_masking import masked_log_text, printable
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -46,7 +46,7 @@ def socket_peers() -> dict[int, int] | None:
 
 
 def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
-    """Socket inode -> inode of its peer, from the lines of /proc/net/tcp and tcp6."""
+    """Socket inode -> inode of its peer, or ELSEWHERE, from the lines of /proc/net/tcp and tcp6."""
     ends: dict[tuple[str, str], int] = {}
     for line in lines:
         words = line.split()
@@ -81,7 +81,7 @@ def _unix_socket_peers() -> dict[int, int]:
 
 
 def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
-    """Pairs of a Unix socket's inode and its peer's, from the netlink reply."""
+    """Pairs of a Unix socket's inode and its peer's, from the netlink reply; OSError where the kernel refuses."""
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -180,6 +180,7 @@ class MachineSnapshot:
     """Whether processes of other users are hidden (/proc mounted with hidepid)."""
 
     def tree(self, pid: int) -> tuple[ProcessInfo, ...]:
+        """The process, then all its descendants; empty where the process is unknown."""
         below: dict[int, list[ProcessInfo]] = {}
         for fact in self.processes.values():
             below.setdefault(fact.parent, []).append(fact)
@@ -194,7 +195,7 @@ class MachineSnapshot:
 
 
 def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
-    """Read the machine once; takes a second with thousands of processes."""
+    """Read the machine once, in a second with thousands of processes; LegroomError without /proc."""
     import psutil
 
     if not (_PROC / "self/fd").exists():
@@ -226,7 +227,7 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
 
 
 def creation_time(pid: int) -> float | None:
-    """The creation time of a process, comparable with `ProcessInfo.created_s`; None where there is none."""
+    """When a process was created, in Unix seconds as `ProcessInfo.created_s`; None where there is none."""
     import psutil
 
     try:
@@ -247,7 +248,7 @@ class _OpenFiles:
     def of_process(folder: Path) -> _OpenFiles:
         """The sockets and mapped files of the process with this /proc folder."""
         try:
-            targets = {entry.name: read_link(entry.path) for entry in os.scandir(folder / "fd")}
+            targets = {entry.name: link_target_or_empty(entry.path) for entry in os.scandir(folder / "fd")}
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
             return _OpenFiles()
@@ -260,11 +261,11 @@ class _OpenFiles:
         matches = (_SOCKET.fullmatch(name) for name in targets.values() if name not in output)
         sockets = tuple(int(match[1]) for match in matches if match)
         files = frozenset(path.removesuffix(" (deleted)") for path in shared)
-        in_our_network = read_link(str(folder / "ns/net")) in ("", read_link("/proc/self/ns/net"))
+        in_our_network = link_target_or_empty(str(folder / "ns/net")) in ("", link_target_or_empty("/proc/self/ns/net"))
         return _OpenFiles(sockets, files, "/vllm/" in mapped, True, in_our_network)
 
 
-def read_link(path: str) -> str:
+def link_target_or_empty(path: str) -> str:
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
@@ -293,7 +294,7 @@ def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[froze
     """The process of psutil's attributes (`info`; unreadable ones are empty), its files and connected processes."""
     name, is_zombie = printable(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
-    title = masked(" ".join(words))[:_MAX_TITLE_CHARACTERS]
+    title = masked_log_text(" ".join(words))[:_MAX_TITLE_CHARACTERS]
     program = Path(info["exe"] or "").name
     return ProcessInfo(
         pid=info["pid"],
@@ -342,7 +343,7 @@ def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
 
 def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
     """Whether this is the initial PID namespace, and every process of our user was readable."""
-    if read_link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
+    if link_target_or_empty("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return False
     hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
     return not any(_may_map_segments(folder) for folder in hidden)

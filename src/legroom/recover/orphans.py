@@ -53,7 +53,7 @@ class Holder:
 
 
 def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
-    """Every process and segment of vLLM that holds memory, by state (dead, suspect, in use), then size."""
+    """Holders of memory, of vLLM or on a GPU: dead, suspect, unseen, zombie, in use; in each the largest first."""
     holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
     holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
@@ -61,7 +61,7 @@ def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
 
 
 def engine_part(process: ProcessInfo) -> str:
-    """`EngineCore`, `Worker` or the like for a process of a vLLM engine, else empty."""
+    """`EngineCore`, `Worker`, `DPCoordinator`, or `process` where the title does not tell; else empty."""
     title = _PART.match(process.title)
     if title and process.is_python and (title["prefix"] == "VLLM" or process.loads_vllm):
         return title["part"]

@@ -46,7 +46,7 @@ class RestartCommand:
 
 
 def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
-    """The newest killed `legroom run`, from the file it left behind; those that still run are skipped."""
+    """The newest `legroom run` that left its run file and no longer runs; None without one."""
     notes = sorted((folder or runs_folder()).glob("*.json"), key=_modification_time_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
@@ -129,7 +129,7 @@ def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
 
 
 def _fitting_command(crashed: CrashedServer) -> RestartCommand:
-    """The same command with flags that fit across the error band, and with max_num_seqs at most what always fits."""
+    """The same command, changed until it fits, with max_num_seqs that never preempts; NoRestartCommand if none fits."""
     from legroom.deployments.deployment import deployment_from_command
     from legroom.drawing.text import plural
     from legroom.facts.releases import release as known_release

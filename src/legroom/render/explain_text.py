@@ -79,7 +79,7 @@ def entry_list_text(entries: Sequence[Entry], style: Style, language: Language =
 
 
 def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
-    """The catalog entries that a search found, one line each, best first."""
+    """The entries that a search found (at least one), a line each, then the command that explains the first."""
     best = hits[0].entry.id
     return entry_list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 

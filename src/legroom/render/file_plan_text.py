@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import wrap
-from legroom.render.plan_parts import VERDICT_COLOURS, headline, short_model_name
+from legroom.render.plan_parts import VERDICT_COLOURS, plan_headline, short_model_name
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
@@ -55,7 +55,7 @@ def _plan_sentences(server: FileServer) -> Iterator[str]:
 
 def plan_sentences(plan: Plan) -> Iterator[str]:
     """The verdict of a plan, the beginning of vLLM's error, and the first fixes."""
-    yield headline(plan)
+    yield plan_headline(plan)
     if why := _failure_text(plan):
         yield why
     for number, advice in enumerate(plan.advice[:MAX_FIXES]):
@@ -125,11 +125,11 @@ def _byte_change_text(change: PlanChange) -> str:
 
 
 def _new_version_sentences(server: FileServer | None) -> tuple[str, ...]:
-    """The verdict sentences of the new version; its headline where it fits."""
+    """The verdict sentences of the new version, or its headline where it fits; empty for a removed server."""
     if server is None:
         return ()
     sentences = tuple(verdict_sentences(server))
-    return sentences or ((headline(server.shown),) if server.shown is not None else ())
+    return sentences or ((plan_headline(server.shown),) if server.shown is not None else ())
 
 
 def diff_markdown(title: str, diffs: Sequence[ServerDiff]) -> str:

@@ -38,7 +38,7 @@ _NAMES = {
 def fragments_text(report: FragmentReport, style: Style) -> str:
     """The terminal report on PyTorch's allocator: reserved and used memory, a bar per segment, and advice."""
     state = report.reading.state
-    lines = [style.paint(line, "bold") for line in wrap(headline(report), style.width)]
+    lines = [style.paint(line, "bold") for line in wrap(fragments_headline(report), style.width)]
     ratio, largest, pieces = report.fragmentation_ratio, report.largest_free_bytes, ""
     if ratio is not None and largest is not None:
         pieces = f", the largest free piece has {human_bytes(largest)} (fragmentation {ratio:.0%})"
@@ -55,7 +55,7 @@ def fragments_text(report: FragmentReport, style: Style) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline(report: FragmentReport) -> str:
+def fragments_headline(report: FragmentReport) -> str:
     """One sentence: the request that failed, else the leak, else how much memory lies in pieces, if any."""
     for name in ("failed_request", "leak"):
         part = report.part(name)
@@ -68,7 +68,7 @@ def headline(report: FragmentReport) -> str:
 
 
 def advice_of(report: FragmentReport) -> str:
-    """The allocator setting that would have served the failed request; empty where none is known."""
+    """To set the first allocator setting that would have served the failed request; empty where none is known."""
     failed = report.part("failed_request")
     if failed is None or not failed.details.get("served_by"):
         return ""
@@ -77,7 +77,7 @@ def advice_of(report: FragmentReport) -> str:
 
 
 def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
-    """A bar for each allocator segment with its label, then a legend of the colours."""
+    """A bar for each of the largest segments with its label, then a legend; empty where no segment is known."""
     rows, left_out = segment_rows(report, _MAX_ROWS)
     if not rows:
         return []
@@ -192,9 +192,9 @@ _NARROWEST_PX = 0.4
 def fragments_svg(report: FragmentReport, language: Language | None = None) -> str:
     """The allocator report as an SVG picture; with a language, the bars alone, for a page that has the sentences."""
     state, words = report.reading.state, partial(in_language, language=language or "en")
-    svg = Svg(_SVG_WIDTH, words(headline(report)))
+    svg = Svg(_SVG_WIDTH, words(fragments_headline(report)))
     y = 34.0
-    for line in wrap(headline(report), 76) if language is None else ():
+    for line in wrap(fragments_headline(report), 76) if language is None else ():
         svg.text(_LEFT, y, line, "sans ink", size=15, bold=True)
         y += 20
     reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
@@ -222,10 +222,10 @@ def fragments_svg(report: FragmentReport, language: Language | None = None) -> s
         svg.box(x, y + 3, 12, 12, fill="" if kind == "free" else colour, css="room")
         svg.text(x + 18, y + 13, name, "soft")
         x += 36 + 8 * display_width(name)
-    return svg.render(_svg_parts(svg, report, y + (28 if rows else 10)) if language is None else y + 28)
+    return svg.render(_draw_parts(svg, report, y + (28 if rows else 10)) if language is None else y + 28)
 
 
-def _svg_parts(svg: Svg, report: FragmentReport, y: float) -> float:
+def _draw_parts(svg: Svg, report: FragmentReport, y: float) -> float:
     """Draws size and text of each part of the memory from `y` on; returns the y below them."""
     for part in report.parts:
         size = human_bytes(part.bytes) if part.bytes is not None else ""

@@ -105,7 +105,7 @@ def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style
 
 
 def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
-    """Evidence or last log lines of a server that exited."""
+    """Exit code and lifetime of a server that exited, then the evidence, else the log's last lines (at most 8)."""
     detail = incident.detail
     if "exit_code" in detail:
         yield f"  exit code {detail['exit_code']} after {duration_text(float(detail.get('lived_s') or 0.0))}"
@@ -205,7 +205,7 @@ def _setting_as_flag(name: str, value: Any) -> str:
 
 
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
-    """All remedies that were computed and all changes that were made, without duplicates."""
+    """All remedies that were computed and all changes that were made, as JSON objects, without duplicates."""
     answers: list[Mapping[str, Any]] = []
     details = [incident.detail, *(note.detail for note in incident.notes)]
     details += [action.detail for action in incident.actions]
@@ -248,7 +248,7 @@ def _action_json(action: Action) -> dict[str, Any]:
 
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:
-    """The report as a drawing, with marks at begin, end and actions."""
+    """The report without its diagnosis as a drawing, with marks at begin, end and actions."""
     svg = Svg(760, incident_headline(incident))
     svg.text(24, 34, incident_headline(incident), "ink sans", size=16, bold=True)
     y = 40.0

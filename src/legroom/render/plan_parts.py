@@ -121,7 +121,7 @@ def _property_text(kind: str, value: str) -> str:
 
 
 def short_model_name(model_name: str) -> str:
-    """The last part of a local model path; a Hub id keeps its owner."""
+    """The last part of a path; a Hub id keeps its owner."""
     pieces = [piece for piece in model_name.rstrip("/").split("/") if piece]
     if pieces and pieces[-1] == "config.json":
         pieces.pop()
@@ -142,7 +142,7 @@ def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]
         yield f"{lead} {style.paint(line, 'bold')}"
 
 
-def headline(plan: Plan) -> str:
+def plan_headline(plan: Plan) -> str:
     """The verdict of a plan in one sentence."""
     target = plan.target
     settings = plan.settings
@@ -165,7 +165,7 @@ def headline(plan: Plan) -> str:
 
 
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
-    """That the first start holds fewer full-length requests than are wanted, where later starts hold them all."""
+    """That the first start holds fewer requests than wanted, where later starts hold them all; else an empty list."""
     first, later = first_start_holds(plan), plan.memory.kv.max_concurrency * plan.settings.data_parallel_size
     held = min(first, requests - 0.01)  # never rounded up to what is wanted
     return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []
@@ -176,7 +176,7 @@ _ROUNDING = 0.01
 
 
 def pool_text(kv: KvPlan, block: str) -> str:
-    """The KV pool in blocks and tokens; `block` is the noun. Hybrid models use more or less than one slot a token."""
+    """The KV pool in blocks and tokens; `block` is the noun to print."""
     blocks = f"{plural(kv.num_blocks, block)} of {kv.block_size}"
     if (held := round(kv.max_concurrency * kv.max_model_len)) > (1 + _ROUNDING) * kv.tokens:
         printed = f"which vLLM prints as {count(kv.tokens)} tokens"

@@ -8,7 +8,7 @@ from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
 from legroom.memory.layout import Layout
 from legroom.planning.plan import Advice, Plan, ready_command
-from legroom.render.plan_parts import LayoutPart, certainty_text, headline, layout_parts, pool_text, scale_bytes
+from legroom.render.plan_parts import LayoutPart, certainty_text, layout_parts, plan_headline, pool_text, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 
@@ -21,7 +21,7 @@ _VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit
 
 def plan_svg(plan: Plan) -> str:
     """The plan as one SVG picture: verdict, memory bar, legend, KV cache, advice and command."""
-    page = Svg(_WIDTH, headline(plan))
+    page = Svg(_WIDTH, plan_headline(plan))
     y = _draw_title(page, plan, 40)
     y = _draw_failure(page, plan, y)
     y = _draw_card_bar(page, plan, y + 16)
@@ -37,7 +37,7 @@ def _draw_title(page: Svg, plan: Plan, y: float) -> float:
     """Draws the verdict and the headline; returns the y of the last line."""
     word = _VERDICT_WORD[plan.verdict]
     page.text(_LEFT, y, word, f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
-    lines = wrap(headline(plan), 100)
+    lines = wrap(plan_headline(plan), 100)
     for line in lines:
         y += 22
         page.text(_LEFT, y, line, "sans ink", size=14)

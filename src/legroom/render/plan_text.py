@@ -17,8 +17,8 @@ from legroom.render.plan_parts import (
     band_basis_text,
     certainty_text,
     first_start_loss,
-    headline,
     layout_parts,
+    plan_headline,
     pool_text,
     scale_bytes,
     short_model_name,
@@ -40,7 +40,7 @@ _FIRST_START_DIFFERS = 0.01
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
     """The text of `legroom plan`."""
     text = paragraphs(
-        answer_lines(plan.verdict, headline(plan), style),
+        answer_lines(plan.verdict, plan_headline(plan), style),
         _failure_lines(plan, style),
         [_body_text(plan, style)],
         _advice_lines(plan, style),
@@ -86,7 +86,7 @@ def plan_words(plan: Plan) -> dict[str, Any]:
     """The sentences of `legroom plan` one by one, for the page; `to_run` is the command that it offers."""
     kv, refused = plan.memory.kv, plan.memory.refused
     return {
-        "headline": headline(plan),
+        "headline": plan_headline(plan),
         "short": _shortfall_text(plan),
         "helps": f"What helps: {refused.hint}." if refused and plan.memory.failure else "",
         "pool": [] if kv.num_blocks <= 0 else [{"name": name, "text": text} for name, text in _kv_cache_rows(plan)],
@@ -127,7 +127,7 @@ def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
-    """Colour mark, name, size, share of the card and certainty of each part; a shortfall is counted once, above."""
+    """Colour mark, name, size, share of the card and certainty of each part; `none` and why where bytes are missing."""
     layout, is_counted_above = plan.layout, bool(_shortfall_text(plan))
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
@@ -143,7 +143,7 @@ def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterat
 
 
 def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[str]:
-    """The KV cache's blocks, concurrency and longest request, and the host memory; nothing without blocks."""
+    """KV blocks, concurrency, longest request, host memory, speed and price, or that the model keeps no KV cache."""
     kv = plan.memory.kv
     if kv.shape.is_empty:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
@@ -221,7 +221,7 @@ def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
-    """A small memory bar for each pipeline stage, with its weights and KV cache; nothing for a single one."""
+    """A small memory bar for each pipeline stage, with its weights and KV cache; nothing for a single stage."""
     ranks = plan.memory.ranks
     if len(ranks) < 2:
         return
@@ -260,13 +260,13 @@ def _no_advice_text(plan: Plan) -> str:
 
 
 def _mini_bar_line(plan: Plan, style: Style) -> str:
-    """A small bar, KV bytes, concurrency and headroom."""
+    """A small memory bar, then KV bytes, concurrency and headroom."""
     mini = bar([part.segment for part in layout_parts(plan.layout)], max(10, style.width - 57), style)
     return f"    {mini}  {_holding_text(plan)}"
 
 
 def _holding_text(plan: Plan) -> str:
-    """KV bytes, concurrency and headroom of a plan."""
+    """KV bytes, concurrency and headroom of a plan; headroom alone for a model without a KV cache."""
     layout, kv = plan.layout, plan.memory.kv
     free = f"{gib(layout.headroom_bytes, 1)} free"
     holds = f"holds {kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}, "
@@ -281,7 +281,7 @@ def _command_to_run(plan: Plan) -> list[str]:
 
 
 def command_lines(command: Sequence[str], style: Style, env: Mapping[str, str] = {}) -> Iterator[str]:
-    """The command line wrapped with backslashes, to be pasted into a shell."""
+    """A shell prompt and the command with `env` before it, quoted and wrapped with backslashes."""
     phrases = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     phrases += command_phrases(map(shlex.quote, command))
     for number, line in enumerate(wrap_command(phrases, style.width - 6)):
@@ -327,7 +327,7 @@ def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def search_words(result: SearchAnswer) -> dict[str, Any]:
-    """The sentences of a search: whether a setting holds the load, what it gives up, and how many were weighed."""
+    """The sentences of a search by name: headline, number of settings weighed, what the best gives up, what to try."""
     requests = "request" if result.goal.concurrency == 1 else "requests"
     load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
     weighed = f"{count(result.considered)} settings were weighed"
@@ -350,7 +350,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
 
 
 def _losses_text(plan: Plan, losses: Sequence[str]) -> str:
-    """What a setting gives up, joined by semicolons, the speed without CUDA graphs among it; or nothing."""
+    """What a setting gives up, joined by semicolons, with tokens/s for lost CUDA graphs; or that it is nothing."""
     rates = [_tokens_per_s(each) if each else "" for each in (plan, try_flags(plan, {"enforce_eager": None}))]
     if all(rates) and any(loss.startswith("no CUDA graphs") for loss in losses):
         slower = f"no CUDA graphs: {rates[0]} for one user, {rates[1]} with them"
@@ -409,7 +409,7 @@ _STATE_NAMES = {
 
 
 def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
-    """The memory of each sleep state, and remarks."""
+    """A table of GPU and host memory when serving and asleep, and remarks."""
     return "\n".join((*_sleep_table(states, style), "", *_sleep_remarks(states, style))) + "\n"
 
 
@@ -432,7 +432,7 @@ def _wake_time_text(state: ServerState) -> str:
 
 
 def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
-    """The remarks on the sleep states as wrapped lines."""
+    """What stays on the card at level 1, and what level 1 takes of the host, as wrapped lines."""
     asleep = next(state for state in states if state.name == "asleep_1")
     stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
     yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)

@@ -26,7 +26,7 @@ _DRIVER_BYTES = GIB
 
 
 def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: Style) -> str:
-    """GPUs and what holds their and the host's memory, dead holders first."""
+    """GPUs, then the holders of memory under a heading for each state, in their order, then how to reset a GPU."""
     used = ((card, human_bytes(card.used_bytes), human_bytes(card.total_bytes)) for card in snapshot.gpus)
     lines = [f"GPU {card.index} {card.name}: {some} of {total} used" for card, some, total in used]
     lines += snapshot.notes
@@ -43,7 +43,7 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
 
 
 def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
-    """Which holders only another user can inspect; empty where there are none."""
+    """What of other users cannot be inspected, and as whom to run; empty where all can be."""
     hidden = [holder for holder in holders if holder.owner]
     if hidden:
         owners = ", ".join(sorted({holder.owner for holder in hidden}))
@@ -54,7 +54,7 @@ def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
 
 
 def _holder_lines(holders: Sequence[Holder], style: Style) -> Iterable[str]:
-    """One row a process; segments with the same reason share a row."""
+    """A row and the reason for each process; segments of one reason share a row; after 12 rows only a sum."""
     groups: dict[tuple[int, str], list[Holder]] = {}
     for holder in holders:
         groups.setdefault((holder.process.pid if holder.process else 0, holder.reason), []).append(holder)
@@ -83,7 +83,7 @@ def _sum_text(holders: Sequence[Holder]) -> str:
 
 
 def total_text(dead: Sequence[Holder]) -> str:
-    """`2 processes and 14 segments: 70.1 GiB of GPU memory, 1.2 GiB`."""
+    """`2 processes and 14 segments of /dev/shm: 70.1 GiB of GPU memory, 1.2 GiB`."""
     processes, segments = sum(1 for holder in dead if holder.process), sum(1 for holder in dead if holder.segment)
     named = [f"{processes} process{'es' if processes != 1 else ''}"] if processes else []
     named += [plural(segments, "segment") + " of /dev/shm"] if segments else []

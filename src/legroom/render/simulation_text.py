@@ -22,7 +22,7 @@ from legroom.vllm.command_line import any_release_words
 
 
 def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...]) -> dict[int, float]:
-    """Share of allocated slots that hold nothing, averaged over the decode steps of every request of the trace."""
+    """By block size, the share of allocated token slots that are empty, over the decode steps of all requests."""
     stored = 0
     slots_held = dict.fromkeys(block_sizes, 0)
     for prompt_len, output_len in zip(trace.prompt_lens, trace.output_lens, strict=True):
@@ -334,12 +334,12 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
 
 
 def _significant_digits(figure: float) -> str:
-    """A number as text, with three significant digits below 0.1, as times per token are."""
+    """The number with two decimals, or with three significant digits below 0.1."""
     return f"{figure:,.2f}" if figure >= 0.1 else f"{figure:.3g}"
 
 
 def _missed_goals_text(choice: Choice, trace: Trace) -> str:
-    """Which limits of the goal the best setting misses."""
+    """Why no setting holds the load: too long requests, or which limits of the goal the best setting misses."""
     best, units, each = choice.best, _time_unit_text(choice), "second" if choice.in_seconds else "step"
     if not best.finished:
         return "No setting serves any request of this load: every one is too long."

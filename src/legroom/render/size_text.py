@@ -110,14 +110,14 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             lacks = f"{fit.tried[-1]} x {fit.gpu.name}{itself}: {human_bytes(fit.short_bytes)} short on each"
             yield from wrap(f"{lacks}; --gpus tries more", style.width, "  ", "    ")
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
-        named = _named(reason, [(fit.gpu.name, fit.limiting if fit in without else "") for fit in fits])
+        named = _reason_with_gpus(reason, [(fit.gpu.name, fit.limiting if fit in without else "") for fit in fits])
         yield from wrap(named, style.width, "  ", "    ")
 
 
-def _named(reason: str, reasons: Sequence[tuple[str, str]]) -> str:
-    """A reason after the GPUs that it holds for, of all with theirs."""
-    names = [name for name, its in reasons if its == reason]
-    return f"{'any GPU' if len(names) == len(reasons) > 1 else ', '.join(names)}: {reason}"
+def _reason_with_gpus(reason: str, gpu_reasons: Sequence[tuple[str, str]]) -> str:
+    """`A, B: reason` with the GPUs that have it, of (GPU, its reason) pairs; `any GPU` where all have it."""
+    names = [name for name, its in gpu_reasons if its == reason]
+    return f"{'any GPU' if len(names) == len(gpu_reasons) > 1 else ', '.join(names)}: {reason}"
 
 
 def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
 
 
 def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
-    """A table with the number of GPUs by GPU and model."""
+    """A table of GPUs needed, a row per GPU type and a column per model; a dot where no number tried holds."""
     models = list(dict.fromkeys(fit.model for fit in rows))
     gpus = list(dict.fromkeys(fit.gpu.name for fit in rows))
     counts = {(fit.model, fit.gpu.name): fit for fit in reversed(rows)}
@@ -263,7 +263,7 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     if unpriced:
         remarks.append(f"no price is known for: {', '.join(unpriced)}")
     for reason in dict.fromkeys(fleet.reason for fleet in fleets if fleet.reason):
-        remarks.append(_named(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))
+        remarks.append(_reason_with_gpus(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))
     smaller = [] if any(fleet.gpus == 1 for fleet in holding) else _smaller_checkpoints(fleets)
     if smaller and not {card.model for card in report.cards}.intersection(smaller):
         remarks.append(f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}")
@@ -272,7 +272,7 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
 
 
 def _smaller_checkpoints(fleets: Sequence[SizedFleet]) -> list[str]:
-    """Names of published checkpoints of the model with quantized weights, tuned as it is."""
+    """Published quantized checkpoints of the planned model with its role, such as instruct; empty without a plan."""
     planned = next((fleet.plan for fleet in fleets if fleet.plan), None)
     if planned is None:
         return []
@@ -329,7 +329,7 @@ def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -
 
 
 def _marked_tight(name: str, plan: Plan, style: Style) -> str:
-    """The model's name, marked where its plan fits only barely."""
+    """The name, followed by `tight` where the plan does not surely fit."""
     return name if plan.verdict == "fits" else f"{name} {style.paint('tight', 'orange')}"
 
 

@@ -21,8 +21,7 @@ _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
 def in_language(value: Any, language: Language, only: Collection[str] = ()) -> Any:
-    """A text, or every text in lists and dictionaries (of dictionaries below the keys `only`), in that language."""
-    # A text without a template stays English.
+    """A text, or all texts in lists and dicts (with `only`, those below these keys); English where untranslated."""
     if language == "en":
         return value
     if isinstance(value, dict):

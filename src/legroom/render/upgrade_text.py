@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, paragraphs, wrap
-from legroom.render.plan_parts import headline, short_model_name
+from legroom.render.plan_parts import plan_headline, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
 from legroom.vllm.command_line import change_words
@@ -60,7 +60,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
         yield "Both are the same release to legroom: nothing changes."
     if made.is_downgrade:
         yield f"{new.target.release} is the older release: this is a downgrade."
-    yield from wrap(headline(new), style.width)
+    yield from wrap(plan_headline(new), style.width)
     yield from wrap(_conclusion(made), style.width)
     notes = dict.fromkeys(note for made in (old, new) for note in (made.target.release.note, made.target.gpu.note))
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
@@ -98,7 +98,7 @@ def _signed_bytes(bytes_: float) -> str:
 
 
 def _kv_change_lines(made: Upgrade, style: Style) -> Iterator[str]:
-    """Why the KV cache grows or shrinks, part by part."""
+    """Why the KV cache grows or shrinks, part by part, or that a flag sets its size."""
     yield from _byte_lines(made.changes, style)
     given = made.old.settings.kv_cache_memory_bytes
     if not made.changes and given is not None:
@@ -146,7 +146,7 @@ def _bug_texts(made: Upgrade) -> Iterator[str]:
 def upgrade_words(made: Upgrade, alerts: Sequence[str] = ()) -> dict[str, Any]:
     """The sentences of `legroom upgrade` one by one, for the page; `kept` is empty where no command is offered."""
     return {
-        "headline": headline(made.new),
+        "headline": plan_headline(made.new),
         "conclusion": _conclusion(made),
         "caveats": list(_kept_caveats(made)),
         "kept": _kept_capacity_text(made) if made.old.starts else "",
@@ -224,7 +224,7 @@ def _kept_capacity_text(made: Upgrade) -> str:
 
 
 def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
-    """A table of the releases in between that change a figure."""
+    """A table of the releases that change a figure, and how many change none; empty without steps."""
     if not steps:
         return []
     header = ("vLLM", "KV GiB", "tokens printed", "at once", "free GiB", "what moved")

@@ -89,7 +89,7 @@ def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
 
 
 def percentiles(values: Sequence[float]) -> str:
-    """p50, p99 and maximum of seconds as text: `p50 0.21 s  p99 0.80 s  max 0.83 s`."""
+    """`p50 0.21 s  p99 0.80 s  max 0.83 s` of values in seconds; `not measured` without any."""
     if not values:
         return "not measured"
     ranked = sorted(values)

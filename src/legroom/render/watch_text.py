@@ -49,7 +49,7 @@ def servers_text(views: Sequence[ServerView], style: Style) -> str:
 
 
 def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
-    """Names and figures in two columns."""
+    """Lines of two (name, figure) pairs each, the first half of them on the left."""
     half = (len(shown) + 1) // 2
     rows = []
     for row in range(half):

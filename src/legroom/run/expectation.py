@@ -60,7 +60,7 @@ class Gpus:
 
 
 def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
-    """The GPUs of NVML that CUDA_VISIBLE_DEVICES selects; `named` is the user's name for the card."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects; `used_bytes` is of the fullest of the first `needed` ones."""
     # A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
     from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
@@ -78,7 +78,7 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
 
 
 def _other_process_bytes(card: GpuMemory) -> int:
-    """GPU bytes of other processes; all used bytes above an idle driver's where the driver does not list them."""
+    """GPU bytes of all its processes; where the driver does not report them, all used bytes above 1 GiB."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > GIB else 0
@@ -164,13 +164,13 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
     """Store the memory that the start-up log measured, as `legroom calibrate` does; returns a sentence."""
-    from legroom.planning.calibration import calibrated_starts, measured
+    from legroom.planning.calibration import calibrated_starts, usable_observations
     from legroom.planning.calibration_store import store_observations
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
-        observations = measured(calibrated_starts(_log_text(log), str(log), gpus.name, None))
+        observations = usable_observations(calibrated_starts(_log_text(log), str(log), gpus.name, None))
         if observations:
             store_observations(observations)
     except LegroomError as error:

@@ -135,7 +135,7 @@ def has_clients(port: int) -> bool:
 
 
 def _connection_states(port: int) -> set[str]:
-    """The states of all TCP connections of a port; those of connected clients where /proc is not readable."""
+    """State codes of a port's TCP connections, as in /proc/net/tcp; where it is unreadable, those of clients."""
     ending = f":{port:04X}"
     states: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

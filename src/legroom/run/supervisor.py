@@ -378,7 +378,7 @@ class Supervisor:
         return task.answer()
 
     def _find_fix(self) -> dict[str, Any] | None:
-        """The remedy a task computes from the log; one without words, refused, where the log cannot be read."""
+        """The remedy a task computes from the log, without words where unreadable; None where a stop was requested."""
         bounds = {
             "keep": self.prepared["keep"],
             "min_context": self.options.min_context,
@@ -409,7 +409,7 @@ class Supervisor:
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Waits until the kernel has freed the port of the previous server; False where it stays in use."""
+        """Waits for the kernel to free the port; False where it stays in use (LegroomError at first) or on a stop."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:

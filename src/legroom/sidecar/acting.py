@@ -64,7 +64,7 @@ class Actor:
         return server in self._acting_on.values()
 
     def with_start_reason(self, result: ScrapeResult) -> ScrapeResult:
-        """A sample of a process that started while it was acted on is marked as asked for; others unchanged."""
+        """The sample with `start_requested` where its process started during an action on it; others unchanged."""
         until_s = time.time() if self.is_acting_on(result.server) else self._acted_until_s.get(result.server, 0.0)
         if not isinstance(result, Sample) or (result.process_start_s or result.time_s) > until_s:
             return result
@@ -136,7 +136,7 @@ class Actor:
         return outcome
 
     async def _restore_flags(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
-        """Restarts with the old flags, once, after a restart with new ones failed."""
+        """Restarts with the old flags, once, after new ones failed, and reports it; nothing where none are kept."""
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
@@ -219,7 +219,7 @@ class Actor:
     async def act_on_request(
         self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int
     ) -> Decision:
-        """Starts a restart or an undo requested by a person, within the same budgets."""
+        """Starts a person's restart or undo in the background if limits allow; the decision. Raises ActionFailed."""
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
             raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
@@ -267,7 +267,7 @@ class Actor:
     # Bookkeeping
 
     async def _attempt_ages(self, group: str) -> Sequence[float]:
-        """Seconds since each action on the group within the last day, from the journal and this process."""
+        """Seconds since each restart, scaling or undo of the group within the last day, by journal and process."""
         now_s, mono_s = time.time(), time.monotonic()
         past = await self._context.journal(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
@@ -284,7 +284,7 @@ class Actor:
         return int(await counted())
 
     async def _take_lease(self, group: str) -> bool:
-        """Whether the group's lease was got, from the cluster where there is one, else from the journal."""
+        """Takes the group's lease, from the cluster if so configured, else the journal; False while another has it."""
         limits = self._config.group(group).limits
         seconds = limits.drain_deadline_s + 2 * limits.restart_deadline_s + 60.0
         if self._cluster_lease is not None:

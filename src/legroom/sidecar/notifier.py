@@ -48,7 +48,7 @@ class Webhook:
         return f"{self.shown_host}#{hashlib.sha256(self.url.encode()).hexdigest()[:8]}"
 
     def lacks(self, incident: OpenIncident) -> bool:
-        """Whether an open incident is to be sent: it was not delivered as severe as it is, or Alertmanager forgets."""
+        """Whether to send an open incident again: not acknowledged, nor told at this severity (Alertmanager: ever)."""
         is_told = self.format != "alertmanager" and incident.told.get(self.key) == incident.severity
         return not (is_told or incident.acknowledged)
 

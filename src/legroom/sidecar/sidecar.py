@@ -208,14 +208,14 @@ class Sidecar:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
     def _is_expected(self, server: str, what: str | None) -> bool:
-        """Whether a `legroom run` on this machine is starting the server, which explains the failed scrape."""
+        """Whether `what`, a `legroom run`'s work on the server, explains a failed scrape (None: no); logs a new one."""
         if what is not None and self._under_way.get(server) != what:
             self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what
         return what is not None
 
     def remove_server(self, server: str) -> None:
-        """Closes the incidents of a server that no source lists any more."""
+        """Forgets a server that no source lists any more and closes its incidents; a configured one stays."""
         if server in self._servers:
             return
         for incident in self._keeper.forget(server):
@@ -238,7 +238,7 @@ class Sidecar:
         self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
-        """The numbers of watched and of unhealthy servers in a group."""
+        """(servers of the group, those of them that are unhealthy, being restarted or never scraped)."""
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
         # Servers that were never scraped or are being restarted count as unhealthy.
@@ -288,7 +288,7 @@ class Sidecar:
 
     # HTTP
 
-    def metrics_text(self) -> tuple[bytes, str]:
+    def metrics_and_content_type(self) -> tuple[bytes, str]:
         return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class Sidecar:
         await self._journal.call(lambda journal: journal.note(incident_id, text, detail))
 
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """Whether a requested action was accepted, why, and in how many seconds to ask again."""
+        """Starts a requested action: `accepted`, `reason`, and `again_in_s`, when a refusal by time ends."""
         if not self._has_taken_over:
             raise JournalUnavailable("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))

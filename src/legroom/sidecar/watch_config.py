@@ -139,7 +139,7 @@ def read_config(path: Path) -> SidecarConfig:
 
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
-    """A configuration without a file, with one group."""
+    """A configuration without a file: one group, `notify` and `act` allowed, `others` its further fields."""
     _check_actions(act)
     servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
     return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
@@ -150,7 +150,7 @@ def _check_actions(act: Sequence[str]) -> None:
         raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
 
 
-def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
+def with_more_actions(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
     _check_actions(act)
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
@@ -350,7 +350,7 @@ def platform_of(table: TomlTable, server: str) -> Platform:
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
-    """The method of `drain = { by = "guard" }`. Default: the platform's own, else the guard if its token is set."""
+    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's if its token is set."""
     if table is None:
         if isinstance(platform, DRAINS_BY_ITSELF):
             return PlatformDrain(platform.name)

@@ -131,7 +131,7 @@ class WatchSession:
         return compare_with_plan(plan, watcher.window.latest, self.levels)
 
     def remove_server(self, server: str) -> None:
-        """Closes the incidents of a server that no source lists any more."""
+        """Forgets a server that no source lists any more and closes its incidents."""
         for incident in self._keeper.forget(server):
             self._journal_closed(incident, UNWATCHED, time.time())
         for known in (self.views, self.history, self._watchers):
@@ -154,7 +154,7 @@ class WatchSession:
         kept.append(HistoryPoint(result.time_s, now.kv_use, running, waiting, tokens, preemptions))
 
     def add_immediate_findings(self, server: str) -> ServerView:
-        """Adds conditions that are bad in the last scrape alone, for `--once`."""
+        """Adds findings of conditions that are bad in the last scrape alone (`--once`); the server's view."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
         at_once = {}
@@ -190,7 +190,7 @@ class WatchSession:
     # The journal. Its failure never stops the watching.
 
     def _journal_opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
-        """Write a new incident to the journal; its id, or None where another process has it."""
+        """Journals a new incident and its remedies; its id, None without a journal or where another process has it."""
         finding, journal = incident.finding, self._journal
         if journal is None or finding is None:
             return None
@@ -279,7 +279,7 @@ def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Feeds the session a few scrapes of every server, `gap_s` seconds apart, or until pods are discovered."""
+    """Feeds the session a few scrapes of every server, `gap_s` apart, from the servers, Prometheus or Kubernetes."""
     if config.prometheus is not None:
         await _poll_prometheus(config.prometheus, session, gap_s)
         config = replace(config, prometheus=None)
@@ -319,7 +319,7 @@ async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_
 
 
 async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Scrape until pods were discovered, then a few rounds more, `gap_s` seconds apart."""
+    """Scrape discovered pods a few rounds, `gap_s` seconds apart; LegroomError where none is found in 15 s."""
     problems: list[str] = []
     session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))

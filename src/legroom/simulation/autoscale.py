@@ -71,7 +71,7 @@ class ScaledReplay:
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether there was a preemption for every five finished requests, the threshold of the alerts."""
+        """Whether preemptions were a fifth of the finished requests or more, the threshold of the alerts."""
         return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property
@@ -164,7 +164,7 @@ class _Replica:
             self._preempt_until_fits()
 
     def _admit(self) -> list[_Served]:
-        """The first waiting requests that the pool has room for, up to one step's budget and one more."""
+        """Dequeue the waiting requests that the pool has room for (one if idle), up to one step's token budget."""
         admitted: list[_Served] = []
         free = self.settings.usable_blocks - self._blocks_in_use()
         budget = self.settings.max_num_batched_tokens
@@ -286,7 +286,7 @@ def replay_autoscaled(
     policy: ScalingPolicy,
     progress: Progress | None = None,
 ) -> ScaledReplay:
-    """Replay a trace in seconds over a fleet that the policy scales."""
+    """Replay a trace in seconds over a fleet that the policy scales; LegroomError for steps or the V0 engine."""
     trace = trace.checked()
     if cost is None or not trace.in_seconds:
         hint = "give a trace with arrivals in seconds, and a GPU and a model or --step-ms"

@@ -65,7 +65,7 @@ class BlockPool:
             block.ref_count += 1
 
     def cache_full_block(self, block: Block, key: BlockKey) -> None:
-        """Add a full block to the prefix cache."""
+        """Add a full block to the prefix cache, unless it is there already."""
         if block.key is None:
             block.key = key
             self._cached.setdefault(key, {})[block.block_id] = block

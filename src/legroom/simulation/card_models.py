@@ -175,7 +175,7 @@ def models_on_card(
     progress: Callable[[float], None] | None = None,
     order: str = "size",
 ) -> CardModels:
-    """Every model that the cards serve at the wanted context, and those that are too large for them."""
+    """Every model that the cards serve at the wanted context, and those too large; far too large ones are left out."""
     total = question.gpus * question.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
     answers = sweep(card_model, question, near, executor or ProcessExecutor(), progress)

@@ -105,7 +105,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` of which one server meets the goal, also under a continued load, with its best candidate."""
+    """The first of `cards` of which one server meets the goal, also in the long run, with its best outcome; or None."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
@@ -208,7 +208,7 @@ def choose(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
-    """Replay every candidate and pick the one with the most goodput among those that meet the goal, or among all."""
+    """Replay every candidate and pick the best of those that meet the goal, or of all; LegroomError without any."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
     task = ReplayTask(trace.checked(), goal, replicas)
@@ -240,7 +240,7 @@ def _replay_engine() -> ReplayEngine:
 
 
 def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """The most goodput, then the shortest p99, then the fewest preemptions; figures within 1 % are equal."""
+    """Of those that meet the goal, or of all: most goodput, then least p99, then fewest preemptions; 1 % is a tie."""
     # Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
     # goal; the time until the last answer ends is chance.
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]

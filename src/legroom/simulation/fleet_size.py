@@ -227,7 +227,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The fleet with low, middle and high replica counts; unsized where it needs more than `worth_gpus` GPUs."""
+    """The fleet with low, middle and high replica counts, or with the reason why none within the limits holds."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -389,7 +389,7 @@ def fleet_report(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> FleetReport:
-    """The fleets of every model on every GPU, model by model; each entry's tensor-parallel sizes are sorted."""
+    """The fleets of every model on every GPU type, model by model; LegroomError for a load that cannot be replayed."""
     _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     sized = sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)

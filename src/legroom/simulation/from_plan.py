@@ -123,7 +123,7 @@ def _settings_note(flags: dict[str, Any]) -> str:
 
 
 def hardware(plan: Plan) -> Hardware:
-    """What one tensor-parallel rank reads and computes per step (bytes, FLOPs), with its GPU's speed."""
+    """What one tensor-parallel rank of all stages reads and computes per step (bytes, FLOPs), with its GPU's speed."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
     # --cpu-offload-gb: every step reads what it moved over PCIe, at a fraction of the card's bandwidth.
     pcie_ratio = 1.0 if gpu.unified or not gpu.pcie_bytes_s else max(1.0, gpu.bandwidth_bytes_s / gpu.pcie_bytes_s)

@@ -103,7 +103,7 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """The verdict: waits that keep growing fall behind; above one refused request in a hundred, it turns away."""
+    """`falls_behind` if waits keep growing, `turns_away` above 1 % refused, `serves_late` above 30 s; else it holds."""
     served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps

@@ -89,7 +89,7 @@ class Scheduler:
         return len(self.waiting)
 
     def pop_unschedulable(self) -> Request | None:
-        """Remove the first waiting request if nothing runs: a step that could not start it never will."""
+        """Remove the first waiting request if nothing runs, as no later step will start it; None otherwise."""
         return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> SchedulerOutput:

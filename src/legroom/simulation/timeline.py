@@ -237,7 +237,7 @@ class Timeline:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile at `share` (0 to 1) of sorted `values`."""
+    """The nearest-rank percentile at `share` (0 to 1) of sorted `values`; 0 without values."""
     if not values:
         return 0
     return values[min(len(values), int(max(1, -(-len(values) * share // 1)))) - 1]
@@ -267,7 +267,7 @@ class Sampler:
         self._points: dict[int, _Maxima] = {}
 
     def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
-        """Add `steps` steps from `step` on, all with these blocks in use and requests."""
+        """Count `steps` equal steps from `step` on; each sample keeps the maxima of its steps (`used`: blocks)."""
         for index in range(step // self._width, (step + steps - 1) // self._width + 1):
             self._points[index] = _larger_of_each(
                 self._points.get(index, _ZEROS), (used, running, waiting, preemptions)

@@ -171,7 +171,7 @@ class StepByStepReplay:
             self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Complete the oldest batch in flight if due: requests that sampled a token, that finished, and the second."""
+        """Complete the oldest batch in flight if due: requests that sampled, that finished, and its end in seconds."""
         if output.scheduled:
             self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):

@@ -76,7 +76,7 @@ def _stdout_as_stderr() -> Iterator[None]:
 
 @contextmanager
 def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
-    """Context manager: connected to Ray; a session of the caller's own is used and left open."""
+    """Context manager: connected to Ray, or LegroomError; a session of the caller's own is used and left open."""
     if ray.is_initialized():
         yield
         return

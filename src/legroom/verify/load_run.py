@@ -62,7 +62,7 @@ class Load:
 
 
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
-    """Parse a preset, lengths such as `512/128`, a synthetic mix or a trace file; every request fits the context."""
+    """The requests of a preset, `512/128`, a mix or a trace file, cut to the context; LegroomError for other text."""
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
@@ -121,7 +121,7 @@ class KvPool:
         return cdiv(tokens, self.block_size)
 
     def has_one_group(self, context: int) -> bool:
-        """Whether all layers form one KV cache group, so that blocks follow from lengths alone."""
+        """Whether all layers form one KV cache group, or it is unknown, so that blocks follow from lengths alone."""
         return self.full_request_blocks in (None, self.blocks(context))
 
 
@@ -132,7 +132,7 @@ def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """How many requests always fit the pool at once, even the longest of the load."""
+    """How many requests of the load, even the longest, always fit the pool at once; from 1 to `most`."""
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
@@ -189,7 +189,7 @@ class LoadRun:
 
     @property
     def peak_kv_use(self) -> float | None:
-        """The highest sampled share of the pool in use."""
+        """The highest sampled share of the pool in use, 0 to 1; None where it was not sampled."""
         return max((sample.kv_use for sample in self.samples if sample.kv_use is not None), default=None)
 
 
@@ -239,7 +239,7 @@ class LoadMonitor:
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:
-        """Wait until no request runs or waits; False after `limit_s` seconds."""
+        """Wait until no request runs or waits; False after `limit_s` seconds or a failed scrape."""
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             sample = await self.sample()

@@ -147,7 +147,7 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Use the token ids of a sample text, which the model certainly has."""
+        """Use the token ids of a sample text, which the model has; no change where the server does not tokenize."""
         try:
             answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
@@ -157,7 +157,7 @@ class ServerClient:
             self.vocabulary = ids
 
     async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
-        """Switch to text prompts, for servers that accept no token ids."""
+        """Switch to text prompts and measure their tokens per word; the outcome of that request."""
         self.accepts_token_ids = False
         outcome = await self.complete(model, _filler_text(_SAMPLE_WORDS), 1)
         if outcome.ok and outcome.prompt_tokens:
@@ -165,7 +165,7 @@ class ServerClient:
         return outcome
 
     def text_of(self, tokens: int) -> str:
-        """A text of about this many tokens, never more."""
+        """A text of about 2 % fewer tokens than this, by the measured tokens per word."""
         return _filler_text(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
@@ -243,7 +243,7 @@ def _error_reason(error: Exception) -> str:
 
 
 async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> RequestOutcome:
-    """Read the server-sent events; the last one has the usage."""
+    """The outcome of a stream of server-sent events, read to its end, with the token counts of its usage."""
     first: float | None = None
     usage: Mapping[str, Any] = {}
     ended = False

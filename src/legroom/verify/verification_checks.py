@@ -109,7 +109,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "layout.kv_cache_bytes", "args
 
 
 def planned_pool(path: str) -> PlannedPool:
-    """The KV blocks of a saved plan, with their error band."""
+    """The KV blocks of a saved plan, with their error band; LegroomError where the file is no plan."""
     plan = read_plan(path, _PLAN_FIELDS)
     kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
     seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
@@ -165,7 +165,7 @@ def preemption_check(run: LoadRun, limits: PassCriteria) -> Check:
 
 
 def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) -> Check:
-    """Whether the pool held at most what these requests need."""
+    """Passes where the pool held at most what these requests need; unknown where use or need is."""
     peak = run.peak_kv_use
     if peak is None or pool is None:
         return Check("kv use", None, "not measured: the server shows neither the use nor the size of its pool")
@@ -185,7 +185,7 @@ def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) ->
 
 
 def pool_check(pool: KvPool | None, planned: PlannedPool | None) -> Check | None:
-    """Whether the pool has the planned number of blocks; None without a plan."""
+    """Passes where the pool has the planned blocks, within the plan's band; None without a plan."""
     if planned is None:
         return None
     if pool is None:
@@ -220,7 +220,7 @@ def memory_check(
     total_bytes: int | None,
     pool_was_cycled: bool = True,
 ) -> Check:
-    """Whether memory stops growing after the load's first third; `total_bytes`: of the GPUs, None for RSS."""
+    """Passes where memory grows little after the load's first third; `total_bytes` of the GPUs, None for RSS."""
     readings = [(sample.at_s, sample.memory_bytes) for sample in samples if sample.memory_bytes is not None]
     if not source:
         return Check("memory", None, "not measured: the server's processes cannot be seen from here")

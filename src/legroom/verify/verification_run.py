@@ -48,7 +48,7 @@ class VerificationRequest:
 
 
 def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
-    """Verify a server. Ctrl-C ends the open requests and returns the results so far."""
+    """Verify a server (LegroomError for a remote one without `load_remote`); Ctrl-C returns the results so far."""
     endpoint(request.url)  # fails on a malformed address before anything else
     if not is_loopback(request.url) and not request.load_remote:
         why = "the server is not on this machine, and a verification loads it as far as it goes"
@@ -236,7 +236,7 @@ class VerificationRun:
 
 
 class LoadSender:
-    """Sends one request at a time at first, and `concurrency` after the first third."""
+    """Sends the load, one request at a time at first, rising to `concurrency` after the first third."""
 
     def __init__(self, run: VerificationRun, load: load_run.Load, concurrency: int) -> None:
         self.verification, self.load, self.concurrency = run, load, concurrency
@@ -318,7 +318,7 @@ def _is_same_model_name(name: str, other: str) -> bool:
 
 
 def _smallest_pool(sample: Sample, context: int) -> load_run.KvPool | None:
-    """The pool of the engine with the fewest blocks; engines do not share requests."""
+    """The pool of the engine with the fewest blocks (engines do not share requests); None where unknown."""
     known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not known:
         return None

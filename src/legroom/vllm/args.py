@@ -160,7 +160,7 @@ def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
 
 
 def other_value(args: ServeArgs, name: str) -> str | None:
-    """The first value of a flag in `others`; None where it is not given."""
+    """The first value of a flag in `others`; None where it is not given or has none."""
     values = other_values(args, name)
     return values[0] if values else None
 
@@ -233,7 +233,7 @@ def draft_method(config: Mapping[str, Any] | None) -> str:
 
 
 def head_kind(config: Mapping[str, Any] | None) -> str:
-    """The method of an EAGLE draft head: `eagle3` where the name says so, though its config says `eagle`."""
+    """The speculative method; `eagle3` for an EAGLE head whose name says so, though its config says `eagle`."""
     method = draft_method(config)
     return "eagle3" if method in HEADS and "eagle3" in draft_name(config).lower() else method
 

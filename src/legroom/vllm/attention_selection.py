@@ -19,7 +19,7 @@ _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 
 
 def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
-    """(vLLM's message, hint) of each kind of layer for which no backend is left."""
+    """(vLLM's message, hint) where no attention backend is left for a kind of layer; NVIDIA cards only."""
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
@@ -45,7 +45,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         # Up to 0.28 the selected backend is asked for DCP, not the backends before the selection.
         if settings.decode_context_parallel_size > 1 and not needs.decode_context_parallel:
             chosen = named or _first_backend(table, needs)
-            if chosen and not table.shares_contexts(chosen):
+            if chosen and not table.supports_decode_context_parallel(chosen):
                 yield (
                     "Decode Context Parallelism (DCP) requires attention implementations to return the softmax LSE "
                     f"during decode, but {chosen} does not.",
@@ -99,7 +99,7 @@ def _not_valid_text(named: str, reasons: list[str]) -> str:
 
 
 def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """A refusal where Triton would read FP8 KV below compute capability 8.9, or bfloat16 below 8.0."""
+    """(message, hint) where Triton would read FP8 KV below compute capability 8.9, or bfloat16 KV below 8.0."""
     capability = gpu.compute_capability
     for prefix, name, needed in (("fp8", "FP8", (8, 9)), ("bfloat16", "bfloat16", (8, 0))):
         if needs.kv_cache_dtype.startswith(prefix) and capability < needed:

@@ -57,7 +57,7 @@ def command_parts(words: Sequence[str], release: Release | None = None) -> Itera
             at += 1
             continue
         name = plain_name(word)
-        flag = _flag_named(name, table) or _flag_named(name, flags_ever())
+        flag = _flag_by_name_or_prefix(name, table) or _flag_by_name_or_prefix(name, flags_ever())
         end = at + 1 if "=" in word or name.startswith("-O") else _end_of_values(words, at + 1, flag)
         yield CommandPart(tuple(words[at:end]), name, flag)
         at = end
@@ -71,17 +71,17 @@ def plain_name(word: str) -> str:
 
 def long_name(name: str) -> str:
     plain = plain_name(name)
-    flag = _flag_named(plain, flags_ever())
+    flag = _flag_by_name_or_prefix(plain, flags_ever())
     return flag.name if flag else _without_no_prefix(plain)
 
 
 def flags_in(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line with their values, "" for a switch; several values are joined by spaces."""
+    """The flags of a command line by name as written, with values joined by spaces; "" for a switch."""
     return {part.name: part.value for part in command_parts(words) if part.name}
 
 
 def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -> str | None:
-    """The value of one flag as written; "" for a switch, None where the flag is absent."""
+    """The value of one flag in `words[flags_at:]` as written; "" for a switch, None where the flag is absent."""
     values = [part.value for part in command_parts(words[flags_at:], release) if part.name and part.dest == dest]
     return values[-1] if values else None
 
@@ -91,7 +91,7 @@ def _without_no_prefix(name: str) -> str:
     return "--" + name[5:] if name.startswith("--no-") else name
 
 
-def _flag_named(name: str, table: Mapping[str, Flag]) -> Flag | None:
+def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None:
     flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag
@@ -124,7 +124,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
 
 
 def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """The words with these settings (by dest) written as the release's flags; None removes one."""
+    """The words with these settings (by dest) as the release's flags from `flags_at` on; None removes one."""
     kept = list(words[:flags_at])
     for part in command_parts(words[flags_at:], release):
         if not part.name or part.dest not in changes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from legroom.facts.config.fields import LENGTH_NAMES
-from legroom.facts.config_classes import config_class, field_of_flag, interfaces, is_asked, known_names
+from legroom.facts.config_classes import config_class, field_of_flag, interfaces, is_recorded, known_names
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
@@ -40,7 +40,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """What the release's config classes refuse, in their order."""
-    if not is_asked(release):
+    if not is_recorded(release):
         return
     yield from field_refusals(settings.given, release)
     for rule in (
@@ -63,7 +63,7 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
 
 def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
     """Each given value against the bounds and choices of its field; none for a release whose code was not asked."""
-    if not is_asked(release):
+    if not is_recorded(release):
         return
     for dest, value in _given_numbers(args):
         rule = field_of_flag(dest, release)
@@ -108,7 +108,7 @@ def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str)
 
 
 def _given_numbers(args: ServeArgs) -> Iterator[tuple[str, Any]]:
-    """Every given number: the fields of `ServeArgs`, and the flags kept as words."""
+    """(dest, value) of every given field of `ServeArgs`, and of the other flags whose value is a number."""
     for name in FIELDS:
         value = getattr(args, name)
         # -1 fits the length to the memory.

@@ -151,7 +151,7 @@ def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -
 
 
 def _own_top_size(model: Model, release: Release) -> int | None:
-    """The largest capture size that a model class sets (gpt-oss)."""
+    """The largest capture size that a model class sets (gpt-oss, 0.10.1+); else None."""
     if model.architecture != "GptOssForCausalLM" or release.before("0.10.1"):
         return None
     return 992 if release.version == "0.11.0" else 1024

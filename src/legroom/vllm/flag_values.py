@@ -23,7 +23,7 @@ class BadValue(Exception):
 
 
 def read_int(text: str, *, human: bool) -> int:
-    """A whole number; with `human`, also 32k (thousands) or 32K (1024s)."""
+    """A whole number; with `human`, also 32k (thousands) or 32K (1024s); BadValue otherwise."""
     text = text.strip()
     if _PLAIN_INT.fullmatch(text):
         return int(text)
@@ -37,7 +37,7 @@ def read_int(text: str, *, human: bool) -> int:
 
 
 def read_float(text: str) -> float:
-    """A number; neither infinite nor not-a-number."""
+    """A number; BadValue where it is none, infinite or not-a-number."""
     try:
         value = float(text)
     except ValueError:
@@ -56,7 +56,7 @@ def read_bool(text: str) -> bool:
 
 
 def read_json(text: str) -> Any:
-    """JSON, in which a bare 80k counts thousands."""
+    """JSON, in which a bare 80k counts thousands; BadValue otherwise."""
     if len(text) > _MAX_JSON_CHARS:
         raise BadValue(f"JSON of at most {_MAX_JSON_CHARS:,} characters")
     try:
@@ -80,7 +80,7 @@ def _plain_number(match: re.Match[str]) -> str:
 
 
 def read_pairs(text: str) -> dict[str, int]:
-    """`image=2,video=1`, the syntax of limits up to 0.9."""
+    """`image=2,video=1`, the syntax of limits up to 0.9; BadValue otherwise."""
     pairs: dict[str, int] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")

@@ -31,7 +31,7 @@ def served_model(args: vllm_args.ServeArgs) -> Model:
 
 
 def with_draft(model: Model, args: vllm_args.ServeArgs) -> Model:
-    """The model with the draft of --speculative-config; a head that cannot be read is left out and estimated."""
+    """The model with the draft of --speculative-config; an unreadable head is left out, a draft model raises."""
     name = vllm_args.draft_name(args.speculative_config)
     if not name:
         return model
@@ -45,7 +45,7 @@ def with_draft(model: Model, args: vllm_args.ServeArgs) -> Model:
 
 
 def config_overrides(args: vllm_args.ServeArgs) -> Mapping[str, Any]:
-    """Overrides of the model's config: --hf-overrides, and up to 0.11.0 --rope-scaling."""
+    """Overrides of the model's config: --hf-overrides over --rope-scaling and --rope-theta; empty for none."""
     given: dict[str, Any] = {}
     for flag, key in (("--rope-scaling", "rope_scaling"), ("--rope-theta", "rope_theta")):
         text = vllm_args.other_value(args, flag)
@@ -61,7 +61,7 @@ _LONGROPE_KEY = "original_max_position_embeddings"
 
 
 def max_model_len(args: vllm_args.ServeArgs, model: Model, release: Release) -> int:
-    """The given length, or the one that the release derives from the config."""
+    """The given length, or the one that the release derives from the config; RefusedByVllm for one too long."""
     derived, limit = default_and_longest_len(args, model, release)
     window = model.config.get("sliding_window")
     if isinstance(window, int) and vllm_args.is_given(args, "--disable-sliding-window") and release.at_least("0.32.0"):

@@ -38,7 +38,7 @@ _LARGEST = 2**50
 
 
 def check_given(args: ServeArgs, release: Release) -> None:
-    """Raise RefusedByVllm for values that are out of range for every model."""
+    """Raises LegroomError for values that are out of range for every model."""
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and not 0 < value < _LARGEST:
@@ -79,7 +79,7 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
 
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
-    """Raise RefusedByVllm for combinations that the release's config classes refuse, in their order."""
+    """Raises LegroomError (RefusedByVllm with vLLM's message) for combinations that the release refuses."""
     for check in (_check_tokens, _check_heads, _check_stages, _check_block_size, _check_pool, _check_state_blocks):
         check(settings, model)
     for vllm_message, hint in config_refusals(settings, model, known_release(settings.release)):
@@ -134,7 +134,7 @@ def _check_stages(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_block_size(settings: EngineSettings, model: Model) -> None:
-    """Raises RefusedByVllm for a --block-size that is no multiple of 16 (0.18+ lists no sizes)."""
+    """Raises LegroomError for a --block-size that is neither a multiple of 16 nor 1 or 8."""
     size = settings.block_size
     if size is not None and size % 16 and size not in (1, 8) and traits(model).heads is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from legroom.facts.config_classes import accepted_quantizations, backend_table, interfaces, is_asked, known_names
+from legroom.facts.config_classes import accepted_quantizations, backend_table, interfaces, is_recorded, known_names
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
@@ -37,7 +37,7 @@ class Unsupported:
 
     id: str
     """unsupported_gpu | unsupported_dtype | unsupported_quantization | unsupported_kv_cache_dtype |
-    unsupported_architecture"""
+    unsupported_architecture | unsupported_attention_backend"""
     message: str
     """The error message of vLLM or CUDA."""
     hint: str
@@ -47,7 +47,7 @@ class Unsupported:
 
 
 def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported | None:
-    """The first certain reason why the release does not run this, else the first uncertain one."""
+    """The first certain reason why the release does not run this, else the first uncertain one; None without any."""
     release = known_release(settings.release)
     found = [reason for check in _CHECKS for reason in check(settings, model, gpu, release)]
     return next((reason for reason in found if reason.certain), found[0] if found else None)
@@ -111,7 +111,7 @@ def _kv_dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release:
 
 def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """A reason where only a later release of vLLM has the model's architecture."""
-    if traits(model).hybrid and interfaces(model.architecture, release) is None and is_asked(release):
+    if traits(model).hybrid and interfaces(model.architecture, release) is None and is_recorded(release):
         message = f"Model architectures ['{model.architecture}'] are not supported for now."
         yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
     if release.version == latest().version:
@@ -215,7 +215,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
         yield mismatch
         return
     requantizes = (settings.given.quantization or "").startswith((*_REQUANTIZING, "mxfp8"))
-    if requantizes and declared and is_asked(release) and release.before("0.21.0"):  # in 0.20.2, not in 0.22.1
+    if requantizes and declared and is_recorded(release) and release.before("0.21.0"):  # in 0.20.2, not in 0.22.1
         message = (
             "Setting `quantization_config` for online quantization when the model checkpoint already has a "
             "`quantization_config` is not supported"
@@ -370,7 +370,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
 def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
     """A reason where a rank's slice of an MLP does not hold whole scale blocks or groups."""
     scheme = model.quantization
-    if scheme is None or not is_asked(release):
+    if scheme is None or not is_recorded(release):
         return
     step = scheme.block[1] if scheme.block else scheme.group_size if scheme.number == "int" else None
     for block in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Dense)}:
@@ -413,7 +413,7 @@ def _mx_group_reasons(method: str, settings: EngineSettings, model: Model, relea
 
 
 def _declared_method(model: Model) -> str | None:
-    """quant_method of the checkpoint's config, as spelled there."""
+    """quant_method of the checkpoint's config in lower case, else the method read from it; None if unquantized."""
     if model.quantization is None:
         return None
     for holder in (model.config, model.config.get("text_config")):

@@ -225,7 +225,7 @@ class TorchOom:
 
 
 def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
-    """Reads the figures of a `torch_oom` message, in the wording of any torch release."""
+    """The figures of a `torch_oom` message, in the wording of any torch release; None without the wanted size."""
     wanted = evidence.facts.get("wanted_bytes")
     if not isinstance(wanted, int):
         return None

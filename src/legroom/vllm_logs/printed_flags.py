@@ -37,7 +37,7 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 
 def load_logged_model(name: str) -> Model:
-    """The model of a name that a log prints: a Hub id, a folder, a Hub cache path, or a folder of a known name."""
+    """The model of a name that a log prints: Hub id, folder, Hub cache path or known folder; else LegroomError."""
     from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
@@ -84,7 +84,7 @@ _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P
 
 
 def engine_facts(config: str) -> dict[str, Any]:
-    """Settings by vLLM's Python names, from the `Initializing ... LLM engine` line."""
+    """Settings by vLLM's Python names, from the `Initializing ... LLM engine` line; those it lacks are left out."""
     facts: dict[str, Any] = {}
     for name, pattern in _ENGINE_FACTS.items():
         match = pattern.search(config)
@@ -99,7 +99,7 @@ def engine_facts(config: str) -> dict[str, Any]:
 
 
 def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, Any]) -> ServeArgs:
-    """The printed flags, completed by the engine's resolved settings."""
+    """The flags in the texts of `non-default args` and `Namespace`, completed by the engine's settings `facts`."""
     given: dict[str, Any] = {}
     if namespace is not None:
         given |= _read_printed_or_truncated(namespace)
@@ -148,7 +148,7 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 
 def _typed_value(name: str, value: Any) -> Any:
-    """The value if it has the field's type; the repr of an object is no value."""
+    """The value if it has the field's type, else None: the repr of an object is no value."""
     kind = str(ServeArgs.__dataclass_fields__[name].type)
     if kind.startswith("Mapping"):
         return value if isinstance(value, dict) else None

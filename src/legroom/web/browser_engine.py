@@ -87,7 +87,7 @@ def _package_spec() -> str:
 
 
 def _with_pinned_digest(package: bytes, name: str) -> bytes:
-    """The package, where its digest is the pinned one: it runs in visitors' browsers."""
+    """The package; LegroomError unless its digest is the pinned one, as it runs in visitors' browsers."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
     if digest != pinned_pyodide()["integrity"]:
         hint = f"its digest should be {pinned_pyodide()['integrity']}"

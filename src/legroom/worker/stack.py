@@ -68,7 +68,7 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
 
 
 def _innermost_local(frames: list[FrameType], name: str) -> Any:
-    """The value of the innermost local of that name that has `num_scheduled_tokens`."""
+    """The innermost local variable of that name that has `num_scheduled_tokens`; None without one."""
     for frame in frames:
         if name in frame.f_code.co_varnames:
             value = frame.f_locals.get(name)
@@ -124,7 +124,7 @@ _KnownRequests = Callable[[str], _RequestFacts]
 
 
 def _known_requests(frames: list[FrameType]) -> _KnownRequests:
-    """A lookup of requests in the model runner that one of these frames belongs to."""
+    """A lookup of requests by id in the model runner of these frames; what it does not know has no facts."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",):
             continue
@@ -166,7 +166,7 @@ def _sampling_parameter(request: Any, name: str) -> int | None:
 
 
 def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
-    """The settings of the engine that one of these frames belongs to; {} where none does."""
+    """The settings that memory depends on, by flag, of the engine of one of these frames; {} where none has one."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",) or "vllm" not in frame.f_code.co_filename:
             continue

@@ -249,7 +249,7 @@ class CardUse:
 
 
 def card_use(cuda: Any, device: int) -> CardUse:
-    """Total, own and other processes' bytes of a CUDA device from NVML (matched by UUID)."""
+    """Total, used, own and others' bytes of a CUDA device by NVML (matched by UUID); None for what it hides."""
     from legroom.live.gpu_memory import nvml_devices
 
     uuid = str(cuda.get_device_properties(device).uuid)
@@ -265,7 +265,7 @@ def card_use(cuda: Any, device: int) -> CardUse:
 
 
 def _own_bytes(processes: tuple[tuple[int, int], ...], used_bytes: int) -> int | None:
-    """Bytes of this process. A container hides its PID from the driver, so a process listed alone is this one."""
+    """Bytes of this process, or of the only one listed (a container hides its PID); None where neither is."""
     own = [size for pid, size in processes if pid == os.getpid()]
     if own:
         return own[0] or (used_bytes if len(processes) == 1 else None)

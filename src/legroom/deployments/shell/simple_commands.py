@@ -96,7 +96,7 @@ def joined_names(line: list[Word]) -> list[Word]:
 
 
 def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
-    """The name of a function that is defined here, and the words after it."""
+    """The name of the function that is defined here, empty without one, and the words after it."""
     if words[0].text == "function" and len(words) > 1:
         return words[1].text.removesuffix("()"), words[2:]
     if words[0].raw.endswith("()"):
@@ -142,7 +142,7 @@ class SimpleCommand:
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
     def moved_by(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
-        """The same command of a text that begins at `offset` of a longer one."""
+        """The same command at `offset` of a longer text, with the variables `env` in place of its own."""
         words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
         return SimpleCommand(words, env, self.pipeline)
 
@@ -348,7 +348,7 @@ def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> I
 
 
 def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
-    """Keep variables with an empty default: scripts add the flag only where the variable is set."""
+    """The text with `--flag $NAME` left as it is where NAME is empty: scripts add it only if it is set."""
 
     def value(variable: re.Match[str]) -> str:
         is_empty = texts.get(variable[3] or variable[4]) == ""

@@ -53,7 +53,7 @@ class ServeCommand:
         return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
     def with_phrase(self, phrase: Phrase) -> ServeCommand:
-        """The command with this flag in place of any earlier one of its name."""
+        """The command with this flag appended; the last of a name counts."""
         return ServeCommand(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     @property
@@ -66,7 +66,7 @@ class ServeCommand:
 
 
 def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
-    """Parse `vllm serve MODEL --flag value ...`; secrets become variables."""
+    """Parse `vllm serve MODEL --flag value ...`; secrets become variables. LegroomError for other commands."""
     head, rest = _split_program(tuple(words))
     model = ""
     if head[-1] == "serve" and rest and not looks_like_flag(rest[0]):
@@ -170,7 +170,7 @@ def address_of(words: ServeCommand) -> Address:
 
 
 def check_health_is_reachable(words: ServeCommand) -> None:
-    """Refuse a server without HTTP, or one that requires a client certificate."""
+    """Raise LegroomError for a server without HTTP, or one that requires a client certificate."""
     for flag in ("--headless", "--grpc"):
         if words.get(flag) is not None:
             why = f"a server with {flag} answers no HTTP, so no health check could tell that it has started"
@@ -182,7 +182,7 @@ def check_health_is_reachable(words: ServeCommand) -> None:
 
 
 def check_reachable(words: ServeCommand) -> None:
-    """Refuse a server that is not reachable from outside its container."""
+    """Raise LegroomError for a server that is not reachable from outside its container."""
     check_health_is_reachable(words)
     address = address_of(words)
     if address.socket:

@@ -164,7 +164,7 @@ def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word quoted for a systemd unit; `expanded`: variables are escaped too, as in ExecStart."""
+    """A word quoted for a systemd unit; `expanded`: `$` is escaped too, as in ExecStart. LegroomError for two lines."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

@@ -58,7 +58,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The file of alerting and recording rules, and a Prometheus configuration that loads them."""
+    """The rules and a prometheus.yml that loads them; with --operator a PrometheusRule and a monitor instead."""
     options = request.options
     levels = levels_for(request.plan, options)
     job = options.get("job") or "vllm"

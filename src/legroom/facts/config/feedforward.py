@@ -183,7 +183,7 @@ def _shared_expert_width(config: Config, kind: str, width: int) -> int:
 
 
 def _sparse_layers(config: Config, count: int) -> list[bool]:
-    """Whether each layer has experts, from any of seven config fields; without them every layer does."""
+    """Whether each layer has experts, by the config's list, or first layer and step; without any, every layer does."""
     types = config.get("mlp_layer_types")
     if isinstance(types, (list, tuple)) and len(types) >= count:
         return [kind == "sparse" for kind in types[:count]]

@@ -144,7 +144,7 @@ def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int | None = None) -> int:
-    """A whole number of the config; LegroomError where it is missing or out of range."""
+    """A whole number of the config, a list's largest, else `default`; LegroomError if missing or implausible."""
     value = text.get(name)
     if value is None:
         if default is not None:
@@ -165,5 +165,5 @@ def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int 
 
 
 def optional_int(text: Mapping[str, Any], name: str, low: int = 1) -> int | None:
-    """A whole number of the config; None where it is missing."""
+    """A whole number of the config; None where it is missing, LegroomError where it is implausible."""
     return None if text.get(name) is None else int_field(text, name, low=low)

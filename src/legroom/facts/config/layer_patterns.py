@@ -55,8 +55,8 @@ _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 """Interleaved families: the first layer of every N has full attention."""
 
 
-def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """The kind of each layer of the language model: full, sliding, chunked, mamba, gdn, none ..."""
+def mixer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
+    """The kind of each layer: full, sliding, chunked, mamba, gdn, none ...; LegroomError for a list of wrong length."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
     kinds = _written_pattern(text, count, model_type) or _block_pattern(text)
@@ -99,7 +99,7 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
 
 
 def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The pattern from `layer_type_counts`: the family's own where the counts agree, else full layers spread evenly."""
+    """The family's pattern if it has `layer_type_counts`, else full layers spread evenly; empty without counts."""
     counts = text.get("layer_type_counts")
     if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
         return ()
@@ -132,7 +132,7 @@ def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[st
 
 
 def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
-    """The pattern from `block_configs` (DeciLM, Nemotron-NAS), where a layer may have no attention."""
+    """The pattern from `block_configs` (DeciLM, Nemotron-NAS), where a layer may have no attention; else empty."""
     blocks = text.get("block_configs")
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
         return ()
@@ -184,7 +184,7 @@ def _linear_kind(model_type: str) -> str:
 
 
 def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """The pattern of families that interleave sliding or chunked layers with full ones."""
+    """The pattern of families that interleave sliding or chunked layers with full ones; empty for others."""
     if model_type in ("llama4", "llama4_text"):
         rope = text.get("no_rope_layers") or [int((index + 1) % 4 != 0) for index in range(count)]
         chunk = text.get("attention_chunk_size", 8192)

@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.config.fields import int_field, optional_int
-from legroom.facts.config.layer_patterns import layer_kinds
+from legroom.facts.config.layer_patterns import mixer_kinds
 from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, attending, latent
 
 
@@ -38,7 +38,7 @@ def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mamba2_widths(text: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions of a Mamba-2 mixer, by name, from the text config."""
+    """The dimensions of a Mamba-2 mixer, by name, from the text config; LegroomError without heads."""
     hidden = int_field(text, "hidden_size")
     heads = _first_number(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
     of_attention = text.get("n_mamba_heads") is not None  # Zamba2's head_dim
@@ -74,7 +74,7 @@ def _gated_delta_net_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _kda_widths(text: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions of a Kimi-delta-attention mixer, by name, from the text config."""
+    """The dimensions of a Kimi-delta-attention mixer, by name; LegroomError without `linear_attn_config`."""
     linear = text.get("linear_attn_config")
     if not isinstance(linear, Mapping):
         raise LegroomError("the model config has no linear_attn_config", "a Kimi linear model needs one")
@@ -122,13 +122,13 @@ _ENCODER_ONLY += ("LlamaBidirectional",)
 
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:
     """The main mixer of every layer; None for layers without one (Nemotron-H blocks, DeciLM no-ops)."""
-    kinds = layer_kinds(text, architecture)
+    kinds = mixer_kinds(text, architecture)
     return tuple(_mixer_of_layer(text, architecture, index, kind) for index, kind in enumerate(kinds))
 
 
 def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], ...]:
     """The further mixers of every layer: cross attention, or the attention beside a Mamba mixer."""
-    kinds = layer_kinds(text, architecture)
+    kinds = mixer_kinds(text, architecture)
     if any(word in architecture for word in ("Whisper", "BartFor", "MBart", "T5For", "CohereAsr", "Florence2")):
         cross = _attention_of_layer(text, architecture, "cross", 0)
         return tuple((cross,) for _ in kinds)
@@ -139,7 +139,7 @@ def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mi
 
 
 def encoder_mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer, ...]:
-    """The attention layers of an encoder-decoder model's encoder."""
+    """The attention layers of an encoder-decoder model's encoder; empty for other models."""
     if not any(word in architecture for word in ("Whisper", "BartFor", "MBart")):
         return ()
     heads = int_field(text, "encoder_attention_heads", default=int_field(text, "num_attention_heads"))
@@ -148,8 +148,8 @@ def encoder_mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer, .
     return (Attention(heads, heads, head_dim, head_dim, qkv_bias=True, o_bias=True, causal=False),) * count
 
 
-def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) -> tuple[Mixer, ...]:
-    """The multi-token-prediction layers of the checkpoint: full attention of the model's widths."""
+def mtp_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) -> tuple[Mixer, ...]:
+    """A mixer for each multi-token-prediction layer, like the last full attention layer; empty without any."""
     names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
     # Qwen3-Next's config does not count its MTP layers; vLLM builds one (measured: 3.07 GiB).
     unnamed = 1 if text.get("model_type") == "qwen3_next" else 0
@@ -165,7 +165,7 @@ def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]
 
 
 def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
-    """The layer's attention or state-space mixer; None where the layer has neither."""
+    """The layer's attention or state-space mixer; None where it has neither; LegroomError for an unknown kind."""
     kind = kind.partition("+")[0]
     if kind == "none":
         return None
@@ -200,7 +200,7 @@ def is_latent(text: Mapping[str, Any]) -> bool:
 
 
 def _has_indexer(text: Mapping[str, Any], index: int) -> bool:
-    """Whether a sparse layer has its own indexer: GLM-5.2 shares one among several layers."""
+    """Whether a sparse layer has an indexer of its own: GLM-5.2 shares one among layers, dense models have none."""
     if not text.get("index_head_dim"):
         return False
     types = text.get("indexer_types")
@@ -268,7 +268,7 @@ def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, .
 
 
 def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> tuple[int, int, int, int]:
-    """heads, kv_heads, head_dim and v_head_dim of one layer, before tensor parallelism."""
+    """heads, kv_heads, head_dim, v_head_dim of one layer before tensor parallelism; LegroomError if they clash."""
     heads = int_field(text, "num_attention_heads")
     hidden = int_field(text, "hidden_size")
     blocks = text.get("block_configs")
@@ -310,7 +310,7 @@ def _default_kv_heads(text: Mapping[str, Any], heads: int) -> int:
 
 
 def _int_of_layer(text: Mapping[str, Any], name: str, index: int) -> int | None:
-    """Layer `index`'s item where the config field is a list; None for a number or a missing field."""
+    """A config field's value for layer `index`, which may be an item of a list; None where it is missing."""
     value = text.get(name)
     if name == "num_key_value_heads" and text.get("multi_query") and not text.get("new_decoder_architecture"):
         return 1  # falcon-7b also writes n_head_kv

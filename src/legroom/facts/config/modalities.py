@@ -22,7 +22,7 @@ Config = Mapping[str, Any]
 
 
 def modalities(config: Config) -> tuple[Modality, ...]:
-    """The encoders that vLLM loads beside the language model of this config."""
+    """The encoders that vLLM loads beside the language model of this config; empty for a text model."""
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
@@ -73,7 +73,7 @@ def _tower_family(config: Config) -> str:
 
 
 def _default_encoder(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
-    """The family's default encoder; some families choose it by the width of their language model."""
+    """The encoder's default config in this family, some by the language model's width; empty for no row."""
     if row is None:
         return {}
     chosen: dict[str, Any] = dict(row.get("default", {}))
@@ -93,7 +93,7 @@ class _Encoder:
     text_width: int
 
     def field(self, name: str, fallback: int = 0) -> int:
-        """A number of the vision config, under the family's name or the usual one."""
+        """A number of the vision config, by the family's name or the usual one, a list's first; else `fallback`."""
         for key in (self.row.get("names", {}).get(name), name):
             value = self.vision.get(key) if key else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -135,7 +135,7 @@ class _Encoder:
 
     @property
     def tapped_blocks(self) -> int:
-        """Blocks whose features DeepStack adds to the last block's."""
+        """The number of blocks whose features DeepStack adds to the last block's."""
         tapped = self.vision.get("deepstack_visual_indexes")
         return len(tapped) if isinstance(tapped, (list, tuple)) else 0
 

@@ -9,7 +9,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.config import fields
 from legroom.facts.config.feedforward import feedforwards
-from legroom.facts.config.mixers import draft_mixers, encoder_mixers, further_mixers, mixers
+from legroom.facts.config.mixers import encoder_mixers, further_mixers, mixers, mtp_mixers
 from legroom.facts.config.modalities import modalities
 from legroom.facts.config.quantization import quantization
 from legroom.facts.model import Layer, Mixer, Model, latent, with_kv_heads
@@ -55,7 +55,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         encoder_layers=tuple(
             Layer(mixer, block) for mixer, block in zip(*_encoder_parts(text, architecture), strict=True)
         ),
-        draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
+        draft_layers=tuple(Layer(mixer, last_block) for mixer in mtp_mixers(text, layer_mixers)),
         is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),
         known=architecture in fields.architecture_table()[1],
         config=text,
@@ -64,7 +64,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
 
 
 def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """The first architecture of the config, or that of its model type."""
+    """The first architecture of the config, or that of its model type; empty where neither is known."""
     for given in (config.get("architectures"), text.get("architectures")):
         if isinstance(given, list | tuple) and given and isinstance(given[0], str):
             return given[0]
@@ -125,7 +125,7 @@ _FALLBACK_LEN = 2048
 
 
 def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
-    """The config's smallest context length times RoPE scaling; `yarn_multiplies`: as old releases compute YaRN."""
+    """The config's context length after RoPE scaling, 2048 without one; `yarn_multiplies`: old releases' YaRN."""
     lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
         return _FALLBACK_LEN

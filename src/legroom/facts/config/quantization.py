@@ -16,7 +16,7 @@ LINEAR_ATTENTION = "re:.*linear_attn.*"
 
 
 def quantization(config: Config) -> Quantization | None:
-    """The quantization of a checkpoint from its config.json or nested text config; None where it is unquantized."""
+    """The quantization of a checkpoint's config.json; None where unquantized, LegroomError for an unknown method."""
     section = _quantization_section(config)
     if section is None:
         return None
@@ -228,7 +228,7 @@ _MODELOPT: dict[str, Quantization] = {
 
 
 def _modelopt_scheme(section: Config) -> Quantization:
-    """The scheme of a ModelOpt quantization config: FP8, NVFP4 or mixed."""
+    """The scheme of a ModelOpt config: FP8, NVFP4 or mixed; LegroomError for an unknown algorithm."""
     inner = section.get("quantization") if isinstance(section.get("quantization"), Mapping) else section
     assert inner is not None
     algo = str(inner.get("quant_algo") or "NVFP4").upper()

@@ -116,7 +116,7 @@ def image_pixels(head: bytes) -> int | None:
 
 
 def _jpeg_pixels(head: bytes) -> int | None:
-    """Width x height from the first frame header, after any segments and stray bytes."""
+    """Width x height from the first frame header; None where `head` ends before it, 65,535^2 after 4,096 segments."""
     at = 2
     for _ in range(4096):  # a camera writes a few dozen segments
         at = head.find(b"\xff", at)

@@ -149,7 +149,7 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
 
 
 def most_logprobs(named: int | None, limits: EngineLimits) -> int:
-    """The most logprobs allowed: the policy's bound (`named`), else the server's, else vLLM's default."""
+    """The most logprobs allowed: the policy's (`named`), else the server's (-1: WHOLE_VOCABULARY), else 20."""
     if named is not None:
         return named
     if limits.max_logprobs is None:

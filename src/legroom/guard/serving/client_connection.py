@@ -169,7 +169,7 @@ class ClientConnection(HttpToolsProtocol):
         raise Stop
 
     def refuse_unread(self, refusal: Refusal) -> None:
-        """Refuse a request that was not read to its end, and close the connection."""
+        """Refuse a request not read to its end and close the connection; behind another response only abort it."""
         if self._is_behind_response():
             self.abort()
             return

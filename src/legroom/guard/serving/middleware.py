@@ -124,7 +124,7 @@ class Guard(AdmissionApp):
             peers.leave()
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Read the KV cache size from vLLM's configuration in this process, else from its metrics page."""
+        """Every 5 s until the pool's size is known, read it from vLLM's configuration here, else its metrics."""
         now_s = self.admission.clock()
         if (self.admission.limits.known and self._learn_at_s) or now_s < self._learn_at_s:
             return

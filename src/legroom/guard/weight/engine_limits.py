@@ -92,13 +92,13 @@ class EngineLimits:
         return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
 
     def share_blocks(self, overcommit: float = 1.0) -> int | None:
-        """All engines' blocks times `overcommit`, divided by the API server processes; None where unknown."""
+        """All engines' blocks times `overcommit`, per API server process; None where unknown or without a KV cache."""
         if not self.known or self.cacheless:
             return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
     def share_sequences(self) -> int | None:
-        """The max_num_seqs of all ranks divided by the API server processes; None where unknown."""
+        """max_num_seqs of all ranks, or vLLM's queue bound if lower, per API server process; None where unknown."""
         most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
         most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
         return max(1, min(most) // self.api_servers) if most else None
@@ -190,7 +190,7 @@ def _per_engine(blocks: int | None, engines: int) -> int | None:
 
 
 def _full_length_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
-    """Blocks of a full-length request and that length, from the reported concurrency and tokens (0.24+)."""
+    """(blocks, tokens) of a full-length request, from reported concurrency and KV tokens (0.24+); else (None, None)."""
     try:
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
@@ -238,7 +238,7 @@ def _block_tokens(cache: Any, parallel: Any) -> int | None:
 
 
 def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
-    """Ranks that share the tokens of one sequence."""
+    """Ranks that share the tokens of one sequence; `flag` returns a flag's value, or a default, by name."""
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
     return math.prod(_positive_int(flag(name, None)) or 1 for name in names)
 
@@ -252,7 +252,7 @@ def _num_engines(parallel: Any) -> int:
 
 
 def _max_logprobs(value: Any) -> int | None:
-    """vLLM's max_logprobs; -1 is the whole vocabulary."""
+    """vLLM's max_logprobs (-1: the whole vocabulary); None for any other value."""
     return value if isinstance(value, int) and value >= -1 else None
 
 

@@ -361,7 +361,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
 
 
 def _finished_counts(success: _Parts) -> dict[str, float]:
-    """Totals of ended requests, and of those aborted or failed, from `request_success` by finish reason."""
+    """Totals `finished` and, of these, `aborted` and `errored`, from `request_success` by reason; {} without it."""
     counts: dict[str, float] = {}
     for labels, value in _newest_values(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
@@ -371,7 +371,7 @@ def _finished_counts(success: _Parts) -> dict[str, float]:
 
 
 def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
-    """The pool's size from the labels of `vllm:cache_config_info`: one row per server in V0, per engine in V1."""
+    """EngineSample's pool fields from the labels of `vllm:cache_config_info`; {} where none is of this engine."""
     model, engine = key
     of_model = (row for row in configs if row.get("model_name", model) == model)
     config = next((row for row in of_model if "engine" not in row or _engine_name(row) == engine), None)

@@ -53,7 +53,7 @@ class KubernetesPods:
         self._api = api if api is not None else _api_client(context)
 
     def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods with an IP address that the label selector matches."""
+        """Running pods with an address that match the label selector; None: in all namespaces. Raises LegroomError."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
         try:

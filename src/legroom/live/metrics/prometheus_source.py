@@ -199,7 +199,7 @@ class PrometheusSource:
         return self._take_samples(turn, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
 
     def _due_servers(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """The servers to sample now, with their scrape times."""
+        """Server -> scrape time of those to sample now; remembers the scrape times of all."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
@@ -230,7 +230,7 @@ class PrometheusSource:
     def _due_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
     ) -> list[tuple[float, str, float]]:
-        """Of the due servers those to poll now, longest due first; a cap spreads a large fleet after a pause."""
+        """Of (due time, server, scrape time) those to poll now, longest due first; caps a large fleet after a pause."""
         passed_s, self._polled_s = max(time_s - self._polled_s, 0.0), time_s
         if not apart_s or passed_s >= apart_s:
             return due
@@ -241,7 +241,7 @@ class PrometheusSource:
     def _missing_servers(
         self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float
     ) -> list[ScrapeResult]:
-        """A failure for each server whose scrape failed; a target Prometheus no longer lists was removed."""
+        """A failure per scrape interval of each known server without figures, unless Prometheus removed its target."""
         self._targets |= is_up.keys() & present.keys()
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S

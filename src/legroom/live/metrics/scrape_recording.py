@@ -188,7 +188,7 @@ class Recorder:
 
 
 def replay(path: Path) -> Iterator[ScrapeResult]:
-    """The scrape results of a recording. A truncated last line is ignored."""
+    """The scrape results of a recording; a truncated last line is ignored. LegroomError where it is damaged."""
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
     lines = _readable_lines(path)

@@ -43,7 +43,8 @@ class ProfiledItem:
 
 def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tuple[ProfiledItem, ...]:
     """The largest item of every kind that --limit-mm-per-prompt allows."""
-    allowed = {item.kind for tower in towers for item in _release_items(tower, settings) if limit(settings, item.kind)}
+    kinds = {item.kind for tower in towers for item in _release_items(tower, settings)}
+    allowed = {kind for kind in kinds if items_per_prompt(settings, kind)}
     return tuple(
         _as_profiled(item, tower, settings, allowed)
         for tower in towers
@@ -53,13 +54,13 @@ def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tu
 
 
 def encoder_budget(items: tuple[ProfiledItem, ...], settings: EngineSettings) -> int:
-    """Encoder tokens that vLLM computes in one step (max_num_encoder_input_tokens)."""
+    """Encoder tokens of one step: max_num_batched_tokens, or the largest item's where that is more."""
     return max(settings.max_num_batched_tokens, *(item.tokens for item in items))
 
 
 def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """Items of this kind in the encoder batch of the profile run."""
-    per_prompt = limit(settings, item.kind)
+    """How many items like this one the encoder batch of the profile run has, at least 1; `budget`: encoder tokens."""
+    per_prompt = items_per_prompt(settings, item.kind)
     if known_release(settings.release).before("0.10.0"):
         return max(1, min(cdiv(budget, item.tokens), settings.max_num_seqs * per_prompt))
     requests = settings.max_num_seqs
@@ -69,8 +70,8 @@ def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -
     return max(1, min(budget // item.tokens, requests * per_prompt))
 
 
-def limit(settings: EngineSettings, kind: str) -> int:
-    """Items of a kind ("image", "video" ...) that --limit-mm-per-prompt allows per prompt."""
+def items_per_prompt(settings: EngineSettings, kind: str) -> int:
+    """Items of a kind ("image", "video" ...) per prompt: --limit-mm-per-prompt, else 999 (V1) or 1 (V0)."""
     given = (settings.given.limit_mm_per_prompt or {}).get(kind)
     if isinstance(given, Mapping):
         given = given.get("count")
@@ -94,7 +95,7 @@ def _exists_in(part: MediaItem | LiveTensors, release: Release) -> bool:
 
 
 def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
-    """The item as large as the profile run builds it, within processor limits, per-prompt limits and length."""
+    """The item as large as the profile run builds it; `allowed`: the kinds of media that a prompt may hold."""
     item = _with_processor_limits(item, settings)
     options = (settings.given.limit_mm_per_prompt or {}).get(item.kind)
     options = options if isinstance(options, Mapping) else {}
@@ -129,7 +130,7 @@ def _video_frame_steps(item: MediaItem, length: int) -> int:
 
 
 def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
-    """The token length for which the dummy video is built: max_num_batched_tokens before 0.10, then max_model_len."""
+    """Tokens of the dummy video: max_num_batched_tokens up to 0.9, `steps` x tokens in 0.10.0, then max_model_len."""
     release = known_release(settings.release)
     if release.before("0.10.0"):
         return settings.max_num_batched_tokens
@@ -137,7 +138,7 @@ def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
 
 
 def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaItem:
-    """The item with max_pixels of --mm-processor-kwargs applied."""
+    """The item scaled to the max_pixels of --mm-processor-kwargs; unchanged where none is given."""
     max_pixels = _max_pixels(settings.given.mm_processor_kwargs or {}, item.kind)
     if not max_pixels or not item.pixels_per_token:
         return item
@@ -206,7 +207,7 @@ def encoder_batch(model: Model, settings: EngineSettings) -> EncoderBatch | None
 
 @cached(PROFILE_RUN)
 def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> EncoderProfile | None:
-    """The encoder run with the largest items that fit the encoder budget; None where vLLM profiles no encoder."""
+    """Peak and kept bytes of the encoder's profile run with the largest items; None where vLLM profiles no encoder."""
     batch = encoder_batch(model, settings)
     if batch is None:
         return None
@@ -271,7 +272,7 @@ def _tower_peak(
 
 
 def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes per patch of the split-KV buffers of the encoder's attention kernel."""
+    """Bytes per patch of the split-KV buffers of the encoder's attention kernel; 0 where it does not split."""
     tower = batch.item.tower
     if not tower.attending_patches:
         return 0
@@ -286,7 +287,7 @@ scores."""
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
-    """Bytes of one patch's input pixels; `width`: bytes of a value."""
+    """Bytes of one patch's input pixels: one per value where the release passes raw pixels, else `width`."""
     raw = bool(tower.raw_pixels_since) and known_release(settings.release).at_least(tower.raw_pixels_since)
     return tower.pixels_per_patch * (1 if raw else width)
 
@@ -301,7 +302,7 @@ def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, te
 
 
 def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | None) -> int:
-    """Patches that Gemma 4 encodes at once: its position lookup is limited to a tenth of the card."""
+    """Patches encoded at once: Gemma 4 limits its position lookup to a tenth of the card; others take the batch."""
     tower, release = batch.item.tower, known_release(settings.release)
     if not tower.chunk_bytes_per_patch or gpu is None:
         return batch.patches
@@ -312,7 +313,7 @@ def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | Non
 
 
 def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, width: int) -> int:
-    """Bytes of DeepStack's features of earlier blocks, which live while the last blocks run."""
+    """Bytes of DeepStack's features of earlier blocks, which live while the last blocks run; 0 without DeepStack."""
     tower = batch.item.tower
     if tower.feature_levels < 2:
         return 0
@@ -325,7 +326,7 @@ def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings
 
 
 def _v0_profile(items: tuple[ProfiledItem, ...], model: Model, settings: EngineSettings, width: int) -> EncoderProfile:
-    """V0 profiles sequences with every kind of item through the whole model; pixels and outputs live until its end."""
+    """V0's profile: each sequence has every kind of item; pixels and outputs live to the end of the whole model."""
     sequences = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // sum(i.tokens for i in items)))
     masks = 0
     if "cross_attention_layers" in model.config:

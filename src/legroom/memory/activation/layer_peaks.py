@@ -236,7 +236,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPeak:
-    """Live elements while the first Mamba-2 layer tunes its kernels, which later starts find in Triton's cache."""
+    """Live elements per token while the first Mamba-2 layer tunes its kernels, which later starts find cached."""
     elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
     return LayerPeak(TUNING, elements, "hidden states + projection + output")
 
@@ -291,7 +291,7 @@ class ExpertScratch:
 
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
-    """The largest buffers of any expert layer, by release and kernel."""
+    """The largest buffers of any expert layer, by release and kernel; all 0 without experts."""
     kinds = cached_by_model(layer_kinds, model)
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
@@ -312,7 +312,7 @@ _INDEXED_REQUESTS = 40
 
 
 def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of DeepSeek sparse attention's workspace: indexer keys and scales; in V4 also FlashMLA's latents."""
+    """Bytes of DeepSeek sparse attention's workspace: indexer keys; in V4 also FlashMLA's latents. 0 elsewhere."""
     if not isinstance(mixer, LatentAttention):
         return 0
     ratio = mixer.compress_ratio or 1

@@ -46,7 +46,7 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 
 def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes alive while torch.compile tunes the first piece of the model, or of its draft, on a copy of its table."""
+    """Bytes alive while torch.compile tunes the first piece of the model or its draft on a copy of the embedding."""
     width = element_bytes(settings)
     table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
     hidden = settings.max_num_batched_tokens * model.hidden_size * width
@@ -57,7 +57,7 @@ def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
-    """Bytes alive while Triton tunes the kernels of the first Mamba-2 layer (0.22+, `_warmup_ssd_kernels`)."""
+    """Bytes alive while Triton tunes the first Mamba-2 layer (0.22+, `_warmup_ssd_kernels`); 0 without such a layer."""
     moments = [moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where == TUNING]
     if not moments or known_release(settings.release).before("0.22.0"):
         return 0
@@ -66,9 +66,8 @@ def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
     return elements * element_bytes(settings) + _TUNING_BYTES + cublas_workspace(gpu)
 
 
-def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """What stays reserved if a small tensor is cut from the freed copy of a first start: 0.27 charges the drop of free
-    memory, and 0.32 is the first release read that limits such cuts in the profile run, on CUDA."""
+def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """Bytes of a first start's peak that may stay reserved and be charged (0.27 to 0.31; later off NVIDIA); else 0."""
     release, cold = known_release(settings.release), activation_cold(model, settings, gpu, pp_rank)
     limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
     return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
@@ -155,7 +154,7 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
-    """Fragmentation that counts as activation up to 0.6.3, which reads free memory before emptying torch's cache."""
+    """Bytes of fragmentation charged as activation up to 0.6.3, which kept torch's cache while measuring; then 0."""
     if known_release(settings.release).at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]
@@ -172,7 +171,7 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
 
 
 def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[LayerPeak, ...]:
-    """The peaks of these layers, in elements per token."""
+    """The peaks of the layers with these indices, in elements per token."""
     scheme, fused = scheme_in_use(model, settings), constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
@@ -222,7 +221,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
-    """The layers that draft behind the model, and the hidden states of every token that live beside them."""
+    """The layers that draft after this model (None without any), and the hidden states per token kept beside them."""
     method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
     if predicts_itself(method) and model.draft_layers:
         fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))
@@ -267,7 +266,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
-    """Bytes of hidden states, logits and sampler on the last pipeline stage, and their terms in words."""
+    """Bytes of hidden states, logits and sampler, and their terms in words; (0, "") before the last stage."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
     sample = sampling(model, settings, gpu)
@@ -343,7 +342,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
 
 
 def scratch_rows(gpu: Gpu, sequences: int) -> int:
-    """Rows of the top-k kernel's scratch buffer: one per program, at most one per multiprocessor."""
+    """Rows of the top-k kernel's scratch: `sequences` rounded up to a power of two, at most one per multiprocessor."""
     known = constants()["multiprocessors"]
     by_name = next((count for name, count in known["by_name"].items() if name in gpu.name.lower()), None)
     capability = ".".join(str(part) for part in gpu.compute_capability)

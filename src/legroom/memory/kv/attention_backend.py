@@ -29,7 +29,7 @@ class Backend:
 
 
 def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backend:
-    """The backend that vLLM selects for the attention layers."""
+    """The attention layers' backend and its block sizes; "FLASH_ATTN" stands for most that are not MLA."""
     release = known_release(settings.release)
     mixers = [layer.mixer for layer in model.layers]
     if latents := latent(mixers):
@@ -46,7 +46,7 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
 
 
 def _intel_page(model: Model, settings: EngineSettings) -> int:
-    """Tokens per block of the attention kernel on Intel GPUs: 64, or Triton's 16 for float32 and image masks."""
+    """Tokens per block of the attention kernel on Intel GPUs: 64, or 16 with V0, Triton, float32 and image masks."""
     release = known_release(settings.release)
     masked = masks_images(settings.given, model, release)
     triton = "TRITON" in named_backend(settings.given, release) or settings.dtype == "float32" or masked
@@ -136,7 +136,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
 def aligned_block_size(
     model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
 ) -> int:
-    """The block size of hybrid models (0.10+), at which an attention page holds a whole recurrent state."""
+    """The block size at which an attention page holds a recurrent state (hybrid models, 0.10+), else `block_size`."""
     release = known_release(settings.release)
     if release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size

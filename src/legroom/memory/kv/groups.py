@@ -42,7 +42,7 @@ class CacheGroup:
 
     @property
     def spec(self) -> CacheSpec:
-        """One spec that stands for all layers of the group."""
+        """The first layer's spec, which stands for all layers of the group."""
         return self.specs[0]
 
     @property
@@ -70,7 +70,7 @@ class CacheGroup:
 def cache_groups(
     specs: Specs, release: Release, *, hybrid_off: bool = False, packed: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """The KV cache groups that vLLM makes of these layers: of the model or, before 0.11, of one pipeline stage."""
+    """The KV cache groups that vLLM makes of these layers; UnsupportedCache where the release makes none."""
     if not specs:
         return ()
     if hybrid_off or release.before("0.9.1"):
@@ -101,7 +101,7 @@ def _is_one_type(specs: Specs, release: Release) -> bool:
 
 
 def promoted(specs: Specs) -> dict[str, CacheSpec]:
-    """The specs with sliding and chunked layers as full attention (hybrid manager off, or before 0.9.1)."""
+    """The specs with sliding and chunked layers as full attention; unchanged where no layer is full attention."""
     full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
     if not full:
         return dict(specs)
@@ -218,7 +218,7 @@ def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> dict[Any, list[
 
 
 def _least_padding(counts: Sequence[int], floor: int) -> int:
-    """The group size with the least padding when every count is rounded up to a multiple of it."""
+    """The group size, from `floor` on, with the least padding when every count is rounded up to a multiple of it."""
     best, best_waste = floor, None
     for size in range(max(1, floor), max(counts) + 1):
         waste = sum(-count % size for count in counts)

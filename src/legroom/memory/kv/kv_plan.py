@@ -54,7 +54,7 @@ class KvPlan:
 
     @property
     def longest_len(self) -> int:
-        """The longest max_model_len that passes the length check, beyond the model's own limit."""
+        """The longest max_model_len that passes the length check, whatever the model's own limit; 0 if unsupported."""
         if self.shape.is_empty:
             return LONGEST_LEN
         if self.shape.unsupported is not None:
@@ -74,7 +74,7 @@ class KvPlan:
         )
 
     def longest_for(self, requests: int) -> int:
-        """The context length at which this many running requests fit; at most max_model_len."""
+        """The longest context at which this many running requests fit; at most max_model_len, 0 without blocks."""
         if self.shape.is_empty or self.num_blocks <= 0:
             return 0
         holds = partial(_logged_concurrency, self.shape, self.num_blocks)
@@ -130,7 +130,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
-    """The bytes that the checks use: those of num_gpu_blocks_override from 0.20.1 on."""
+    """The bytes of each stage that the checks use: from 0.20.1 on those of num_gpu_blocks_override, if given."""
     override = settings.num_gpu_blocks_override
     if override is None or not shape.era.override_replaces_memory:
         return available_bytes
@@ -225,7 +225,7 @@ def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[in
 
 
 def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
-    """The check of hybrid models from 0.20 on: full CUDA graphs need a state block per sequence."""
+    """The failure of hybrid models (0.20+) with full CUDA graphs and fewer state blocks than sequences; else None."""
     full_graphs = not settings.enforce_eager and "FULL" in settings.cudagraph_mode
     if not shape.has_states or not full_graphs or settings.max_num_seqs <= blocks:
         return None

@@ -156,7 +156,7 @@ _SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_n
 
 @cached(_SHAPE_INPUTS)
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> KvShape:
-    """The shape for these settings; one object for settings that differ in max_model_len or memory alone."""
+    """The KV cache's groups and pages; one object for settings that differ in max_model_len or memory alone."""
     release = known_release(settings.release)
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
@@ -182,7 +182,7 @@ def shape_of_specs(
     hybrid_off: bool = False,
     packed: bool = False,
 ) -> KvShape:
-    """The V1 engine's KV cache for the specs of every pipeline stage."""
+    """The V1 engine's KV cache for the specs of every stage; `size`: tokens per block, `shards`: context shards."""
     now = era(release.version, "V1")
     empty = not any(specs)
     states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())
@@ -237,7 +237,7 @@ def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
 def _groups_of_stages(
     specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
-    """The groups of the model, and those of each pipeline stage; before 0.11.0 every stage groups its own layers."""
+    """The groups of the model, and those of each stage; before 0.11.0 stages group alone, and the first's count."""
     if release.before("0.11.0"):
         own = [cache_groups(stage_specs, release, hybrid_off=off) for stage_specs in specs]
         return own[0], own

@@ -115,7 +115,7 @@ class FullAttentionSpec(AttentionSpec):
     chunk: int | None = None
 
     def blocks(self, length: int) -> int:
-        """Blocks of `length` tokens, divided among context-parallel ranks."""
+        """Blocks that a request of `length` tokens takes on one rank; context-parallel ranks share it."""
         return cdiv(cdiv(length, self.context_shards), self.block_size)
 
     @property
@@ -161,7 +161,7 @@ class SlidingWindowSpec(AttentionSpec):
     """Kept below the window for multi-module speculation (0.28+)."""
 
     def blocks(self, length: int) -> int:
-        """Blocks of the window and the tokens in flight, at most those of `length` tokens."""
+        """Blocks of the window and the tokens in flight, together at most `length` tokens, and one more."""
         # One block more than the tokens fill: the window may start inside a block.
         kept_tokens = self.window - 1 + self.retained_tokens + self.in_flight_tokens
         return cdiv(min(kept_tokens, length), self.block_size) + 1
@@ -193,7 +193,7 @@ class ChunkedLocalSpec(AttentionSpec):
     in_flight_tokens: int = 0
 
     def blocks(self, length: int) -> int:
-        """Blocks of one chunk and the tokens in flight, at most those of `length` tokens."""
+        """Blocks of one chunk and the tokens in flight, together at most `length` tokens."""
         return cdiv(min(self.chunk + self.in_flight_tokens, length), self.block_size)
 
     @property

@@ -84,8 +84,8 @@ def draft_is_uncounted(settings: EngineSettings) -> bool:
     return uncounted and draft_method(settings.given.speculative_config) == "draft_model"
 
 
-def is_estimated(model: Model, settings: EngineSettings) -> bool:
-    """Whether the draft's weights are an estimate: its config was not read, or its architecture is not known."""
+def is_draft_estimated(model: Model, settings: EngineSettings) -> bool:
+    """Whether the draft's weights are an estimate: heads always, a draft model if its config or family is unknown."""
     method = draft_method(settings.given.speculative_config)
     if method == "draft_model":
         return model.draft is None or not model.draft.known

@@ -26,7 +26,7 @@ def _layer_input_width(config: Mapping[str, Any]) -> int:
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
-    """Per-layer embeddings, hyper-connection head and AltUp projections, beside the embeddings."""
+    """The modules that single families have beside the embeddings, such as per-layer embeddings; else none."""
     width = _layer_input_width(config)
     if width:
         rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
@@ -51,7 +51,7 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
 
 
 def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
-    """DeepSeek-V4's hyper-connections, before attention and before the experts."""
+    """DeepSeek-V4's hyper-connections, before attention and before the experts; empty without `hc_mult`."""
     copies = _number(config, "hc_mult")
     if not copies:
         return []
@@ -65,7 +65,7 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
 
 
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: bool = False) -> list[Module]:
-    """Hyper-connections, per-layer inputs, AltUp, Laurel and shared blocks' adapters of one layer."""
+    """The modules that single families add to a layer, such as hyper-connections or AltUp; else empty."""
     out: list[Module] = _hyper_connections(config, hidden)
     if is_hybrid and config.get("model_type") == "zamba2":  # a projection, and adapters of the shared MLP and attention
         wide, inner = _number(config, "attention_hidden_size"), 2 * _number(config, "intermediate_size")
@@ -109,7 +109,7 @@ def workspace(name: str, size_bytes: int) -> Module:
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """Workspaces allocated before the layers: DeepGEMM's, where linear layers quantize inputs to FP8 (0.20+)."""
+    """Workspaces before the layers: DeepGEMM's, where linear layers quantize inputs to FP8 (0.20+); else empty."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
     # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):

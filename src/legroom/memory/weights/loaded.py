@@ -16,7 +16,7 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, segment_bytes
 from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
-from legroom.memory.weights.draft import is_estimated
+from legroom.memory.weights.draft import is_draft_estimated
 from legroom.memory.weights.module import Module
 from legroom.memory.weights.rank_modules import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
@@ -70,7 +70,7 @@ def _same_kind_of_gpu(vendor: str, compute_capability: tuple[int, int]) -> Gpu:
 
 
 def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """The parameters alone, without buffers, workspaces and allocator rounding."""
+    """Bytes of the parameters alone, without buffers, workspaces, LoRA and allocator rounding."""
     stored = stored_modules(model, settings, gpu, pp_rank)
     return sum(sum(each.storage.kept) for each in stored if each.module.part not in ("buffers", "workspace", "lora"))
 
@@ -99,7 +99,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes), allocator.free_blocks)
 
 
-def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
+def unused_bytes(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
     """Bytes that torch holds reserved but unused once these requests found room in and beside the weights' segments."""
     free = list(loaded_weights(model, settings, gpu, pp_rank).free_blocks)
     for request in requests:
@@ -127,7 +127,7 @@ def _weights_figure(
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
         band = int(stored_bytes * _ASSUMED_BAND)
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
-    if is_estimated(model, settings) or not model.known or model.assumed:
+    if is_draft_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
         less = 0 if model.known else int(total * (1 - _LEAST_OF_UNKNOWN))
         return Figure(total, "estimated", total - max(band, less, saving), total + max(band, extra), tuple(terms))
@@ -199,7 +199,7 @@ def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) ->
 
 
 def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
-    """Checkpoint bytes over those the config implies, for GGUF and unknown architectures; None where exact."""
+    """Checkpoint bytes over those the config implies, for GGUF and unknown architectures; None for others."""
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None
@@ -222,7 +222,7 @@ def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
 
 
 def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings:
-    """The allocator's settings while loading: on CUDA, 0.21+ uses max_split_size_mb:20; else the defaults."""
+    """The allocator's settings while loading: expandable_segments of the environment, splits below 20 MiB (0.21+)."""
     limited = gpu.vendor == "nvidia" and known_release(settings.release).at_least("0.21.0")
     env = settings.given.env
     conf = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
@@ -291,7 +291,7 @@ def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
 
 
 def _last_tensor(module: Module) -> str:
-    """The name of a module's last tensor in a checkpoint."""
+    """The alphabetically last name of a module's tensors in a checkpoint."""
     path, _, own = module.name.rpartition(".")
     return f"{path}.{max(module.shards, default=own)}"
 

@@ -61,7 +61,7 @@ class Patterns:
         return any(self._matches_whole(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
     def _matches_whole(self, name: str) -> bool:
-        """Whether a pattern equals the whole name or one of its dotted beginnings."""
+        """Whether the name begins with a glob's prefix, or the joined expression matches it from its start."""
         return name.startswith(self.starts) or (self.regex is not None and self.regex.match(name) is not None)
 
 
@@ -93,7 +93,7 @@ def _tells_digits_apart(expression: str) -> bool:
 
 @lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
-    """The compiled patterns of a checkpoint, which may list tens of thousands."""
+    """The compiled patterns of a checkpoint's list of modules; expressions are dropped if one does not compile."""
     exact, words, expressions, starts = set(), [], [], []
     starts_in_layers: dict[str, tuple[str, ...]] = {}
     numbers, tells_apart = set[str](), False
@@ -165,7 +165,7 @@ class Schemes:
         return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 
     def of_lm_head(self) -> Quantization | None:
-        """The scheme of the output layer, which is quantized only where the checkpoint names it."""
+        """The scheme of the output layer, if the checkpoint says that it is quantized; else None."""
         main = self._quantization
         if main is None:
             return None

@@ -45,10 +45,8 @@ def extra_vocabulary(settings: EngineSettings) -> int:
     return 256 if settings.given.enable_lora and known_release(settings.release).before("0.12.0") else 0
 
 
-def lora_buffers(
-    modules: Iterable[Module], model: Model, settings: EngineSettings, dtype_bytes: int
-) -> Iterator[Module]:
-    """LoRA's A and B matrices for each slice of every linear layer, for `max_loras` adapters of `max_lora_rank`."""
+def lora_buffers(modules: Iterable[Module], model: Model, settings: EngineSettings) -> Iterator[Module]:
+    """LoRA's A and B matrices for every linear layer and embedding, and kernel indices; none without --enable-lora."""
     given = settings.given
     if not given.enable_lora:
         return
@@ -133,7 +131,7 @@ def loaded_modules(
     )
     built = _base_weights(build, stage_range(len(model.layers), settings, pp_rank))
     yield from built
-    for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
+    for module in lora_buffers((each.module for each in built), model, settings):
         yield StoredModule(module, storage(module, None, context))
     if build.last and not draft_is_uncounted(settings):
         yield from _draft_weights(build)
@@ -203,7 +201,7 @@ def _seq2seq_encoder(build: _Build) -> Iterator[Module]:
 
 
 def _vocabulary_rows(build: _Build) -> int:
-    """Embedding rows of one rank, padded to a multiple of 64."""
+    """Embedding rows of one rank, padded to a multiple of 64; all, unpadded, in families that do not split them."""
     if build.shape.whole_embeddings:
         return build.model.vocab_size
     rows = build.model.vocab_size + extra_vocabulary(build.settings)

@@ -39,7 +39,7 @@ class RopeCache:
 
 
 def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
-    """Every rotary table of the model, at the first layer that uses it."""
+    """Every rotary table of the model, at the first layer that uses it; none where Transformers runs the layers."""
     if anatomy.rope == "none" or runs_on_transformers(model.model_type, settings.release):
         return []
     first: dict[tuple[str, int], int] = {}

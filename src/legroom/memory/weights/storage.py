@@ -73,7 +73,7 @@ class StorageContext:
         return dtype_bytes(self.dtype)
 
     @property
-    def ampere(self) -> bool:
+    def runs_marlin(self) -> bool:
         """Whether Marlin kernels run: NVIDIA from compute capability 8.0 (unknown cards count as newer)."""
         return self.vendor == "nvidia" and (self.capability >= (8, 0) or self.capability == (0, 0))
 
@@ -104,7 +104,7 @@ def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | N
 
 
 def storage(module: Module, scheme: Quantization | None, context: StorageContext) -> Storage:
-    """The tensors (bytes loaded, kept) of one module under this scheme; None: unquantized."""
+    """The tensors that one module loads and keeps under this scheme, in bytes; None: unquantized."""
     size = dtype_bytes(module.dtype or context.dtype)
     bias = (module.copies * module.outputs * size,) if module.bias else ()
     if scheme is None or not module.quantizable or not module.inputs:
@@ -149,10 +149,10 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
     sizes = (weight, scales * scheme.weight_bits // 8, scales * context.dtype_bytes)
-    if not (context.ampere and context.at_least("0.5.4")) or context.quantization_flag == "awq":
+    if not (context.runs_marlin and context.at_least("0.5.4")) or context.quantization_flag == "awq":
         return Storage(sizes)
     if module.copies == 1 and context.at_least("0.19.0"):
-        kernel = _to_machete if _machete(module, scheme, context) else _to_marlin
+        kernel = _to_machete if _uses_machete(module, scheme, context) else _to_marlin
         return Storage(sizes, _awq_to_standard(*sizes[:2]) + kernel(*sizes))
     return Storage(sizes, replaced(*sizes))
 
@@ -176,7 +176,7 @@ def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
     return (weight, weight, ~14, ~7, 8 * zeros, scales, scales, scales, ~18, ~17, ~16, ~13)
 
 
-def _machete(module: Module, scheme: Quantization, context: StorageContext) -> bool:
+def _uses_machete(module: Module, scheme: Quantization, context: StorageContext) -> bool:
     """Whether Hopper's Machete kernel serves this linear layer."""
     suits = module.inputs % 64 == 0 and module.outputs % 128 == 0 and scheme.group_size in (None, 64, 128)
     return context.vendor == "nvidia" and context.capability == (9, 0) and module.copies == 1 and suits
@@ -191,10 +191,11 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     scales = module.copies * groups * module.outputs
     zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * INT32_BYTES
     loaded = (weight, index, zeros, scales * context.dtype_bytes)
-    marlin = context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
+    marlin = context.runs_marlin and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
     if not marlin or context.quantization_flag == "gptq":
         return Storage(loaded)
-    if _machete(module, scheme, context) and context.at_least("0.6.3") and not (scheme.act_order or scheme.zero_point):
+    plain = not (scheme.act_order or scheme.zero_point)
+    if plain and _uses_machete(module, scheme, context) and context.at_least("0.6.3"):
         # Machete repacks weights and scales; the loaded zero points and g_idx stay allocated.
         return Storage(loaded, replaced(weight, 0 if context.at_least("0.29.0") else None, None, loaded[3]))
     steps = replaced(weight, index if scheme.act_order else 0, zeros if scheme.zero_point else 0, loaded[3])
@@ -211,7 +212,7 @@ def _packed_int(module: Module, scheme: Quantization, context: StorageContext) -
     zeros = (scales * scheme.weight_bits // 8,) if scheme.zero_point else ()
     shape = (module.copies * 2 * (8 if module.copies == 1 else context.dtype_bytes),)
     sizes = (weight, scales * context.dtype_bytes, *zeros, *shape)
-    return Storage(sizes, replaced(*sizes[:-1]) if context.ampere else ())
+    return Storage(sizes, replaced(*sizes[:-1]) if context.runs_marlin else ())
 
 
 def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
@@ -277,9 +278,9 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
     bias = (copies * rows * context.dtype_bytes,) if module.bias else ()
     # Marlin reads 16-bit biases; the Triton and FlashInfer kernels need 32 bits.
-    wide = tuple(size if _mxfp4_marlin(context) else copies * rows * FLOAT32_BYTES for size in bias)
+    wide = tuple(size if _uses_marlin_for_mxfp4(context) else copies * rows * FLOAT32_BYTES for size in bias)
     loaded = (weight, scales, *bias)
-    if not _hopper_triton(context):
+    if not _uses_triton_on_hopper(context):
         return Storage(loaded, replaced(weight, scales, *wide))
     packed = columns // 2
     tile = copies * round_up(rows, 256)
@@ -294,7 +295,7 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     return Storage(loaded, (*replaced(weight, None, *wide), tile * groups))
 
 
-def _mxfp4_marlin(context: StorageContext) -> bool:
+def _uses_marlin_for_mxfp4(context: StorageContext) -> bool:
     """Whether Marlin serves MXFP4: cards before Hopper and after data-centre Blackwell; Hopper before 0.12."""
     if context.vendor != "nvidia" or context.wants_marlin:
         return context.vendor == "nvidia"
@@ -302,18 +303,18 @@ def _mxfp4_marlin(context: StorageContext) -> bool:
     return major not in (9, 10) or (major == 9 and not context.at_least("0.12.0"))
 
 
-def _hopper_triton(context: StorageContext) -> bool:
+def _uses_triton_on_hopper(context: StorageContext) -> bool:
     """Whether mxfp4 weights run with the Triton kernels on Hopper, not with Marlin."""
-    return context.vendor == "nvidia" and context.capability[0] == 9 and not _mxfp4_marlin(context)
+    return context.vendor == "nvidia" and context.capability[0] == 9 and not _uses_marlin_for_mxfp4(context)
 
 
 def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
     """Padded rows and columns: the hidden size and the expert width (doubled for gate and up)."""
-    if _hopper_triton(context):
+    if _uses_triton_on_hopper(context):
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":
         hidden_step, width_step = 256, 256
-    elif context.capability[0] == 10 and not _mxfp4_marlin(context):
+    elif context.capability[0] == 10 and not _uses_marlin_for_mxfp4(context):
         hidden_step, width_step = 256, 128 if context.at_least("0.21.0") else 256
     else:
         hidden_step, width_step = 256, 128
@@ -338,7 +339,7 @@ def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Stor
 
 
 def _int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """experts_int8: a byte per weight and a float32 scale per output."""
+    """experts_int8 and 8-bit bitsandbytes: a byte per weight and a float32 scale per output."""
     return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
 
 

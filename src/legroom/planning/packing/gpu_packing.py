@@ -203,7 +203,7 @@ def _planned_beside_all(
 
 
 def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_bytes: int) -> dict[str, Any]:
-    """The flags that give a server a KV cache of this size, whatever its neighbours do."""
+    """The flags that give a server a KV cache of this size, whatever its neighbours (`beside_bytes`) do."""
     release = needs.server.target.release
     flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes

@@ -47,14 +47,14 @@ class PackedServer:
 
 
 def default_name(args: ServeArgs) -> str:
-    """The served model name, or the last part of the model's name."""
+    """The served model name, or the last part of the model's: lower-case letters, digits and hyphens."""
     named = other_value(args, "--served-model-name") or args.model.rstrip("/").rpartition("/")[2]
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in named.lower())
     return "-".join(part for part in plain.split("-") if part) or "server"
 
 
 def with_own_names_and_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """The servers with unique names (a repeated one gets a number) and ports (those without one count from 8000)."""
+    """Servers with numbered names and, if several, ports from 8000 on; LegroomError for a port given twice."""
     given = [other_value(server.args, "--port") for server in servers]
     for twice in {port for port in given if port is not None and given.count(port) > 1}:
         raise LegroomError(f"two servers have --port {twice}", "give each its own")
@@ -167,7 +167,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
 
 
 def _with_goal(server: PackedServer) -> PackedServer:
-    """The server with max_model_len and max_num_seqs raised to its goal."""
+    """The server with the goal's context as max_model_len, unless given, and max_num_seqs raised to its concurrency."""
     goal, target = server.goal, server.target
     if goal is None:
         return server
@@ -179,7 +179,7 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """The smallest and largest useful KV cache in bytes, and the bytes of one block."""
+    """Bytes of the least and most useful KV cache (equal if given) and of a block; zeros for a model without one."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:

@@ -133,7 +133,7 @@ def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
 
 
 def _graph_memory(torch: Any) -> dict[str, Any]:
-    """Bytes of driver memory that captured CUDA graphs take, without PyTorch's pool."""
+    """`node_bytes`: driver memory that each node of a captured CUDA graph takes, without PyTorch's pool."""
     tensor = torch.zeros(1024, device="cuda")
     taken_bytes = []
     for nodes in _GRAPH_NODES:
@@ -162,7 +162,7 @@ def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
 
 
 def _pinnable_memory(torch: Any) -> dict[str, Any]:
-    """Bytes of host memory that can be pinned, tried in 1 GiB pieces up to 8 GiB or half of what is free."""
+    """Host memory that can be pinned (1 GiB pieces, up to 8 GiB or half of what is free), and why no more."""
     limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
     stopped = None
@@ -176,7 +176,7 @@ def _pinnable_memory(torch: Any) -> dict[str, Any]:
 
 
 def _available_bytes() -> int | None:
-    """The machine's available memory, or what the container's limit leaves of it."""
+    """The machine's available memory, or what the container's limit leaves of it; None where unknown."""
     values: list[int] = []
     try:
         with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123

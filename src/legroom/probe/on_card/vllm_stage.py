@@ -97,7 +97,7 @@ def _start_tiny_model(ranks: int, results: str) -> None:
 
 
 def _start_deployment(words: list[str], results: str) -> None:
-    """Start the user's command, parsed by vLLM itself, with dummy weights."""
+    """Start the user's deployment, parsed by vLLM itself, with dummy weights, and append vLLM's version."""
     vllm = importlib.import_module("vllm")
     engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     parsers = [name for name in ("vllm.utils.argparse_utils", "vllm.utils") if _has_parser(name)]
@@ -122,7 +122,7 @@ def _has_parser(name: str) -> bool:
 
 
 def _total_bytes() -> int | None:
-    """Total memory by NVML, which creates no CUDA context in this process."""
+    """Total memory by NVML, which creates no CUDA context in this process; None without NVML."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -96,7 +96,7 @@ def min_host_seconds(cost, tokens, running):
 
 @compilable
 def step_seconds(cost, tokens, stored, running):
-    """Seconds of a step with `tokens` new and `stored` cached tokens of `running` requests: compute or reads."""
+    """Seconds of a step with `tokens` new and `stored` cached tokens of `running` requests, at least the host's."""
     compute = cost.token * tokens
     if tokens > running > 0:
         # A prompt token attends on average to the tokens its request holds, less half of the new ones.

@@ -237,7 +237,7 @@ class FastReplay:
         return made
 
     def run(self, progress: Progress | None = None) -> Timeline:
-        """Replay to the end, or until the user interrupts."""
+        """Replay to the end, or until the user interrupts; NeedsStepByStepReplay where its rows do not suffice."""
         replay: Any = compiled("replay") if self.use_numba else step_kernel.replay
         turns = _TURNS_COMPILED if self.use_numba else _TURNS_PLAIN
         interrupted = False

@@ -163,7 +163,7 @@ def take_free_blocks(sim, count):
 
 @compilable
 def find_cache_hit(sim, rules, r):
-    """Cached blocks from the start of request `r`, and how many of them running requests hold."""
+    """Cached blocks from the start of request `r`, left in `sim.hits`, and how many of them running requests hold."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     most = (sim.requests[r].tokens - 1) // rules.block_size
     hit = used = state.num_hits = 0
@@ -186,7 +186,7 @@ def find_cache_hit(sim, rules, r):
 
 @compilable
 def hold_cached_blocks(sim, r, hit):
-    """Add request `r`'s references to the first `hit` cached blocks of its prompt."""
+    """Add request `r`'s references to the `hit` cached blocks that `find_cache_hit` left in `sim.hits`."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     for i in range(state.num_hits):
         extent = sim.hits[i]

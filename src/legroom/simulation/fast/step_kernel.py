@@ -305,7 +305,7 @@ def start_running(sim, rules, r, hit, computed):
 
 @compilable
 def complete_prefills(sim, rules):
-    """After the step: requests whose prompt is complete have sampled a token."""
+    """Move requests whose prompt is complete, and which sampled a token, to decoding or finishing."""
     state, requests = sim.state[0], sim.requests
     kept = 0
     for i in range(state.num_prefills):
@@ -334,7 +334,7 @@ def complete_prefills(sim, rules):
 
 @compilable
 def collect_finishing(sim, rules):
-    """The requests that sampled their last token in this step, in running order."""
+    """Mark the requests that sampled their last token in this step as finishing, in running order."""
     state, requests, finish_order = sim.state[0], sim.requests, sim.finish_order
     after_prefill = state.num_finishing
     while state.num_decodes and last_step(sim, finish_order[state.num_decodes - 1]) == state.step:

@@ -62,7 +62,7 @@ class TransferWorker:
         return now_s
 
     def end_step(self, plan: TransferPlan, now_s: float) -> list[TransferJob]:
-        """The copies that are done when the step has run."""
+        """The copies that have ended by `now_s`; the step's stores are submitted with the next step."""
         self._deferred += [job for job in plan.stores if job not in plan.flushes]
         return self.store_link.completed(now_s) + self.load_link.completed(now_s)
 

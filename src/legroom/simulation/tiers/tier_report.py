@@ -56,7 +56,7 @@ def hit_curve(
 def _unlimited_tier(
     trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
 ) -> TieredTimeline:
-    """A tier with room for everything: the one replayed already, if it evicted nothing."""
+    """A replay with room for everything in the tier: the one made already, if that evicted nothing."""
     if not (replayed.tally.evicted_chunks or replayed.tally.failed_stores):
         return replayed
     chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk

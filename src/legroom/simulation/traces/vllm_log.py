@@ -22,7 +22,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """The requests that vLLM logged; output lengths are `max_tokens`, as the log has no generated counts."""
+    """The requests that vLLM logged with a `max_tokens`, which stands for the output length that no log has."""
     trace = Trace(name, in_seconds=True)
     start: float | None = None
     for line in lines:

@@ -199,7 +199,7 @@ def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
 
 
 def _config_name(config: dict[str, Any] | None) -> str:
-    """The name inside a config, where it looks like a model name."""
+    """The name inside a config where it looks like a model's, else `your-model`; empty without a config."""
     if config is None:
         return ""
     own = config.get("_name_or_path")

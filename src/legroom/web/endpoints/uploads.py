@@ -117,13 +117,13 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom fragments --json`, and its picture."""
     from legroom.fragments.fragment_report import fragment_report
-    from legroom.render.fragments_text import advice_of, fragments_svg, headline
+    from legroom.render.fragments_text import advice_of, fragments_headline, fragments_svg
     from legroom.render.translation import in_language
 
     file, before = request["file"], request.get("earlier")
     earlier = _decode_snapshot(before, "the earlier file") if before else None
     report = fragment_report(_decode_snapshot(file, "the file"), earlier=earlier)
-    words = {"headline": headline(report), "advice": advice_of(report), "parts": report.to_json()["parts"]}
+    words = {"headline": fragments_headline(report), "advice": advice_of(report), "parts": report.to_json()["parts"]}
     language = request.get("language", "en")
     return {**report.to_json(), **in_language(words, language), "svg": fragments_svg(report, language)}
 

@@ -115,7 +115,7 @@ _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod a
 
 
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags, and its distribution over nodes."""
+    """The plan with multi-node flags, and its distribution over nodes; LegroomError where they do not divide alike."""
     words = parse_command(plan.command, plan.release)
     args = plan.args
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
@@ -179,7 +179,7 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
 
 
 def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
-    """The plan with this flag added to or replaced in its command."""
+    """The plan with this flag appended to its command, in which the last of a name counts."""
     return replace(plan, command=(*plan.command, *phrase.words))
 
 
