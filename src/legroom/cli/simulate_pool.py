@@ -213,9 +213,7 @@ def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str,
     """Settings of the simulated scheduler; max_model_len defaults to the trace's longest request."""
     flags = dict(flags)
     if flags.get("max_model_len") is None:
-        flags["max_model_len"] = max(
-            prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
-        )
+        flags["max_model_len"] = trace.longest
     if flags.get("engine") == "V0":
         # Sets V0's defaults: no chunked prefill, no prefix caching, a token budget of the longest prompt.
         flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from legroom.cli import shared_options
@@ -67,7 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    where.add_argument("--budget", type=float, metavar="USD", help="the most to pay an hour for all GPUs of a row")
+    where.add_argument(
+        "--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour for all GPUs of a row"
+    )
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     shared_options.add_sweep_options(

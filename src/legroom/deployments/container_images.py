@@ -257,14 +257,6 @@ def has_moving_tag(image: str) -> bool:
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
-def has_floating_tag(image: str) -> bool:
-    """Whether the tag of an image names no version: `latest`, `nightly`, or none."""
-    tag = _image_tag(image)
-    is_version = image_release(image) is not None or re.search(r"[0-9a-f]{7}", tag) or latest_build_day(image)
-    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) or image.removeprefix("docker.io/").startswith("vllm/")
-    return "@" not in image and is_moving and not is_version and "$" not in image and "{{" not in image
-
-
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
 """`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")

@@ -19,7 +19,6 @@ from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
 from legroom.vllm.command_line import flags_in
 from legroom.vllm.flag_problems import FlagProblem
-from legroom.vllm.flag_values import read_int
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
@@ -193,8 +192,8 @@ def thousands_notes(words: Sequence[str]) -> Iterator[str]:
     """What vLLM takes `8k` for, as a length in an option of legroom is read in 1,024s."""
     for flag, value in flags_in(words).items():
         if _THOUSANDS.fullmatch(value):
-            read, upper = (f"{read_int(text, human=True):,}" for text in (value, value.upper()))
-            yield f"vLLM reads {flag} {value} as {read}; {value.upper()} is {upper}"
+            more = int(value[:-1]) * 1024
+            yield f"vLLM reads {flag} {value} as {more // 1024 * 1000:,}; {value.upper()} is {more:,}"
 
 
 def deployment_of(server: StartedServer, requested: Release | None = None) -> Deployment:

@@ -185,11 +185,6 @@ def hourly_usd(fit: Fit, prices: Mapping[str, GpuPrice]) -> float | None:
     return price.usd_per_hour * fit.count if price and fit.count else None
 
 
-def exceeds(usd: float | None, budget: float | None) -> bool:
-    """Whether a price is above the budget, where there is one; an unknown price is."""
-    return budget is not None and (usd is None or usd > budget)
-
-
 _EXAMPLE = "write it like: [h100] and, in the next line, usd_per_hour = 2.49"
 
 

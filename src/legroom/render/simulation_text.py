@@ -21,24 +21,6 @@ from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
 
 
-def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...]) -> dict[int, float]:
-    """By block size, the share of allocated token slots that are empty, over the decode steps of all requests."""
-    stored = 0
-    slots_held = dict.fromkeys(block_sizes, 0)
-    for prompt_len, output_len in zip(trace.prompt_lens, trace.output_lens, strict=True):
-        last = prompt_len + output_len - 1
-        stored += (prompt_len + last) * output_len // 2
-        for size in block_sizes:
-            slots_held[size] += size * (_blocks_up_to(last, size) - _blocks_up_to(prompt_len - 1, size))
-    return {size: (slots - stored) / slots for size, slots in slots_held.items() if slots}
-
-
-def _blocks_up_to(length: int, size: int) -> int:
-    """Sum of the blocks that 1, 2, ... `length` tokens take."""
-    whole, rest = divmod(length, size)
-    return size * whole * (whole + 1) // 2 + rest * (whole + 1)
-
-
 def timeline_text(timeline: Timeline, load: LoadVerdict, style: Style) -> str:
     """The terminal report of a simulated load: verdict, curves of KV blocks and queue, figures, rejections."""
     lines = [*(style.paint(line, "bold") for line in wrap(_headline(timeline, load), style.width)), ""]
@@ -131,13 +113,8 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
             figures.append((name, _percentiles_text(seconds[key], "s") + "  (estimated)"))
         figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
-    wasted = waste_by_block_size(timeline.trace, (8, 16, 32, 64, 128))
-    return [
-        *figures,
-        ("wasted slots", f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"),
-        ("by block size", "  ".join(f"{size}: {ratio:.1%}" for size, ratio in wasted.items())),
-        ("fragmentation", "none between blocks: any free block serves any request"),
-    ]
+    waste = f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"
+    return [*figures, ("wasted slots", waste)]
 
 
 def _load_text(trace: Trace) -> str:

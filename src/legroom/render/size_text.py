@@ -12,7 +12,7 @@ from legroom.facts.gpus import GpuPrice, list_prices
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
-from legroom.planning.sizing import Fit, exceeds, hourly_usd
+from legroom.planning.sizing import Fit, hourly_usd
 from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, CardQuestion, DecodeRate, decode_rate
@@ -23,38 +23,24 @@ _ONE_USER = "one user, tok/s"
 _ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
 
 
-def size_text(
-    rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN, budget: float | None = None
-) -> str:
-    """The text of `legroom size`: one table per model, and what is above the budget."""
+def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
+    """The text of `legroom size`: one table per model."""
     blocks = []
     for model in dict.fromkeys(fit.model for fit in rows):
-        named = [fit for fit in rows if fit.model == model]
-        dear = [fit for fit in named if fit.plan and exceeds(hourly_usd(fit, prices), budget)]
-        fits = [fit for fit in named if fit not in dear]
+        fits = [fit for fit in rows if fit.model == model]
         head = style.paint(f"{short_model_name(model)}: {title}", "bold")
-        costs = [(f"{fit.count} x {fit.gpu.name}", hourly_usd(fit, prices)) for fit in dear]
-        blocks.append("\n".join([head, "", *_gpu_table(fits, prices, style, _dear_lines(costs, budget, style))]))
+        blocks.append("\n".join([head, "", *_gpu_table(fits, prices, style)]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _dear_lines(costs: Sequence[tuple[str, float | None]], budget: float | None, style: Style) -> Iterator[str]:
-    """The rows that are above the budget, each with its price."""
-    if costs:
-        named = ", ".join(f"{name} {'at an unknown price' if usd is None else f'${usd:,.2f}'}" for name, usd in costs)
-        yield from wrap(f"above ${budget:,.2f} an hour: {named}", style.width, "  ", "    ")
-
-
-def _gpu_table(
-    fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style, dear_lines: Iterator[str]
-) -> list[str]:
+def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
     """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
     each = [f"each of {fit.wanted:g}" for fit in fits[:1] if fit.wanted > 1]
     header = ("GPUs", "split", "holds", _ONE_USER, *each, "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
     lines = [f"  {line}" for line in columns(rows, f"<<{'>' * (len(header) - 3)}<")] if len(rows) > 1 else []
-    footers = [*_footer_lines(fits, style), *dear_lines]
+    footers = list(_footer_lines(fits, style))
     footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
     footers += [style.paint("  the command of another row: add --gpu NAME", "dim")] if len(rows) > 2 else []
     if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
@@ -92,14 +78,10 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
     for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
-    for fit in fits:
-        if fit.plan and (first := first_start_loss(fit.plan, fit.wanted)):
-            yield from wrap(f"{fit.count} x {fit.gpu.name}: {first[0]}", style.width, "  ", "    ")
-    is_skipped = any(fit.plan and fit.plan.verdict == "fits" for fit in fits)
-    for fit in fits:
-        if is_skipped and fit.plan and fit.plan.verdict != "fits":
-            why = f"{fit.count} x {fit.gpu.name}: tight, so its command is not shown: {fit.plan.reason}"
-            yield from wrap(why, style.width, "  ", "    ")
+    for fit, plan in ((fit, fit.plan) for fit in fits if fit.plan):
+        tight = [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
+        for remark in (*first_start_loss(plan, fit.wanted), *tight):
+            yield from wrap(f"{fit.count} x {fit.gpu.name}: {remark}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without, holding = [fit for fit in fits if fit.plan is None], {fit.gpu.name for fit in fits if fit.plan}
@@ -185,6 +167,7 @@ def _fleet_title(report: FleetReport) -> str:
     if goal.time_per_token_p99 is not None:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
     within = f", {' and '.join(limits)} (p99)" if limits else ""
+    within += f", at most ${report.budget:g} an hour" if report.budget < math.inf else ""
     return (
         f"{load.requests_per_s:.3g} requests/s of {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
         f"tokens{within}, vLLM {report.release.version}"
@@ -193,19 +176,15 @@ def _fleet_title(report: FleetReport) -> str:
 
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
-    fleets = [card.fleets[0] for card in cards if card.fleets]
-    by_cost = report.by_cost(cards)
-    prices = {fleet.gpu.name: report.surely_usd(fleet) for fleet in by_cost}
-    dear = {name: usd for name, usd in prices.items() if exceeds(usd, report.budget)}
-    holding = [fleet for fleet in by_cost if fleet.gpu.name not in dear]
+    holding = report.by_cost(cards)
     best = holding[0] if holding else None
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
     header = ["", "GPU", "GPUs", "split", "p99 TTFT s", "p99 TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
     lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
-    footers = list(_fleet_footer_lines(report, [fleet for fleet in fleets if fleet.gpu.name not in dear], style))
-    footers += _dear_lines([*dear.items()], report.budget, style)
+    misfits = [card.fleets[0] for card in cards if card.fleets and not card.fleets[0].holds]
+    footers = list(_fleet_footer_lines(report, [*holding, *misfits], style))
     if best and best.plan and not report.load.pools:
         servers = plural(best.replicas.high or best.replicas.middle or 0, "server")
         footers += ["", _marked_tight(f"  {servers} of {best.gpus_per_replica} x {best.gpu.name}", best.plan, style)]

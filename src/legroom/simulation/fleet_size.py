@@ -13,7 +13,6 @@ from legroom.facts.gpus import Gpu, GpuPrice
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card, ready_command
-from legroom.planning.sizing import exceeds
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, capacity_per_s, fewest_replicas, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
@@ -44,12 +43,6 @@ class ServingLoad:
         """The load of a trace at the mean rate of its arrivals."""
         duration = trace.arrivals[-1] - trace.arrivals[0]
         return cls(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer."""
-        lengths = zip(self.trace.prompt_lens, self.trace.output_lens, strict=True)
-        return max(prompt + output for prompt, output in lengths)
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -154,7 +147,7 @@ def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]
     """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
     number, card = cell
     args = task.args[number]
-    with_length = replace(args, max_model_len=args.max_model_len or task.load.longest)
+    with_length = replace(args, max_model_len=args.max_model_len or task.load.trace.longest)
     fleets = _fleets_by_tp_size(
         Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
     )
@@ -209,7 +202,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
             return replace(unsized, reason=f"is tight and may not start: {plan.reason}")
-        if (has := load.longest) > (takes := plan.settings.max_model_len):
+        if (has := load.trace.longest) > (takes := plan.settings.max_model_len):
             return replace(unsized, reason=f"a request has {has:,} tokens, more than --max-model-len {takes:,}")
         work = hardware(plan)
         if untrusted := why_no_step_time(work):
@@ -295,19 +288,12 @@ class FleetReport:
     cards: tuple[CardFleets, ...]
     prices: Mapping[str, GpuPrice]
     most_gpus: int
-    budget: float | None = None
-    """The most to pay an hour."""
+    budget: float = inf
 
     @property
     def holds(self) -> bool:
         """Whether any model's fleet on any GPU holds the load within the budget."""
-        holding = [fleet for card in self.cards for fleet in card.fleets if fleet.holds]
-        return any(not exceeds(self.surely_usd(fleet), self.budget) for fleet in holding)
-
-    def surely_usd(self, fleet: SizedFleet) -> float | None:
-        """The cost per hour of the servers for the slowest steps, else for the estimated ones; None if not known."""
-        _, middle, high = self.usd_per_hour(fleet) or NO_COUNT.times(1)
-        return middle if high is None else high
+        return any(self.by_cost([card]) for card in self.cards)
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
         """The hourly price of the fleet's GPU model; None where no price is known."""
@@ -335,7 +321,12 @@ class FleetReport:
             figures = (gpus[2] and 0, usd[2], usd[1], gpus[2], gpus[1])
             return fleet.is_tight, *(inf if each is None else each for each in figures)
 
-        return sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost_key)
+        def is_affordable(fleet: SizedFleet) -> bool:
+            _, middle, high = self.usd_per_hour(fleet) or NO_COUNT.times(1)
+            return (high or middle or inf) <= self.budget
+
+        first = (card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds)
+        return sorted(filter(is_affordable, first), key=cost_key)
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""

@@ -238,25 +238,17 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
     """The load to simulate: the uploaded trace, or the synthetic mix."""
-    from legroom.api.simulate_request import MAX_REQUESTS
+    from legroom.api.simulate_request import bounded_trace
+    from legroom.simulation.traces import synthetic
+    from legroom.simulation.traces.trace_files import read_trace_text
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
-    if text is not None:
-        from legroom.simulation.traces.trace_files import read_trace_text
-
-        trace = read_trace_text(text)
-    else:
-        assert mix is not None
-        from legroom.simulation.traces import synthetic
-
-        prompt, output = mix.get("prompt_tokens", 1000), mix.get("output_tokens", 300)
-        if mix.get("spread", True):
-            prompt, output = f"lognormal({prompt},0.8)", f"lognormal({output},0.6)"
-        arrivals = f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)}"
-        trace = synthetic.read(f"{arrivals} prompt={prompt} output={output}", mix.get("seed", 0))
-    if len(trace) > MAX_REQUESTS:
-        hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
-        raise LegroomError(f"{len(trace):,} requests are more than a page replays", hint)
-    return trace.checked()
+    if mix is None:
+        return bounded_trace(read_trace_text(text or ""))
+    prompt, output = mix.get("prompt_tokens", 1000), mix.get("output_tokens", 300)
+    if mix.get("spread", True):
+        prompt, output = f"lognormal({prompt},0.8)", f"lognormal({output},0.6)"
+    arrivals = f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)}"
+    return bounded_trace(synthetic.read(f"{arrivals} prompt={prompt} output={output}", mix.get("seed", 0)))
