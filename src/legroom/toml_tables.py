@@ -30,7 +30,28 @@ class KeyLines:
     """The line numbers of a TOML text's headers and keys."""
 
     def __init__(self, text: str) -> None:
-        self._lines = _lines_of_keys(text)
+        lines: dict[KeyPath, int] = {}
+        counts: dict[KeyPath, int] = {}
+        at: KeyPath = ()
+        open_quote = ""
+        for number, line in enumerate(text.splitlines(), start=1):
+            if open_quote:
+                open_quote = "" if open_quote in line else open_quote
+                continue
+            header, key = _HEADER.match(line), _KEY.match(line)
+            if header:
+                at = _path_with_indexes(_split_key(header[2]), counts)
+                if header[1] == "[[":
+                    counts[at] = counts.get(at, -1) + 1
+                    at = (*at, counts[at])
+                lines.setdefault(at, number)
+            elif key:
+                path = (*at, *_split_key(key[1]))
+                lines.setdefault(path, number)
+                lines.setdefault(path[: len(at) + 1], number)
+                for quote in ('"""', "'''"):
+                    open_quote = quote if line.count(quote) == 1 else open_quote
+        self._lines = lines
 
     def line_of(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest enclosing table that has a line; 1 without one."""
@@ -191,32 +212,6 @@ class TomlTable:
         """The value as TOML has it; None without the key."""
         self._read.add(key)
         return self._values.get(key)
-
-
-def _lines_of_keys(text: str) -> dict[KeyPath, int]:
-    """The line number of each table header and key, by its path."""
-    lines: dict[KeyPath, int] = {}
-    counts: dict[KeyPath, int] = {}
-    at: KeyPath = ()
-    open_quote = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if open_quote:
-            open_quote = "" if open_quote in line else open_quote
-            continue
-        header, key = _HEADER.match(line), _KEY.match(line)
-        if header:
-            at = _path_with_indexes(_split_key(header[2]), counts)
-            if header[1] == "[[":
-                counts[at] = counts.get(at, -1) + 1
-                at = (*at, counts[at])
-            lines.setdefault(at, number)
-        elif key:
-            path = (*at, *_split_key(key[1]))
-            lines.setdefault(path, number)
-            lines.setdefault(path[: len(at) + 1], number)
-            for quote in ('"""', "'''"):
-                open_quote = quote if line.count(quote) == 1 else open_quote
-    return lines
 
 
 def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:

@@ -60,9 +60,8 @@ class SizeReport:
         if matrix:
             return matrix_text(self.rows, title, style or PLAIN)
         if self.budget < math.inf:
-            title += (
-                f", at most ${self.budget:g} an hour ({plural(len(self.rows) - len(self.affordable), 'row')} left out)"
-            )
+            left_out = plural(len(self.rows) - len(self.affordable), "row")
+            title += f", at most ${self.budget:g} an hour ({left_out} left out)"
         return size_text(self.affordable, self.prices, title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:

@@ -65,10 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.upstream:
         hint = "legroom guard --upstream http://127.0.0.1:8000"
         raise LegroomError("--upstream is missing: which server should the guard protect?", hint)
-    return _serve_proxy(args)
-
-
-def _serve_proxy(args: argparse.Namespace) -> int:
     from legroom.guard.log import log_to_stderr
     from legroom.guard.serving.proxy import ProxyOptions, serve
     from legroom.guard.serving.upstream import is_itself, upstream_of

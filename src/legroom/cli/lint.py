@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
     report = lint_files(
         args.files, LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
     )
-    # Print the findings as text, JSON or SARIF; SARIF may go to a file beside them.
     if args.sarif and args.sarif != "-":
         write_file(args.sarif, json.dumps(report_sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, `HOST`, `:PORT` or nothing (the defaults); IPv6 in brackets."""
+    """(host, port) of `HOST:PORT`, `HOST`, `:PORT` or nothing (the defaults), IPv6 in brackets; else LegroomError."""
     host, port = text, str(_DEFAULT_PORT)
     if text.startswith("["):
         host, closing, rest = text[1:].partition("]")

@@ -98,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
         from legroom.planning.plan import cold_start
 
         made = cold_start(made)
-    # Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it.
     report = PlanReport(made)
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
@@ -182,7 +181,7 @@ def _path_without_revision(named: str) -> str:
 
 
 def _file_text(named: str) -> str:
-    """Text of a file, or of git's REV:PATH where no such file exists; empty for /dev/null."""
+    """Text of a file, or of git's REV:PATH; empty for /dev/null, LegroomError where there is neither."""
     from legroom.deployments.source_text import read_text
 
     if named == "/dev/null":

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _served_words(command: list[str]) -> list[str]:
-    """The model and flags of the command after `--`, without `vllm serve`, as vLLM's parser takes them."""
+    """The model and flags after `vllm serve` in the command; LegroomError for another command."""
     if not command:
         return []
     if command[:2] != ["vllm", "serve"] or len(command) < 3:

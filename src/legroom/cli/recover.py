@@ -106,7 +106,7 @@ def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 
 def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
-    """The command to start instead, and a note on its source or on why there is none."""
+    """(command to start instead or None, a note on its source or on why there is none)."""
     from legroom.cli.shared_options import gpu_count
     from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_killed_run, restart_after
 

@@ -60,7 +60,7 @@ def _refuse_options_of_others(words: Sequence[str]) -> None:
 
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Raise for a word that no vLLM release has and that is spelt nearest to an option of the parser."""
+    """Raise LegroomError for an option that no vLLM release has, unless it is spelt nearest to one of vLLM's."""
     from legroom.deployments.described import WISHES
     from legroom.facts.flags import advice, all_flag_names
 

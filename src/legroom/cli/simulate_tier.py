@@ -84,12 +84,11 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
 
 
 def tier_settings(text: str, block_bytes: int) -> TierSettings:
-    """The tier that `--tier` describes; `block_bytes` is one block over all ranks, 0 where it is not known."""
+    """The tier that `--tier` describes, else LegroomError; `block_bytes` of one block over all ranks, 0 if unknown."""
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
     kind = match["kind"]
-    # Raise unless the tier is `cpu`, the only one that is simulated.
     if kind == "disk":
         raise LegroomError(
             f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",

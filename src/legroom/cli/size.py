@@ -17,7 +17,6 @@ from legroom.units import parse_length, parse_whole
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -68,9 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    where.add_argument(
-        "--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour for all GPUs of a row"
-    )
+    where.add_argument("--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     shared_options.add_sweep_options(
@@ -111,23 +108,18 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
-    goal = _capacity_goal(args)
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
+
+    context = parse_length(args.context or "4k", "--context")
+    concurrency = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)
+    most = shared_options.gpu_count(args.gpus, "--gpus") or 32
+    goal = CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
     with progress_bar("sizing") as bar:
         executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
         report = SizeReport(rows, goal, used, prices_with_file(args.prices), args.budget)
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
-
-
-def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
-    """The context (default 4k) and concurrency (default 1) to hold, with up to --gpus GPUs."""
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-
-    context = parse_length(args.context or "4k", "--context")
-    concurrency = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)
-    most = shared_options.gpu_count(args.gpus, "--gpus") or 32
-    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
 
 def _is_rate(args: argparse.Namespace) -> bool:

@@ -109,7 +109,7 @@ def _verification_request(args: argparse.Namespace) -> VerificationRequest:
 
 
 def _environment_key(url: str) -> str | None:
-    """The API key of the environment; None where the URL has credentials."""
+    """The API key in OPENAI_API_KEY or VLLM_API_KEY; None without one, or where the URL has credentials."""
     from legroom.live.metrics.endpoint import endpoint
 
     if "Authorization" in endpoint(url).headers:
@@ -118,5 +118,5 @@ def _environment_key(url: str) -> str | None:
 
 
 def _parse_count(text: str | None, option: str, least: int) -> int | None:
-    """A count from `least` to 100,000; None for None."""
+    """A count from `least` to 100,000, else LegroomError; None for None."""
     return None if text is None else parse_whole(text, option, least, 100_000)

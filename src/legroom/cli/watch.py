@@ -71,7 +71,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.record:
-        # Raise where --record goes with a sidecar option or would overwrite the file of --replay.
         if args.daemon or args.rehearse:
             raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
         if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
@@ -181,7 +180,7 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def _print_replay(args: argparse.Namespace) -> int:
-    """Replays a recording: a line per change, then the final state; or JSON lines."""
+    """Prints a recording's changes and last state, or JSON lines; the exit status says if an incident opened."""
     from legroom.render.incident_text import local_time_text
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed_views
@@ -266,7 +265,7 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
 
 
 def _bearer_token(args: argparse.Namespace) -> str | None:
-    """The token of --token-file or LEGROOM_TOKEN; None if empty."""
+    """The token of --token-file, else of LEGROOM_TOKEN; None if empty, LegroomError for characters of no header."""
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
         where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")

@@ -44,17 +44,11 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
     folder = _ComposeFolder(document)
     for name, service in services.items():
         subjects = _service_subjects(name, service, services, folder)
-        resources = _akash_resources(document, name)
-        if resources is not None:
-            subjects = change_servers(subjects, partial(_on_akash, resources, service))
+        for _, placed in document.items("deployment", name):  # Akash's
+            if resources := document.get("profiles", "compute", placed.text("profile"), "resources"):
+                subjects = change_servers(subjects, partial(_on_akash, resources, service))
+            break
         yield from subjects
-
-
-def _akash_resources(document: Node, name: str) -> Node | None:
-    """The resources of a service's compute profile in a file of Akash; None in other files."""
-    for _, placed in document.items("deployment", name):
-        return document.get("profiles", "compute", placed.text("profile"), "resources")
-    return None
 
 
 def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:
@@ -249,7 +243,7 @@ def _mounts(service: Node) -> tuple[Mount, ...] | None:
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
-    """The ports of a service that its host forwards."""
+    """The ports of a service that its host forwards; none with the host's own network."""
     for item in service.list("ports") if service.text("network_mode") != "host" else ():
         short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
         yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))

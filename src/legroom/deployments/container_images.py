@@ -150,7 +150,8 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
     arguments = given[1:] if given and given[0].text == "serve" else given
     first = arguments[0].text if arguments else "-"
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
-    if names_program or not _can_be_model(first) or not (is_server_image(image) or _has_vllm_flags(image, given)):
+    can_be_model = re.match(r"[-/.~$]|.*[/\d]", first, re.DOTALL)  # `bench` or `ls` is another program
+    if names_program or not can_be_model or not (is_server_image(image) or _has_vllm_flags(image, given)):
         return given
     names = flag_names(arguments)
     if not is_published_by_vllm(image) and names and names.isdisjoint(flags_of(latest())):
@@ -194,13 +195,8 @@ def _is_companion(image: str) -> bool:
     return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
 
 
-def _can_be_model(word: str) -> bool:
-    """Whether the first argument of an image is a model or a flag; `bench` or `ls` is another program."""
-    return word.startswith(("-", "/", ".", "~", "$")) or "/" in word or bool(re.search(r"\d", word))
-
-
 def gpu_count(text: str) -> int | None:
-    """The number of GPUs in docker's `--gpus`: of `2` or `device=0,1`; None for `all`."""
+    """The number of GPUs in docker's `--gpus`: of `2`, `count=2` or `device=0,1`; None for `all` and other texts."""
     value = text.strip().strip("'\"")
     if value.isdecimal() and len(value) < 5:
         return int(value)
@@ -213,7 +209,7 @@ def gpu_count(text: str) -> int | None:
 
 
 def image_release(image: str) -> str | None:
-    """The vLLM version in the name of an image; None for `latest` or a date."""
+    """The vLLM version in an image's name; None for `latest`, a date or an image whose name lacks `vllm`."""
     if "vllm" not in image.lower():
         return None
     name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")

@@ -111,7 +111,7 @@ def deployment_from_file(path: str | Path, requested: Release | None = None, num
 
 
 def deployment_from_python(text: str, requested: Release | None = None, name: str = "the source") -> Deployment:
-    """The `LLM(...)` or engine arguments of Python source; keyword arguments alone are those of `LLM(...)`."""
+    """The `LLM(...)` or engine arguments of Python source, or bare keyword arguments; LegroomError without any."""
     from legroom.deployments.python_reader import parse_python, python_subjects  # only source needs it
 
     source = text
@@ -254,7 +254,7 @@ def _with_api_key(deployment: Deployment, text: str) -> Deployment:
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """The parsed flags with those of the --config file added; the command line takes precedence."""
+    """The flags, behind those of --config; an unreadable file becomes a problem, one without settings LegroomError."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

@@ -119,7 +119,7 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
-    """Whether a mapping is a container; Argo, Dynamo and KServe have their own keys for them."""
+    """Whether a mapping is a container: by its command, args or KServe runtime, or (`left_to_image`) a vLLM image."""
     if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
         return True
     by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))
@@ -321,7 +321,7 @@ _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|rais
 
 
 def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
-    """The probes of a container, or that it has none; without their ports where the pod has other containers."""
+    """A container's probes; kind `none` where it has ports alone; without port and path unless `is_alone`."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
     if container.list("ports") and not given["startup"] and not given["readiness"]:

@@ -33,6 +33,7 @@ def supervisord_subjects(source: Text) -> Iterator[Subject]:
 
 
 def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]:
+    """The servers and commands of one section; none unless it is a `[program:...]` with a command."""
     settings = {
         setting["key"]: Word(_without_comments(setting["value"]), section.start("body") + setting.start("value"))
         for setting in _SETTING.finditer(section["body"])

@@ -206,7 +206,7 @@ class VerdictCache:
         self._plans = 0
 
     def get(self, manifest: Manifest) -> tuple[bytes, Verdict | None]:
-        """The cache key of a manifest, and its verdict where one is cached."""
+        """(cache key of a manifest, its cached verdict or None)."""
         key = hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).digest()
         verdict = self._verdicts.get(key)
         if verdict is not None:

@@ -216,7 +216,7 @@ class PolicyFile:
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:
-        """Read the file if changed, or with `force`; returns the error of a broken one, which keeps the old policy."""
+        """Read the file if changed, or with `force`; a broken one's error, which keeps the old policy, else None."""
         self._next_s = now_s + 1.0
         assert self.path is not None
         version = self._file_version()

@@ -66,7 +66,7 @@ class ServerView:
 
 
 def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
-    """The server's figures, state and findings after its last scrape."""
+    """The server's figures, state and findings after its last scrape; state `unreachable` where that failed."""
     window, findings = watcher.window, watcher.findings
     ahead = pool_forecast(window, levels)
     now_s = window.last_scrape_s or 0.0

@@ -85,7 +85,7 @@ def _other_process_bytes(card: GpuMemory) -> int:
 
 
 def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The KV pool that `legroom plan` expects for the command on these GPUs, in words and numbers."""
+    """The KV pool that `legroom plan` expects on these GPUs, in words and numbers; LegroomError without a plan."""
     from legroom.planning.machine import Machine, make_plan
 
     if not command.args.model:

@@ -59,6 +59,7 @@ class HostEstimate:
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
+    """The finding of an out-of-memory kill: whom it hit, which limit, and fixes that need less or more host memory."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
@@ -69,7 +70,6 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     try:
         if gpus.name:
             return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
-        # Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache.
         pool = cpu_pool_bytes(command, environ)
         shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
         with contextlib.suppress(LegroomError):
@@ -150,7 +150,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
 
 
 def _parse_gib(text: str | None) -> float:
-    """The number of GiB in the text; 0 where there is none."""
+    """The text as a number of GiB; 0 where it is not a number."""
     try:
         return float(text or 0)
     except ValueError:
@@ -226,7 +226,7 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
+    """The diagnosis and an untried command, without words where none helps; `kill`, `death`, `ended` need no log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
     release = command.stated_release or None

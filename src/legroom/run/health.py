@@ -81,6 +81,7 @@ class ServerAddress:
         return self._health_status(2.0) == 200
 
     def answers(self, timeout_s: float) -> bool:
+        """Whether GET /health gets any HTTP status within the timeout."""
         return self._health_status(timeout_s) is not None
 
     def _health_status(self, timeout_s: float) -> int | None:

@@ -126,6 +126,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
 
 
 def _interpreter_of_script(script: Path) -> str | None:
+    """The Python that a script's first line names, or beside pip's `#!/bin/sh` script; None where there is none."""
     try:
         with script.open("rb") as file:
             first = file.readline(512).decode("utf-8", "replace").strip()

@@ -90,7 +90,7 @@ def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 
 def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
-    """--shutdown-timeout of the command line, else of its --config file."""
+    """--shutdown-timeout of the command line, else of its --config file; None where neither has it."""
     written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
     return other_value(command.args, "--shutdown-timeout") if written is None else written
 
@@ -199,7 +199,7 @@ if __name__ == "__main__":
 
 
 def keep_option_name(given: str) -> str:
-    """The Python name of the flag, or the environment variable, that `--keep` names."""
+    """The Python name of the flag, or the environment variable, that `--keep` names; LegroomError for neither."""
     name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
     part = next(iter(command_parts([name])))
     if part.flag is not None and ("-" in given or not given.isupper() or part.flag.name == flag_name(given.lower())):

@@ -84,7 +84,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Decides again with the journal's attempts, then acts under the lease."""
+        """Decides again with the journal's attempts and acts under the lease; reports a refusal or failure."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)
@@ -165,6 +165,7 @@ class Actor:
         self._report(ActionReport(incident, text, "scale", state))
 
     def end_drain_of(self, incident: OpenIncident) -> None:
+        """Ends the incident's drains in the background; nothing where its server has no drain method."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
@@ -340,6 +341,7 @@ class Drains:
         self._servers, self._context, self._report = servers, context, report
 
     async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
+        """Stops new work at the server, journalled, once per incident. Raises ActionFailed where nothing can."""
         drain_method = server.drain_method
         if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")

@@ -87,7 +87,7 @@ class Decision:
 
     @property
     def dedupe_key(self) -> tuple[Refusal | None, str]:
-        """Equal for refusals that differ in their numbers only, and are reported once."""
+        """(refusal, about), equal for refusals that differ in their numbers only, and are reported once."""
         return self.refusal, self.about
 
 
@@ -134,7 +134,7 @@ def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
 
 
 def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
-    """Refuses to take a server away while most of its group is unhealthy."""
+    """A refusal to take a server away where most of its group is unhealthy; None where not."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
         unhealthy = f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy"
         return refuse("unhealthy majority", f"{unhealthy}: none is taken away")

@@ -31,7 +31,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """The policy's decision, limited to actions that this server's platform supports."""
+    """The policy's decision; `impossible` where this server's platform does not support the action."""
     finding = incident.finding
     assert finding is not None
     problem = ServerProblem(

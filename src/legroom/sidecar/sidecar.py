@@ -230,7 +230,7 @@ class Sidecar:
 
     def _update_metrics(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
         """Counts the scrape and, at intervals, sets when the KV pool will be full (infinity: no forecast)."""
-        self._metrics.count_scrape(result, group, not (_is_unhealthy(watcher) or result.server in self._under_way))
+        self._metrics.count_scrape(result, group, not (_is_critical(watcher) or result.server in self._under_way))
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
         self._next_forecast_s[result.server] = self._last_scrape_s + _FORECAST_S
@@ -241,8 +241,7 @@ class Sidecar:
         """(servers of the group, those of them that are unhealthy, being restarted or never scraped)."""
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
-        # Servers that were never scraped or are being restarted count as unhealthy.
-        unhealthy = [it for it in watched if _is_unhealthy(it) or it.window.server in self._under_way]
+        unhealthy = [it for it in watched if _is_critical(it) or it.window.server in self._under_way]
         return len(members), len(unhealthy) + len(members) - len(watched)
 
     async def _scrape(self, server: ServerConfig) -> ScrapeResult:
@@ -289,7 +288,7 @@ class Sidecar:
     # HTTP
 
     def metrics_and_content_type(self) -> tuple[bytes, str]:
-        return self._metrics.text(self._keeper.all(), self._journal)
+        return self._metrics.page_and_type(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
         """`ok` while scrapes come in, even if the journal cannot be written; `acting` has what would be done now."""
@@ -315,7 +314,7 @@ class Sidecar:
         return [incident.to_json() for incident in listed]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
-        """Stops notifications about an incident."""
+        """Stops notifications about an incident and notes it in the journal; LegroomError where there is none."""
         acknowledged = await self._journal.call(lambda journal: journal.incident(incident_id))
         if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
@@ -334,12 +333,12 @@ class Sidecar:
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
 
 
-def _is_unhealthy(watcher: Watcher) -> bool:
+def _is_critical(watcher: Watcher) -> bool:
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 
 def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None) -> int:
-    """Runs the sidecar until SIGTERM or SIGINT; returns the exit code."""
+    """Runs the sidecar until SIGTERM or SIGINT; returns 0. LegroomError where another uses the same journal."""
     log, journal = log or _to_stderr, config.journal or journal_path()
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"

@@ -8,12 +8,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.actions.run_platform import run_under_way, with_start_reason
 from legroom.errors import UNREACHABLE, LegroomError
@@ -121,6 +121,7 @@ class WatchSession:
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
+        """The server's own plan, else the one given for all; None without either."""
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
@@ -206,7 +207,6 @@ class WatchSession:
             )
             journal.note(made, finding.reason, time_s=finding.time_s)
             self._ids[incident.key] = made
-            # Notes the remedies for a new incident in the journal, at the row `made`.
             from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
             assert incident.finding is not None and self._journal is not None
@@ -262,20 +262,15 @@ def _has_live_owner(incident: Incident) -> bool:
 
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
     """Scrapes each server a few times, then adds immediate findings."""
-    _run_coroutine(_scrape_all(config, session, gap_s))
-    for server in session.views:
-        session.add_immediate_findings(server)
-
-
-def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
-    """asyncio.run, also inside a running event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(work)
+        asyncio.run(_scrape_all(config, session, gap_s))
     else:
         with ThreadPoolExecutor(1, "legroom watch") as beside:
-            beside.submit(asyncio.run, work).result()
+            beside.submit(asyncio.run, _scrape_all(config, session, gap_s)).result()
+    for server in session.views:
+        session.add_immediate_findings(server)
 
 
 async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:

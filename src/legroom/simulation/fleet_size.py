@@ -161,19 +161,6 @@ def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, bool, int, bool, int]:
     return not fleet.holds, is_tight, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
 
 
-def _check_task(task: FleetTask) -> None:
-    """Raise where the flags ask for data parallelism or the trace has no arrival times."""
-    load = task.load
-    if any((args.data_parallel_size or 1) > 1 for args in task.args):
-        why = "replicas are what is counted here, so --data-parallel-size has no place"
-        raise LegroomError(why, "leave it out of the flags")
-    if not load.trace.in_seconds or load.trace.arrives_at_once:
-        raise LegroomError(
-            f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
-            'give a trace with "arrival" in seconds, or --rate with --prompt and --answer in place of a trace',
-        )
-
-
 def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
     """A fleet per tensor-parallel size, up to the one after the first that holds the load."""
     fewest, is_last = most_gpus, False
@@ -381,7 +368,15 @@ def fleet_report(
     progress: Callable[[float], None] | None = None,
 ) -> FleetReport:
     """The fleets of every model on every GPU type, model by model; LegroomError for a load that cannot be replayed."""
-    _check_task(task)
+    load = task.load
+    if any((args.data_parallel_size or 1) > 1 for args in task.args):
+        why = "replicas are what is counted here, so --data-parallel-size has no place"
+        raise LegroomError(why, "leave it out of the flags")
+    if not load.trace.in_seconds or load.trace.arrives_at_once:
+        raise LegroomError(
+            f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
+            'give a trace with "arrival" in seconds, or --rate with --prompt and --answer in place of a trace',
+        )
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     sized = sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
     rows = (CardFleets(task.models[cell[0]].name, fleets) for cell, fleets in zip(cells, sized, strict=True))

@@ -67,7 +67,7 @@ def _read_package(path: Path) -> bytes:
 
 
 def _fetch_by_npm() -> bytes:
-    """The tarball of Python for browsers, downloaded with `npm pack`."""
+    """The tarball of Python for browsers, downloaded with `npm pack`; LegroomError where that fails."""
     hint = f"fetch the npm package {_package_spec()} on a network (npm pack), and name its file by --runtime"
     if (npm := shutil.which("npm")) is None:
         why = "a static page needs Python for browsers, and there is no npm to fetch it"

@@ -86,7 +86,7 @@ def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
 
 
 def _split_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words that start vLLM (`vllm serve` or `python -m ...`), and the words after them."""
+    """(`vllm serve` or `python -m ...`, the words after it); LegroomError where neither is there."""
     for i, word in enumerate(words[:8]):
         if word == "serve" and i and basename(words[i - 1]) == "vllm":
             return (words[i - 1], "serve"), words[i + 1 :]
@@ -139,7 +139,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL on the server's own machine."""
+        """The URL on the server's own machine, without a path; `localhost` without a port for a Unix socket."""
         if self.socket:
             return f"{self.scheme}://localhost"
         near = _ALL_ADDRESSES.get(self.host, self.host)
@@ -156,7 +156,7 @@ class Address:
         return shlex.join(self.curl_words(path, *options))
 
     def watch_words(self, url: str = "") -> tuple[str, ...]:
-        """The arguments of `legroom watch`; `url` replaces the local one."""
+        """The arguments of `legroom watch`; `url` replaces the local one. LegroomError for a Unix socket."""
         if self.socket:
             raise LegroomError("legroom watch reads a port, and --uds has none", "leave out --with-sidecar or --uds")
         return ("watch", "--daemon", *(("--insecure",) if self.tls else ()), url or self.url)

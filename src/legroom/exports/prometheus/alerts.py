@@ -285,6 +285,7 @@ def fill_slots(text: str, slots: Mapping[str, str]) -> str:
 
 
 def threshold_texts(levels: AlertLevels) -> dict[str, str]:
+    """The thresholds as text, by the name of the `<slot>` in alert texts."""
     detect = levels.detect
     return {
         "pool_full": f"{detect.pool_full_ratio:.0%}",

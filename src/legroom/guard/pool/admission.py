@@ -161,7 +161,7 @@ class Admission:
         return policy.pool.count == "auto" and blocks is not None and weight.blocks > blocks
 
     async def count(self, request: GuardedRequest) -> Refusal | None:
-        """Reweigh by the server's token count, unless `pool.count` is "bytes"; a refusal above max_prompt_tokens."""
+        """Reweigh by the server's token count, unless `pool.count` is "bytes"; a refusal if too long, else None."""
         demand, weight = request.demand, request.weight
         assert weight is not None
         exact = await self.learner.count(demand, request.body) if self.policy.pool.count != "bytes" else None

@@ -30,8 +30,7 @@ SEQUENCE_GAIN = 0.6
 """Tokens a step that one more sequence adds, as each makes a step longer. On the H200 loads 0.3 costs 16 % goodput on
 long answers, and 1.0 doubles preemptions (0025)."""
 TAIL_FACTOR = 4
-"""Once the waiting sequences times this are fewer than the running ones, the load ends and preempting costs less: 9 %
-goodput on long answers (0025)."""
+"""Waiting sequences times this below running ones: the load ends, preempting costs less: 9 % goodput (0025)."""
 SMALL_DOUBT = 0.25
 """While small requests are served: share of the estimated steps by which a large one may run longer than expected."""
 LEAD_S = 0.03
@@ -39,8 +38,7 @@ LEAD_S = 0.03
 PREFILL_GAP, MOST_GAP = 2.0, 0.8
 """While small requests are served: time between two large ones, in prefills, and at most in mean completions."""
 RECHECK_INTERVAL_S = 0.05
-"""How often waiting requests are checked; a projection stands that long, or 0.5 ms for each running request (making it
-takes 6 us for each)."""
+"""How often waiting requests are checked; a projection (6 us a running request) stands so long or 0.5 ms each."""
 ACTIVE_CLIENT_S = 60.0
 """Clients heard within this time share the pool."""
 

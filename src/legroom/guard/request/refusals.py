@@ -200,7 +200,7 @@ def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
 
 
 def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Change, ...]:
-    """Values to write into the body: caps, and the output length where none is given."""
+    """The values that the policy's bounds write into the body: caps, and an output length where none is given."""
     bounds, changes = policy.requests, []
     key = demand.output_key or OUTPUT_KEYS.get(demand.kind, (None,))[0]
     if key is not None:

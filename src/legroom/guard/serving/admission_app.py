@@ -63,11 +63,11 @@ class AdmissionApp:
         """Hook to read the engine's KV pool and flags before a request is weighed; does nothing unless overridden."""
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the server's metrics page with the guard's series appended."""
+        """Send the server's metrics page with the guard's series appended; subclasses define it."""
         raise NotImplementedError
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
-        """The body of the server's answer to the guard's own request; None where it fails or is not a 200."""
+        """The body of the server's answer, None where it fails or is not a 200; subclasses define it."""
         raise NotImplementedError
 
     async def tokenize(self, body: bytes) -> int | None:

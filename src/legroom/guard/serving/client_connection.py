@@ -213,7 +213,7 @@ class ClientConnection(HttpToolsProtocol):
         self.stalled_since_s = 0.0
 
     def sweep(self, now_s: float) -> None:
-        """Disconnect the client where a read or write deadline has passed; called once a second."""
+        """Disconnect the client, or refuse its unread body, where a deadline has passed; called once a second."""
         if self.stalled_since_s:
             before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
             if self._unsent_bytes < before_bytes:

@@ -35,7 +35,6 @@ def answer_control(
     if path == STATUS and method == "GET":
         return 200, admission.status()
     if path == DRAIN and method == "POST":
-        # Status code and document after draining is set as the body says; 400 for another body.
         try:
             wanted: Any = json.loads(body or b"{}")["on"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -57,7 +56,7 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
 
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
-    """The status code with an error document in OpenAI's form."""
+    """(status, error document in OpenAI's form)."""
     kind = "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

@@ -69,6 +69,7 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
+        """Whether the number and the size of the KV blocks are known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -83,7 +84,7 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """Block size and uncached tail of shared prefixes; None without prefix caching or blocks, with DP, hybrid."""
+        """Block size and uncached tail of shared prefixes; None without prefix caching, with DP, if hybrid."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None
@@ -104,7 +105,7 @@ class EngineLimits:
         return max(1, min(most) // self.api_servers) if most else None
 
     def blocks(self, tokens: int) -> int:
-        """The most blocks that a sequence of this many tokens holds."""
+        """The most KV blocks that a sequence of this many tokens holds, drafts and sliding or state layers included."""
         size = self.block_size or DEFAULT_BLOCK
         tokens += self.extra_tokens
         plain = cdiv(tokens, size)
@@ -135,6 +136,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.ma
 
 
 def limits_of_plan(plan: PlanDocument) -> EngineLimits:
+    """The pool and flags of a plan; LegroomError where it plans no KV cache."""
     kv, args = plan.kv, plan.args
     # A model without a KV cache has the null block alone.
     blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks
@@ -185,7 +187,7 @@ def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
 
 
 def _per_engine(blocks: int | None, engines: int) -> int | None:
-    """One engine's blocks; vLLM reports the sum of its data-parallel engines (0.9+)."""
+    """One engine's blocks, as vLLM reports the sum of its data-parallel engines (0.9+); None where unknown."""
     return blocks // engines if blocks else None
 
 
@@ -231,7 +233,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
 
 
 def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens per KV block of one sequence, times the context-parallel ranks that share it (0.11+)."""
+    """Tokens per KV block of a sequence over all context-parallel ranks that share it (0.11+); None where unknown."""
     reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
     size = _positive_int(getattr(cache, "block_size", None))
     return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)

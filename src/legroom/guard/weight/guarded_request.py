@@ -125,7 +125,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """Tokens that media may add; the model's context length until enough responses show what one item takes."""
+    """Tokens that all media may add; until 32 responses showed one's, the model's context length or 4,096 each."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:

@@ -95,7 +95,7 @@ class Quantiles:
             self._previous, self._current, self._seen = self._current, [0] * len(self._EDGES), 0
 
     def at(self, share: float, prior: int = 0, prior_count: int = 0) -> int:
-        """The quantile at `share`, rounded up to its bucket's edge; `prior` counts as `prior_count` more values."""
+        """The quantile at `share`, at its bucket's upper edge; `prior` counts `prior_count` times, and by default."""
         total = sum(self._current) + sum(self._previous) + prior_count
         reached, wanted, counted = 0, share * total, not prior_count
         for edge, new, old in zip(self._EDGES, self._current, self._previous, strict=True):

@@ -81,8 +81,7 @@ class Detector(ABC):
     begins_after: ClassVar[Hold | str] = "hold"
     """How long it must be bad before the finding begins: a duration, or the name of a threshold."""
     ends_after: ClassVar[Hold | str] = "calm"
-    """How long it must not be bad before the finding ends. The name of a threshold in seconds is the window in which
-    a detector counts events."""
+    """How long it must not be bad before the finding ends; a threshold in seconds is the window of counted events."""
 
     def __init__(self, thresholds: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.levels = thresholds
@@ -118,7 +117,6 @@ class Detector(ABC):
         condition = self.measure(window, now_s)
         self._unknown_scrapes = self._unknown_scrapes + 1 if condition is None else 0
         if condition is not None and condition.is_bad:
-            # Counts one bad scrape; sets `is_active` once bad scrapes have lasted as long as `begins_after` asks.
             self._calm_since_s, self._calm_scrapes = None, 0
             self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
             self._bad_scrapes += 1

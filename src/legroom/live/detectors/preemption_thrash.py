@@ -28,7 +28,7 @@ class PreemptionThrash(Detector):
         return worst_condition(conditions)
 
     def _engine_condition(self, steps: list[EngineStep], window: Window) -> Condition:
-        """Bad where preemptions make one engine recompute too large a share of its tokens."""
+        """Bad where preemptions recompute too many tokens or, that unknown, are many per finished request."""
         levels = self.levels
         preempted = sum(step.preemptions or 0.0 for step in steps)
         if preempted < levels.preemptions_least:

@@ -66,8 +66,6 @@ class Journal:
                 raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                # Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another
-                # version.
                 if schema_version(db) == 0:
                     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 db.execute("PRAGMA journal_mode = WAL")
@@ -177,7 +175,7 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome and merges `detail`, secrets masked; also where `done` becomes `undone`."""
+        """Sets an action's outcome, also of a finished one, and merges `detail`, masked; ValueError for others."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"

@@ -137,6 +137,7 @@ class BufferedJournal:
         return is_damaged(error.__cause__) and not self._is_new and self._move_file_aside()
 
     def _move_file_aside(self) -> bool:
+        """Closes the journal and renames it, with its WAL, to `.damaged-TIME`; False where that fails."""
         self._close_file()
         moved = self._path.with_name(f"{self._path.name}.damaged-{_now_text()}")
         try:
@@ -157,7 +158,7 @@ class BufferedJournal:
         self._open = None
 
     def _reopen(self, _: Journal | None = None) -> None:
-        """Opens the file anew; the argument is ignored, so that it can stand for a write."""
+        """Opens the file anew, or raises JournalUnavailable; takes an unused argument to be callable as a write."""
         opened = Journal.open(self._path, busy_s=self._busy_s)
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -176,7 +177,7 @@ class BufferedJournal:
             return True
 
     def _try_write(self, write: Callable[[Journal], object]) -> bool:
-        """Whether the write succeeded; a journal that is unavailable is noted as the problem and retried later."""
+        """Whether it was written; False sets `problem` and the time to retry. Raises what SQLite will never accept."""
         try:
             write(self._open)  # type: ignore[arg-type]  # only `_reopen` is called without one
         except JournalUnavailable as error:

@@ -205,7 +205,7 @@ class _Page:
         return self.engines.setdefault(key, {})
 
     def add(self, slot: Slot, labels: _Labels, value: float) -> None:
-        """Stores one series' value in the field that `slot` names, of the engine, guard or server in `labels`."""
+        """Stores a series' value under `slot` for the engine, guard or server in `labels`, or notes why not."""
         part, field, rank = slot.part, slot.field, slot.rank
         self.series += 1
         if part in {"bucket", "sum", "count"}:
@@ -263,7 +263,7 @@ def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _histogram(buckets: _Buckets) -> Histogram | None:
-    """The histogram; None where a bucket is missing, falling or not a number."""
+    """The histogram, of one bucket where only its count is known; None for one missing, falling or no number."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
     if any(a > b for a, b in pairwise(bounds)):  # Prometheus answers in no order
         bounds, counts = map(tuple, zip(*sorted(zip(bounds, counts, strict=True)), strict=True))
@@ -278,7 +278,6 @@ def _histogram(buckets: _Buckets) -> Histogram | None:
 def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
     """A sample of a /metrics response. Unreadable lines are left out and noted. Raises NotMetrics without any line."""
     body = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    # Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary.
     start = body[:200].lstrip().lower()
     if not start:
         raise NotMetrics("the answer is empty")
@@ -396,6 +395,7 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_number(text: str | None) -> float | None:
+    """The text as a number from 0 to below 2^53; None for anything else."""
     try:
         value = float(text or "nan")
     except ValueError:

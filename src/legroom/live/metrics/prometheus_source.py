@@ -38,8 +38,7 @@ _FORGET_AFTER_POLLS = 120
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
-"""Above this many servers one sample in fifteen seconds is taken: ten minutes of thousands of servers at five seconds
-would be half a gigabyte."""
+"""Above this many servers one sample in 15 s is taken: ten minutes of thousands at 5 s would be half a gigabyte."""
 _TURNS = 3
 """A large fleet is polled in three parts, one per five-second poll, so that polls take equally long."""
 _SERVERS_A_QUERY = 250
@@ -180,7 +179,7 @@ class PrometheusSource:
         # Prometheus runs 20 queries at once by default (--query.max-concurrency).
         gate = asyncio.Semaphore(4)
 
-        async def part(matcher: str) -> _SeriesByServer:
+        async def query_part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
                 rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)}, timeout_s)
@@ -188,7 +187,7 @@ class PrometheusSource:
                 return _series_by_server(rows)
 
         series: _SeriesByServer = {}
-        for answered in await _gather(*map(part, _server_matchers(servers, rows))):
+        for answered in await _gather(*map(query_part, _server_matchers(servers, rows))):
             series |= answered
         return series
 
@@ -268,7 +267,7 @@ class PrometheusSource:
         return (await self._post_query(session, {"query": query}, timeout_s))[0]
 
     async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
-        """The rows of an instant query and its evaluation time in seconds; None for the time without rows."""
+        """(rows of an instant query, its evaluation time in seconds or None without rows); raises ScrapeFailed."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
             with _gc_paused():
@@ -322,7 +321,7 @@ def _scrape_times(times: _Rows) -> dict[str, float]:
 
 
 def _up_by_server(up: _Rows) -> dict[str, bool]:
-    """Whether `up` is nonzero for all of a server's targets."""
+    """Server -> whether `up` is nonzero for all its targets."""
     is_up: dict[str, bool] = {}
     for labels, value in up:  # a pod may be scraped at several ports
         server = server_of_labels(labels)

@@ -36,8 +36,7 @@ _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefi
 
 @dataclass(frozen=True, slots=True)
 class EngineStep(samples.EngineSample):
-    """One engine between two samples: gauges at the end, and counters and histograms as increases. None: not
-    reported."""
+    """One engine between two samples: gauges at the end, counters and histograms as increases. None: not reported."""
 
     seconds: float = 0.0
     kv_use_before: float | None = None
@@ -78,7 +77,7 @@ class EngineStep(samples.EngineSample):
 
     @property
     def has_progress(self) -> bool:
-        """Whether any metric of the engine changed in the step."""
+        """Whether a counter, the KV use, the running or waiting requests changed in the step, or it restarted."""
         if any(getattr(self, counter) for counter in samples.COUNTERS):
             return True
         names = ("kv_use", "running", "waiting")
@@ -189,7 +188,7 @@ class Window:
         return snapshot
 
     def add(self, result: samples.ScrapeResult) -> None:
-        """Takes in a scrape: failures are kept; a sample becomes a step, and may count as a restart or switch."""
+        """Takes in a scrape, or forgets all before it where the clock went back; a sample becomes a step."""
         is_sample = isinstance(result, samples.Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s

@@ -184,7 +184,7 @@ def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
 
 @contextmanager
 def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
-    """The deployment of a request; inside the context, its model name resolves to the config of the request."""
+    """The request's deployment, LegroomError without a model; within it the name resolves to the request's config."""
     from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")
@@ -237,7 +237,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
-    """The load to simulate: the uploaded trace, or the synthetic mix."""
+    """The load: the uploaded trace or the synthetic mix; LegroomError for both, neither or too many requests."""
     from legroom.api.simulate_request import bounded_trace
     from legroom.simulation.traces import synthetic
     from legroom.simulation.traces.trace_files import read_trace_text
