@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
-_PLANNED = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "max_model_len",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "async_scheduling",
-)
+_PLANNED = (*_DEFAULTS, "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 _UNPLANNED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
 """Scheduler flags that do not change a plan."""
 

@@ -41,8 +41,7 @@ examples:
   legroom size llama-3.1-8b --context 4k --concurrency 16
   legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --gpus 4
   legroom size llama-3.1-8b llama-3.1-70b --context 8k --concurrency 32 --matrix
-  legroom size llama-3.1-8b llama-3.1-70b deepseek-v3 --gpu all --matrix --ray auto
-  legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --json
+  legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --budget 10
   legroom size llama-3.1-8b --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50
   legroom size llama-3.1-8b --trace requests.jsonl --ttft 2 --tpot 50 --prices prices.toml
 

@@ -33,7 +33,6 @@ _NO_SERVER_HINT = (
     "legroom looks for `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, a `docker run` of a vLLM "
     "image, or LLM(...)"
 )
-_THOUSANDS = re.compile(r"\d{1,9}k")
 _ROOT_PROMPT = re.compile(r"\s*# (?=.*\bvllm\b)")
 _OPEN_QUOTE = "a quote that is never closed", "check the quotes around JSON values and paths"
 
@@ -191,7 +190,7 @@ def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Re
 def thousands_notes(words: Sequence[str]) -> Iterator[str]:
     """What vLLM takes `8k` for, as a length in an option of legroom is read in 1,024s."""
     for flag, value in flags_in(words).items():
-        if _THOUSANDS.fullmatch(value):
+        if value[-1:] == "k" and value[:-1].isdigit():
             more = int(value[:-1]) * 1024
             yield f"vLLM reads {flag} {value} as {more // 1024 * 1000:,}; {value.upper()} is {more:,}"
 

@@ -251,9 +251,9 @@ def checkpoint_role(hub_id: str) -> str:
 
 def chat_checkpoint(name: str, hub_id: str) -> str:
     """The instruction-tuned sibling of the base checkpoint that a bundled name stands for; empty where it has none."""
-    bundled = find(name) if "/" not in name and checkpoint_role(hub_id) != "chat" else None
-    ids = bundled.ids if bundled else ()
-    return next((each for each in ids if each.startswith(hub_id) and checkpoint_role(each) == "chat"), "")
+    bundled = find(name) if "/" not in name else None
+    chats = (each for each in (bundled.ids if bundled else ()) if checkpoint_role(each) == "chat" and each != hub_id)
+    return next((each for each in chats if each.startswith(hub_id)), "")
 
 
 def _series(hub_id: str) -> str:

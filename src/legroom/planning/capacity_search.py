@@ -213,10 +213,9 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
 
 def _share_loss(found: Plan, base_args: ServeArgs) -> Iterator[str]:
     """What a raised utilization costs where hardly any of the card stays free."""
-    share, free = found.settings.gpu_memory_utilization, found.layout.headroom_bytes
-    is_raised = base_args.gpu_memory_utilization is None and found.args.gpu_memory_utilization is not None
-    if is_raised and free < _ROOMY_SHARE * found.target.gpu.total_bytes:
-        yield f"at {share:g} of the card only {human_bytes(max(free, 0))} stays free"
+    share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
+    if share != base_args.gpu_memory_utilization and free < _ROOMY_SHARE * found.target.gpu.total_bytes:
+        yield f"at {share:g} of the card only {human_bytes(free)} stays free"
 
 
 def _combinations(

@@ -308,12 +308,9 @@ class FleetReport:
             figures = (gpus[2] and 0, usd[2], usd[1], gpus[2], gpus[1])
             return fleet.is_tight, *(inf if each is None else each for each in figures)
 
-        def is_affordable(fleet: SizedFleet) -> bool:
-            _, middle, high = self.usd_per_hour(fleet) or NO_COUNT.times(1)
-            return (high or middle or inf) <= self.budget
-
-        first = (card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds)
-        return sorted(filter(is_affordable, first), key=cost_key)
+        first = sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost_key)
+        costs = [max(filter(None, self.usd_per_hour(fleet) or ()), default=inf) for fleet in first]
+        return [fleet for fleet, usd in zip(first, costs, strict=True) if usd <= self.budget]
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""

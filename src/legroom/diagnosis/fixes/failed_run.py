@@ -190,10 +190,10 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
 
 def exceeds_card_bytes(case: Case, known: KnownDeployment) -> int:
     """The printed weights and KV cache of one GPU, where the card that is named has less memory; else 0."""
-    weights, pool, card = case.startup.weights_bytes, pool_bytes(case), known.gpu
-    if not weights or not pool or card is None or card.larger or (known.args.pipeline_parallel_size or 1) > 1:
-        return 0
-    return weights + pool if weights + pool > card.total_bytes else 0
+    weights, pool, card = case.startup.weights_bytes or 0, pool_bytes(case) or 0, known.gpu
+    is_one_rank = (known.args.pipeline_parallel_size or 1) == 1  # the pool of another stage may be larger
+    is_more = card is not None and not card.larger and pool > 0 and weights + pool > card.total_bytes
+    return weights + pool if is_one_rank and is_more else 0
 
 
 def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
