@@ -67,6 +67,13 @@ export function ErrorNote({ error }) {
   );
 }
 
+// What goes on, or what to know of an answer, told to who does not see it too.
+export const Status = ({ kind = "soft", children }) => (
+  <p class={kind} role="status">
+    {children}
+  </p>
+);
+
 export const Notes = ({ notes }) =>
   notes?.length ? (
     <ul class="notes">

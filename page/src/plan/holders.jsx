@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, NumberField, VerdictBadge } from "../parts/controls.jsx";
+import { ErrorNote, NumberField, Status, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -58,11 +58,7 @@ export function Holders({ cards, setup, plan, onChange }) {
         <a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a>
       </p>
       <ErrorNote error={state.error} />
-      {state.done < cards.length && !state.error && (
-        <p class="soft" role="status">
-          {t("fleet.busy", { done: state.done, all: cards.length })}
-        </p>
-      )}
+      {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
       <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={setBudget} />}</div>
       {state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
     </details>

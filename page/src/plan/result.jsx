@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
-import { Command, ErrorNote, Notes, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
 import { withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -77,11 +77,7 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       <section class="result">
         <h1 class="off-screen">{t("result")}</h1>
         <ErrorNote error={error} />
-        {!error && (
-          <p class="soft" role="status">
-            {t("planning")}
-          </p>
-        )}
+        {!error && <Status>{t("planning")}</Status>}
       </section>
     );
   const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
@@ -200,9 +196,7 @@ function Fixes({ plan, busy, onApply }) {
   const { words } = plan;
   if (!plan.advice?.length)
     return busy || words.no_advice ? (
-      <p class="soft" role="status">
-        {busy ? t("fixes.searching") : words.no_advice}
-      </p>
+      <Status>{busy ? t("fixes.searching") : words.no_advice}</Status>
     ) : null;
   const fix = (each, index) => (
     <li key={flagsWords(each.flags)} class="fix">

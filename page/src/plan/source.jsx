@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Choice, DropArea, ErrorNote, Field, Picker, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
+import { Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
@@ -216,11 +216,7 @@ function ByText({ setup, onPick, onRefused, draft }) {
         {t("text.read")}
       </button>
       <ErrorNote error={state.error} />
-      {state.servers?.length === 0 && (
-        <p class="note" role="status">
-          {t("text.none")}
-        </p>
-      )}
+      {state.servers?.length === 0 && <Status kind="note">{t("text.none")}</Status>}
       {state.servers?.length > 1 && (
         <ul class="servers-read">
           {state.servers.map((server) => (

@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, NumberField, Picker, ShellText, Tabs, Toggle } from "../parts/controls.jsx";
+import { DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
@@ -204,16 +204,8 @@ export function SimulateArea({ params, active }) {
       <div class="simulation" aria-busy={state.busy}>
         <ErrorNote error={state.error} />
         {runs.length === 0 && !state.error && !state.busy && <Examples onPick={preset} />}
-        {state.busy && (
-          <p class="soft" role="status">
-            {t("simulate.busy")}
-          </p>
-        )}
-        {isChanged && !state.busy && (
-          <p class="note fair" role="status">
-            {t("simulate.changed")}
-          </p>
-        )}
+        {state.busy && <Status>{t("simulate.busy")}</Status>}
+        {isChanged && !state.busy && <Status kind="note fair">{t("simulate.changed")}</Status>}
         <Runs runs={runs}>
           <Fleet
             load={requestFor(load, setup, trace.text)}

@@ -210,7 +210,6 @@ export const en = {
   "models.first_start": "{held} ({first} on the first start)",
   "table.sort": "Sort by",
   "models.gives_up": "Gives up",
-  "models.open": "Plan",
   "models.next": "The next that would fit",
   "models.lacks": "{gib} more",
   "models.lacks_each": "{gib} more a card",

@@ -209,7 +209,6 @@ export const zh = {
   "models.first_start": "{held}（首次启动 {first}）",
   "table.sort": "排序",
   "models.gives_up": "放弃",
-  "models.open": "规划",
   "models.next": "差一点就放得下的",
   "models.lacks": "还差 {gib}",
   "models.lacks_each": "每卡还差 {gib}",
