@@ -24,7 +24,6 @@ EPILOG = """\
 examples:
   legroom models
   legroom models qwen3 fp8
-  legroom models llama --json
   legroom models --gpu rtx4090
   legroom models qwen --gpu l40s --context 32k --users 4 --sort speed
   legroom models --gpu rtx4090 --gpu-used 2GiB

@@ -240,11 +240,6 @@ def _measured_step(text: str) -> tuple[float, float, float]:
 
 def _parse_windows(text: str) -> list[int]:
     """Sliding windows in tokens, one per group of layers; 0 is full attention. LegroomError for other texts."""
-    try:
-        windows = [int(word) for word in text.split(",")]
-    except ValueError:
-        windows = [-1]
-    if min(windows) < 0:
-        hint = "as in 0,1024: 0 for full attention"
-        raise LegroomError(f"--sliding-windows {text}: not a list of window sizes", hint)
-    return windows
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise LegroomError(f"--sliding-windows {text}: not window sizes", "as in 0,1024: 0 for full attention")
+    return [int(word) for word in text.split(",")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
 from legroom.explain.catalog_entries import Hit
-from legroom.explain.entry import Count, Entry, Language, Localized, example_text
+from legroom.explain.entry import Count, Entry, Language, Localized, entry_json, example_text
 from legroom.render.translation import in_language
 
 _HEADINGS = {
@@ -35,6 +36,11 @@ _NOT_COUNTED = (
     "没有统计到公开讨论：来自版本源码与显存模型。",
 )
 _MYTH = (" (you may have read this)", "（常见误解）")
+
+
+def entry_document(entry: Entry, language: Language) -> dict[str, Any]:
+    """The document of `legroom explain ID --json`, its changes by release in the language too."""
+    return dict(in_language(entry_json(entry, language), language, ("change",)))
 
 
 def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:

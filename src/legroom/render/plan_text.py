@@ -161,17 +161,16 @@ def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
 
     known = speed_and_price_json(plan, wanted) if plan.starts else {}
     if one := known.get("one_user_tokens_per_s"):
-        groups = {"one user alone": one} | (
-            {f"{users} together": known["all_users_tokens_per_s"]} if (users := known["users"]) > 1 else {}
-        )
-        each = [
-            f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) for {who}"
-            for who, rate in groups.items()
-        ]
-        share = f", {known['all_users_tokens_per_s']['estimate'] / users:,.0f} each" if users > 1 else ""
-        yield "tokens/s", f"{', '.join(each)}{share}, decoding at full length"
+        text, together = f"{_rate_range(one)} for one user alone", known["all_users_tokens_per_s"]
+        if (users := known["users"]) > 1:
+            text += f", {_rate_range(together)} for {users} together, {together['estimate'] / users:,.0f} each"
+        yield "tokens/s", f"{text}, decoding at full length"
     if (usd := known.get("usd_per_hour")) is not None:
         yield "price", f"${usd:,.2f} an hour, list price of {known['price_date']}"
+
+
+def _rate_range(rate: Mapping[str, float]) -> str:
+    return f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f})"
 
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -238,8 +238,7 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         remarks.append(f"{most}, or no number of them, if steps are that long")
     if source := _price_source([price for fleet in holding if (price := report.price_of(fleet))]):
         remarks.append(f"$: {source}. A million tokens are output tokens")
-    unpriced = [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]
-    if unpriced:
+    if unpriced := [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]:
         remarks.append(f"no price is known for: {', '.join(unpriced)}")
     for reason in dict.fromkeys(fleet.reason for fleet in fleets if fleet.reason):
         remarks.append(_reason_with_gpus(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))

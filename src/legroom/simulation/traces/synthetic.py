@@ -88,7 +88,7 @@ def _parse_number(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise LegroomError(f"{what}: {text.strip()!r} is not a number", _EXAMPLE) from None
+        value = math.nan
     if not math.isfinite(value):
         raise LegroomError(f"{what}: {text.strip()!r} is not a finite number", _EXAMPLE)
     return value

@@ -82,11 +82,9 @@ def catalog(request: dict[str, Any]) -> dict[str, Any]:
 def entry(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom explain ID --json`."""
     from legroom.explain.catalog_entries import entry as known_entry
-    from legroom.explain.entry import entry_json
-    from legroom.render.translation import in_language
+    from legroom.render.explain_text import entry_document
 
-    language = request.get("language", "en")
-    return dict(in_language(entry_json(known_entry(request["id"]), language), language, ("change",)))
+    return entry_document(known_entry(request["id"]), request.get("language", "en"))
 
 
 def hub(request: dict[str, Any]) -> dict[str, Any]:
