@@ -179,16 +179,40 @@ def test_a_run_that_says_why_is_told_before_a_later_one_that_does_not() -> None:
 
 @pytest.mark.parametrize(
     "beginning",
-    [
-        "ValueError: Free memory on device cuda:0 (22.76/",
-        "RuntimeError: CUDA ",
-        "ValueError: To serve at least one request with the\n  model's max seq len (262144), 7.11 GiB KV ca",
-    ],
+    ["RuntimeError: CUDA ", "RuntimeError: CUDA error: ", "RuntimeError: NCCL error", "ValueError: The model's max"],
 )
-def test_an_error_that_breaks_off_asserts_nothing(beginning: str) -> None:
+def test_the_beginning_of_several_messages_asserts_nothing(beginning: str) -> None:
     diagnosis = run(beginning)
     assert diagnosis.verdict == "cause above"
     assert diagnosis.needed[0].startswith("the rest of line 1")
+
+
+@pytest.mark.parametrize(
+    ("part", "cause", "facts"),
+    [
+        ("ValueError: Free memory on device cuda:0 (22.76/", "gpu_shared_or_not_free", {"free_bytes"}),
+        (
+            "ValueError: Free memory on device (3.1/23.6 GiB) on st",
+            "gpu_shared_or_not_free",
+            {"free_bytes", "total_bytes"},
+        ),
+        ("ValueError: The model's max seq len (32768)", "kv_too_small_for_max_len", {"max_model_len_count"}),
+        ("ValueError: The model's max seq len (65536) is larger", "kv_too_small_for_max_len", {"max_model_len_count"}),
+        ("ValueError: The model's max seq len (655", "kv_too_small_for_max_len", set()),
+        ("ValueError: No available memory for the", "no_cache_blocks", set()),
+        ("of tokens that can be stored in KV cache (1216). Try", "kv_too_small_for_max_len", {"fits_len_count"}),
+        ("tokens that can be stored in KV cache (53200).", "kv_too_small_for_max_len", {"fits_len_count"}),
+        ("is larger than the available KV cache memory (2.5 GiB)", "kv_too_small_for_max_len", {"available_bytes"}),
+        ("memory for the cache blocks. Try increasing `gpu_mem", "no_cache_blocks", set()),
+    ],
+)
+def test_a_part_of_one_message_only_is_that_message_with_the_figures_it_shows(
+    part: str, cause: str, facts: set[str]
+) -> None:
+    for text in (part, f"{part}\n\nI have two cards of 24 GB, and this comes at every start."):
+        found = run(*text.split("\n")).findings[0]
+        assert found.cause == cause
+        assert set(found.evidence[0].facts) - {"device"} == facts
 
 
 def test_a_whole_message_at_the_end_of_a_text_is_no_broken_one() -> None:

@@ -57,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Learns from logs, or shows, forgets or shares what was learnt; exit status 1 where nothing could be learnt."""
     if args.show:
         return _print_observations(args.json)
     if args.forget is not None:

@@ -85,6 +85,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Makes the files of the chosen format, and writes or prints them; LegroomError where a plan is missing."""
     module = args.module
     plan = _plan_of_options(args)
     release = _release_of_export(args, module, plan)

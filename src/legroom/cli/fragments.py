@@ -41,6 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints where reserved GPU memory lies unused; exit status 1 where that is a problem."""
     from legroom.fragments.fragment_report import fragment_report
     from legroom.fragments.fragment_sources import read_source
     from legroom.render.fragments_text import fragments_svg, fragments_text

@@ -51,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the guard until it is stopped; with --check or --print-policy only reads or prints a policy."""
     if args.check is not None or args.print_policy:
         from dataclasses import asdict
 

@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the journal's incidents, newest first; exit status 0 also where there are none."""
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()

@@ -61,6 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Lints the files and prints the findings; exit status 1 for one at --fail-on or graver, 2 for unread files."""
     if args.rules:
         every = rules_by_id().values()
         print_answer(

@@ -36,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the MCP tools until it is stopped; LegroomError where the MCP SDK is missing."""
     address = None if args.http is None else address_of(args.http)
     try:
         from legroom.mcp.mcp_tools import build_server

@@ -86,6 +86,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Packs the servers on the GPUs and prints the result or writes its files; exit status 1 where they do not fit."""
     request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)

@@ -76,6 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the plan of the described server; exit status 1 where it does not fit. --diff compares two files."""
     from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 

@@ -46,6 +46,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measures this machine's GPU, prints the record and, without --dry-run, stores it."""
     from legroom.planning.card_store import store_card
     from legroom.probe.card_probe import probe_card, python_of_vllm
 

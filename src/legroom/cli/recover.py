@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints what holds GPU memory, and frees dead servers' once confirmed; exit status 1 where some stays."""
     from legroom.recover.machine_snapshot import read_machine
     from legroom.recover.orphans import classify_holders
     from legroom.render.recover_text import hidden_text, snapshot_text

@@ -80,6 +80,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Plans, starts and supervises the server until it ends; --dry-run only prints the planned command."""
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 

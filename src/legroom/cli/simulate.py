@@ -135,6 +135,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Replays the trace and prints how the server does; the exit status says whether it holds the load."""
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import disaggregation_text, timeline_svg, timeline_text

@@ -89,6 +89,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints which GPUs, and how many, hold the models or serve the rate; exit status 1 where none does."""
     import os
 
     from legroom.api.size_report import SizeReport
@@ -157,6 +158,7 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
+    """The load of --trace, or of --rate and its lengths, with its goals; LegroomError for both, or a limit of 0."""
     from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal

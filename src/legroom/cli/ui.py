@@ -58,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the page and its API until it is stopped; with --static writes them as files instead."""
     if args.static is not None:
         from legroom.web.static_edition import write_static
 

@@ -73,6 +73,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints what the target release changes for each server; exit status 1 where one does not fit there."""
     sources = (args.command_words, args.line, args.file, args.python, args.url)
     stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
     if any(sources) and stray is not None:

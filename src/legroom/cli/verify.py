@@ -57,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Tests the running server under load and prints the result; exit status 1 where it is not as planned."""
     request = _verification_request(args)
     from legroom.render.verify_page import verification_html, verification_svg, verification_text
     from legroom.verify.verification_run import verify

@@ -70,6 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs the view, check, stream, replay, dry run or sidecar that the options name; returns its exit status."""
     if args.record:
         if args.daemon or args.rehearse:
             raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")

@@ -17,7 +17,6 @@ from legroom.deployments.kubernetes_reader import container_servers, float_at, p
 from legroom.deployments.release_pins import installed_releases, with_release
 from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
-from legroom.deployments.shell.shell_script import DOCKER_STOP_S
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
 from legroom.deployments.subjects import StartedServer, Subject, change_servers
@@ -26,7 +25,7 @@ from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
 from legroom.masking import is_secret
 
-_INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes", "stop_grace_period")
+_INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes")
 """The keys that are read of a service that is extended from another file."""
 _MOST_GPUS = 16
 """GPUs of a machine whose number the file does not tell."""
@@ -163,7 +162,6 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             repeated_entry=None if service.get("entrypoint") else repeated_entry(image, entry, given),
             probes=_probes(service),
             profiles=tuple(item.scalar or "" for item in service.list("profiles")),
-            stop_limit=_stop_limit(service),
             read_as=f"compose service {name}",
             is_release_assumed=service.get("build") is not None,  # `image` is then the name of the built image
         ),
@@ -320,15 +318,6 @@ def _health_limit(service: Node) -> TimeLimit | None:
     interval = seconds_of_span(check.text("interval")) or 30.0
     retries = float_at(check, "retries", 3.0)
     return TimeLimit(period + interval * retries, check.source.place(check.offset))
-
-
-def _stop_limit(service: Node) -> TimeLimit:
-    """The service's stop_grace_period with its place; Docker's default where it is absent or unreadable."""
-    node = service.get("stop_grace_period")
-    seconds = seconds_of_span(node.scalar or "") if node else None
-    if node is None or seconds is None:
-        return TimeLimit(DOCKER_STOP_S, service.source.place(service.offset))
-    return TimeLimit(seconds, node.source.place(node.offset))
 
 
 _ENV_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)

@@ -45,7 +45,6 @@ class ContainerRun:
     env: Mapping[str, Word]
     inherited: tuple[str, ...]
     """Variables that `-e NAME` takes from the environment."""
-    stop_timeout: Word | None
     published: tuple[Word, ...]
     reads_env_file: bool
     of_server: Mapping[str, Any]
@@ -88,8 +87,8 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         "mounts": tuple(mounts) if published else None,  # else it may be an excerpt
     }
     command = container_command(image.text, entries, words[i + 1 :], words[0].offset)
-    stop, reads_file = options.get("--stop-timeout"), "--env-file" in options
-    return ContainerRun(image.text, command, env, tuple(inherited), stop, tuple(published), reads_file, of_server)
+    reads_file = "--env-file" in options
+    return ContainerRun(image.text, command, env, tuple(inherited), tuple(published), reads_file, of_server)
 
 
 _GIVES_GPUS = ("--gpus", "--runtime", "--device", "--security-opt", "--volumes-from")

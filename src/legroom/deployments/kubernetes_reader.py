@@ -65,8 +65,6 @@ GPU_RESOURCE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
 _OTHER_DEVICE = re.compile(
     r"google\.com/tpu|habana\.ai/gaudi|aws\.amazon\.com/neuron.*|huawei\.com/ascend.*", re.IGNORECASE
 )
-_GRACE_S = 30.0
-"""The default of terminationGracePeriodSeconds."""
 _RAY_GROUP = "ray.io"
 _DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
 _DYNAMO_SHM = "8Gi"
@@ -172,7 +170,6 @@ def _subjects_of_container(
             launcher=server.launcher or launcher,
             memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
             start_limit=start_limit(container),
-            stop_limit=_termination_grace(container, pod),
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
             mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
@@ -357,14 +354,6 @@ def float_at(node: Node, key: str, default: float) -> float:
         return float(node.text(key) or default)
     except ValueError:
         return default
-
-
-def _termination_grace(container: Node, pod: Node) -> TimeLimit:
-    """terminationGracePeriodSeconds with its place; Kubernetes' default where it is absent."""
-    node = pod.get("terminationGracePeriodSeconds")
-    if node is None or node.scalar is None:
-        return TimeLimit(_GRACE_S, container.source.place(container.offset))
-    return TimeLimit(float_at(pod, "terminationGracePeriodSeconds", _GRACE_S), node.source.place(node.offset))
 
 
 _REQUIRED_NODES = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")

@@ -79,8 +79,6 @@ class StartedServer:
     """The limit of host memory."""
     start_limit: TimeLimit | None = None
     """The time after which a start is considered failed; None where there is no limit."""
-    stop_limit: TimeLimit | None = None
-    """The time between SIGTERM and SIGKILL."""
     read_as: str = "a command line"
     installed: str = ""
     """The release that the same file installs, where no image names one."""

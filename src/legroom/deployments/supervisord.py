@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import Word, env_with_places
 from legroom.deployments.shell.shell_script import subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
@@ -42,17 +41,11 @@ def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]
     if not section["name"].startswith("program:") or command is None:
         return
     env = dict(_environment(settings.get("environment")))
-    stop = settings.get("stopwaitsecs")
-    wait = TimeLimit(float(stop.text), source.place(stop.offset)) if stop and stop.text.strip().isdecimal() else None
     text = command.text.replace("\n", " ").replace("%%", "% ")
     for simple in simple_commands(Text(source.path, text), env_with_places(env, source.place)):
         yield from change_servers(
             subjects_of(source, simple.moved_by(command.offset, {**env, **simple.env}), "shell"),
-            lambda server: replace(
-                server,
-                stop_limit=server.stop_limit or wait or TimeLimit(10.0, server.place),
-                read_as="a supervisord program",
-            ),
+            lambda server: replace(server, read_as="a supervisord program"),
         )
 
 

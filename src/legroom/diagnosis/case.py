@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
-from legroom.facts.log_messages import engine_files, message_group
+from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -51,6 +51,8 @@ class Case:
     """The gpu_memory_utilization of an earlier attempt whose KV pool was too small."""
     neighbours: tuple[Startup, ...] = ()
     """The start-ups of other services in the same log, which may share the card."""
+    launcher: Launcher | None = None
+    """The program that started the engine, where the text shows another than vLLM's own."""
     computed_site: str = ""
     """The site that the sizes of the failed allocation imply; empty where they fit several."""
 
@@ -223,6 +225,11 @@ class Case:
                 return self._site_after_last_milestone(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
+        if self.has("model_executed") and self.oom is not None:
+            # The V0 engine names its model step, of the profile run too, which alone the share does not bound.
+            budget = (self.startup.args.gpu_memory_utilization or 0.9) * (self.ledger.total_bytes or 0)
+            is_above = (self.ledger.allocated_bytes or 0) > budget > 0
+            return "profile" if is_above and not self.was_ready else "serving"
         return self.computed_site or self._site_after_last_milestone("")
 
     def _site_after_last_milestone(self, otherwise: str) -> str:
@@ -378,6 +385,8 @@ def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
     frames = " ".join(item.text for item in evidence if item.role == "frame")
     if not generation and ("vllm/v1/" in frames or any(path in frames for path in _V0_PATHS)):
         generation = "V1" if "vllm/v1/" in frames else "V0"
+    if not generation and any(item.id == "model_executed" for item in evidence):
+        generation = "V0"
     labelled = any(item.process.startswith(_LABELS) for item in evidence)
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.records import dataclass
-from legroom.units import GIB, MIB
+from legroom.units import GIB, MIB, gib
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
@@ -51,6 +51,11 @@ class Ledger:
     def shortage_bytes(self) -> int:
         """What the failed allocation lacked; 0 where no size is printed."""
         return max((self.wanted_bytes or 0) - (self.free_bytes or 0), 0)
+
+    @property
+    def free_words(self) -> str:
+        """What was free, in words that hold where it is not printed."""
+        return "less was free" if self.free_bytes is None else f"{gib(self.free_bytes)} were free"
 
     @property
     def reserve_covers_request(self) -> bool:

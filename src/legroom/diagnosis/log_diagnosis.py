@@ -23,6 +23,7 @@ from legroom.diagnosis.recorded_memory import (
 )
 from legroom.diagnosis.told_failure import told_evidence
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
+from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -236,7 +237,8 @@ def _with_pasted_command(
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
     least = max(starved | {cases[-1].too_small_share or 0}) or None
-    cases = tuple(replace(case, reported=reported, too_small_share=least) for case in cases)
+    launcher = launcher_in(full_text)
+    cases = tuple(replace(case, reported=reported, too_small_share=least, launcher=launcher) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 

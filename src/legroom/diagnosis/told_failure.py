@@ -10,7 +10,7 @@ from typing import cast
 from legroom.diagnosis.case import FAILED_ALLOCATIONS, FAILING
 from legroom.diagnosis.pasted_command import sentence_lines
 from legroom.facts import read_data
-from legroom.facts.log_messages import Role
+from legroom.facts.log_messages import Role, typed_groups
 from legroom.vllm_logs.evidence import Evidence
 
 _NEAR_CHARS = 250
@@ -50,7 +50,8 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     for (id_, role, phase, _), match in (*shortages, *moments, *around):
         start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
         line = plain[start : end if end >= 0 else None].strip()[:400]
-        facts = {"what": next((value for value in match.groups() if value), "")}
+        facts = typed_groups({name: value for name, value in match.groupdict().items() if value and "_" in name})
+        facts["what"] = next((value for value in match.groups() if value), "")
         yield Evidence(id_, role, plain.count("\n", 0, start) + 1, line, facts, phase, is_told=True)
 
 

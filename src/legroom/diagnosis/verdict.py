@@ -14,6 +14,7 @@ from legroom.diagnosis.fixes.failed_run import Hints, exceeds_card_bytes
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
+from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
@@ -30,8 +31,6 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_FULL_OF_WEIGHTS = 0.85
-"""Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
@@ -186,12 +185,12 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     if not is_open or case.has_site_frame or case.platform.trainer:
         return None
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
-    if plan is None and case.has("parameters_told") and total and (weights or 0) > total:
+    if plan is None and case.has("parameters_told") and total and (weights or 0) > FULL_OF_WEIGHTS * total:
         why = f"In 16 bits the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
         return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":
         return None
-    is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
+    is_full = plan.layout.weights.bytes > FULL_OF_WEIGHTS * plan.layout.total_bytes
     is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less
     if not is_told and not (is_full and planner.known.ranks == 1 and (case.ledger.wanted_bytes or 0) < GIB):
         return None

@@ -136,6 +136,31 @@ def engine_files(generation: str) -> frozenset[str]:
     return frozenset(read_data("evidence.json")["engine_files"][generation])
 
 
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A program that starts the engine itself and takes vLLM's settings in a form of its own."""
+
+    name: str
+    setting: str
+    """Template of one setting, with `{name}` and `{value}`."""
+    names: Mapping[str, str]
+    """Templates of the settings that have another name there, by vLLM's Python name."""
+
+    def words(self, settings: Mapping[str, object]) -> str:
+        """The settings as this program takes them."""
+        forms = (self.names.get(name, self.setting).format(name=name, value=settings[name]) for name in settings)
+        return (", " if self.setting.startswith("{name}") else " ").join(forms)
+
+
+def launcher_in(text: str) -> Launcher | None:
+    """The first known program whose command or call stands in the text; None for `vllm serve` and its modules."""
+    if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
+        return None
+    rows = read_data("trainers.json")["launchers"]
+    found = next((row for row in rows if re.search(row["mark"], text)), None)
+    return Launcher(found["name"], found["setting"], found["names"]) if found is not None else None
+
+
 def trainer_settings(line: str) -> Mapping[str, str] | None:
     """How the training framework that a line names sets vLLM's share, its sleep and offloading; else None."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]

@@ -235,7 +235,7 @@ def save_script(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def check_writable(path: str) -> None:
-    """Raises where the script could not be written, before the server is started."""
+    """Raises LegroomError where the path is a folder or its folder is missing; permissions are not checked."""
     where = Path(path)
     if where.is_dir() or not where.resolve().parent.is_dir():
         raise LegroomError(f"--save {path}: not a file that can be written", "give a path in a folder that is there")

@@ -170,8 +170,6 @@ class Actor:
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
 
-    # Recovery after a kill
-
     async def recover(self) -> None:
         """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
         left = await self._context.journal(lambda journal: journal.unfinished_actions())
@@ -214,8 +212,6 @@ class Actor:
         if outcome.state == FAILED:
             await self._restore_flags(order, outcome, None)
         return outcome
-
-    # POST /act
 
     async def act_on_request(
         self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int
@@ -264,8 +260,6 @@ class Actor:
             self._report(ActionReport(None, f"{order.name} of {order.server.name}: {error.message}", order.name))
             return
         self._report(ActionReport(None, outcome.text, order.name, outcome.state))
-
-    # Bookkeeping
 
     async def _attempt_ages(self, group: str) -> Sequence[float]:
         """Seconds since each restart, scaling or undo of the group within the last day, by journal and process."""

@@ -222,8 +222,6 @@ class ServerRestart:
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
-    # Outcomes, and recovery after a kill
-
     async def _record_done(self, text: str) -> RestartOutcome:
         """Ends the drain, marks restored flags as undone, and records the restart as done."""
         text = await self._end_drain(text)

@@ -150,8 +150,6 @@ class Sidecar:
         troubled = frozenset(incident.server for incident in self._keeper.all())
         return troubled - self._watchers.keys() - self._servers.keys()
 
-    # Scraping
-
     def _take_safely(self, result: ScrapeResult) -> None:
         """Handle a scrape result; an exception is logged as a bug, so that watching goes on."""
         try:
@@ -248,8 +246,6 @@ class Sidecar:
         """Scrape one server now, for an action that waits for it."""
         return await scrape_result(self._session, server.endpoint)
 
-    # The journal
-
     def _flush_samples(self) -> None:
         """Hand the buffered samples to the journal's thread."""
         samples, self._samples = self._samples, []
@@ -284,8 +280,6 @@ class Sidecar:
             except Exception as error:  # watching goes on
                 self._log(f"the journal could not be tidied: {error!r}")
             await asyncio.sleep(600.0)
-
-    # HTTP
 
     def metrics_and_content_type(self) -> tuple[bytes, str]:
         return self._metrics.page_and_type(self._keeper.all(), self._journal)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 
 from legroom.facts.log_messages import (
@@ -39,7 +40,15 @@ _TITLE = re.compile(r"\W*\[(?:Bug|Usage|Performance|Feature|Misc|Installation|CI
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
+_MIN_UNIQUE_CHARS = 20
+"""Of a message that breaks off so much at least is needed to know it; shorter beginnings are of several."""
 _NEGATED = re.compile(r"(?i)\b(?:no|not|without|never|any) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)")
+_FAILED = re.compile(r"(?i)OOM|memory error|out[ -]of|fail|crash|\bdie|\berror|exception|rais|kill|allocat|不足|报错")
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
+_FEWEST_WORDS_OF_SENTENCE = 12
+"""A line of code has fewer spaces between its words."""
+_MISSING = "90909090"
+"""Stands for a number of a known message that the line does not have."""
 _QUOTES_CAUSE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
 
 
@@ -99,6 +108,8 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
             continue
         if message.role == "frame" and (_NO_TRACEBACK.search(head) or _QUOTING.search(first[:200])):
             continue
+        if message.role == "frame" and message.pattern is None and _is_about_code(message, line):
+            continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
         if (is_told := message.role == "told" or message.id.endswith("_told")) and line.at:
@@ -124,6 +135,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )
+    items = [item if item.id != "exception" else _whole_message(item, first) for item in items]
     ids = {evidence.id for evidence in items}
     covered = {weak for strong, weaker in _COVERED_BY.items() if strong in ids for weak in weaker}
     if any(evidence.role in ("failure", "host") for evidence in items):
@@ -139,6 +151,17 @@ def _is_mention(role: Role, line: LogLine, start: int) -> bool:
     if role == "milestone":
         return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
     return role == "told" or (role == "failure" and _TITLE.match(line.raw) is not None)
+
+
+def _is_about_code(message: MessagePattern, line: LogLine) -> bool:
+    """Whether a sentence names a function of the start-up without saying that anything failed there."""
+    if line.at or line.process or line.rank is not None or not (message.phase or "").startswith("startup"):
+        return False
+    is_prose = line.text.count(" ") >= _FEWEST_WORDS_OF_SENTENCE and 'File "' not in line.text
+    marks = [mark for mark in message.marks if mark in line.text]
+    named = [sentence for sentence in _SENTENCE_END.split(line.text) if any(mark in sentence for mark in marks)]
+    is_code = line.text.startswith(("    ", "\t")) or any(" " in mark for mark in marks)
+    return is_prose and not is_code and not any(map(_FAILED.search, named))
 
 
 _FEWEST_WORDS_BEFORE = 4
@@ -175,6 +198,28 @@ def is_truncated_error(message: str) -> bool:
     """Whether a message is the beginning of a decisive error, without its end."""
     opening = " ".join(_NUMBER.sub("#", message).split())
     return len(opening) >= _MIN_OPENING_CHARS and any(whole.startswith(opening) for whole in message_openings())
+
+
+def _whole_message(error: Evidence, line: str) -> Evidence:
+    """The known failure of which the line has only the beginning, with the figures that are there; else the error."""
+    given = line.partition(str(error.facts.get("type")))[2].lstrip(":( ").rstrip()
+    opening = " ".join(_NUMBER.sub("#", given).split())
+    found: dict[str, tuple[MessagePattern, dict[str, Value]]] = {}
+    for whole in message_openings() if len(opening) >= _MIN_UNIQUE_CHARS else ():
+        completed = given + whole[len(opening) :].replace("#", _MISSING)
+        for index in _message_pattern_set().matching(completed) if whole.startswith(opening) else ():
+            message = message_patterns()[index]
+            match = compiled(_message_pattern(message)).search(completed)
+            if match is not None and message.role == "failure":
+                groups = {name: text for name, text in match.groupdict().items() if text and _MISSING not in text}
+                cut = {name for name, text in groups.items() if given.endswith(text)}
+                facts = typed_groups({name: text for name, text in groups.items() if name not in cut})
+                found.setdefault(message.id, (message, facts))
+    covered = {weak for strong, weaker in _COVERED_BY.items() if strong in found for weak in weaker}
+    if len(left := [pair for id_, pair in found.items() if id_ not in covered]) != 1:
+        return error
+    message, facts = left[0]
+    return replace(error, id=message.id, role=message.role, phase=message.phase, facts=facts)
 
 
 def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments import server_words
-from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
@@ -19,8 +18,6 @@ _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
 _PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
 """Commands that only print or match `vllm serve`."""
 _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
-DOCKER_STOP_S = 10.0
-"""The default timeout of `docker stop`."""
 
 
 def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
@@ -125,19 +122,13 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
     elif depth < 4:
         subjects = subjects_of(source, SimpleCommand(run.words, env, command.pipeline), "docker", depth + 1)
     tool = command.words[start]
-    place, stop = source.place(tool.offset), run.stop_timeout
-    limit = (
-        TimeLimit(float(stop.text), source.place(stop.offset))
-        if stop and stop.text.isdigit()
-        else TimeLimit(DOCKER_STOP_S, place)
-    )
+    place = source.place(tool.offset)
     yield from change_servers(
         subjects,
         lambda server: replace(
             server,
             place=place,
             in_container=True,
-            stop_limit=limit,
             published=tuple(published_port(word.text, source.place(word.offset)) for word in run.published),
             other_env=frozenset((*run.inherited, *(("*",) if run.reads_env_file else ()))),
             read_as=f"a {server_words.basename(tool.text)} run line",

@@ -11,6 +11,7 @@ from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
 from legroom.diagnosis.fixes.step_savings import savings_fix
+from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib, human_bytes
 from legroom.vllm.args import env_flag
 from legroom.vllm.resolve import default_and_longest_len
@@ -99,7 +100,8 @@ def _explanation(case: Case) -> str:
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
-        return f"One request may be {longest:,} tokens long, and the pool holds {f'{fits:,}' if fits else 'fewer'}."
+        may_be = f"{longest:,} tokens long" if longest else "longer than that"
+        return f"One request may be {may_be}, and the pool holds {f'{fits:,}' if fits else 'fewer'}."
     if needed is not None and has is not None:
         return f"One request of max_model_len needs {gib(needed)} of KV cache and {gib(has)} are left."
     if has is not None and not longest_fitting_len(case):
@@ -117,8 +119,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
     short = _pool_shortage_bytes(planner)
-    length, made = planner.in_force("max_model_len"), planner.failed_plan
-    is_told = planner.case.has("kv_check_told") and planner.case.startup.available_kv_bytes is None
+    told, made = planner.case.first("kv_check_told", "kv_tokens_short"), planner.failed_plan
+    said = prose("length").search(told.text) if told is not None else None
+    length = int(said[1]) * 1024 if said else checked_len(planner.case) or planner.in_force("max_model_len")
+    is_told = told is not None and planner.case.startup.available_kv_bytes is None
     if is_told and not fits and length and (made is None or made.verdict == "fits"):
         why, flags = f"How much of {length:,} tokens fits is not told: half of them.", {"max_model_len": length // 2}
         yield Fix("max_model_len", why, flags, command=planner.command(flags), is_unplanned=True)

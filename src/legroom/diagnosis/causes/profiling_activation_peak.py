@@ -84,7 +84,7 @@ def _explanation(case: Case) -> str:
     if oom is not None and _is_sampler_table(case):
         return (
             f"Model Runner V2 makes a table of sequences x vocabulary x 4 bytes for its sampler as it loads the model: "
-            f"{gib(oom.wanted_bytes)} were asked for in one piece, and {gib(oom.free_bytes or 0)} were free."
+            f"{gib(oom.wanted_bytes)} were asked for in one piece, and {case.ledger.free_words}."
         )
     if oom is not None and case.site == "sampler":
         return (
@@ -95,13 +95,13 @@ def _explanation(case: Case) -> str:
     if oom is not None and is_pool_oversized(case):
         return (
             f"The pool that the profile run left room for is larger than the room: {gib(oom.wanted_bytes)} of it were "
-            f"asked for, {gib(oom.free_bytes or 0)} were free, and {gib(case.ledger.outside_torch_bytes or 0)} are "
+            f"asked for, {case.ledger.free_words}, and {gib(case.ledger.outside_torch_bytes or 0)} are "
             "used outside torch, so no other process holds the card. The share leaves too little beside the budget."
         )
     if oom is not None and case.site == "warmup":
         return (
             f"After the KV cache was allocated, the warm-up asked for {human_bytes(oom.wanted_bytes)} in one piece "
-            f"and {human_bytes(oom.free_bytes or 0)} were free: the pool took the room that is needed beside it."
+            f"and {case.ledger.free_words}: the pool took the room that is needed beside it."
         )
     if oom is not None:
         return (
@@ -180,7 +180,8 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
     flags: dict[str, Any] = {"max_num_seqs": _reduced_limit(planner, args.max_num_seqs or 256)}
     tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
-    flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
+    if case.engine.generation != "V0" or planner.step_tokens > _SMALL_STEP:  # V0 takes whole prompts in a step
+        flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)

@@ -74,10 +74,10 @@ def _explanation(case: Case) -> str:
     )
     if oom is None:
         return f"A model step of real traffic needed more than what was left beside the KV cache.{logits}"
-    free = f"{gib(oom.free_bytes)} were free" if oom.free_bytes is not None else "less was free"
     return (
-        f"While serving, a step asked for {gib(oom.wanted_bytes)} for a moment and {free}. The pool keeps its size, so "
-        f"what a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"
+        f"While serving, a step asked for {gib(oom.wanted_bytes)} for a moment and {case.ledger.free_words}. The pool "
+        f"keeps its size, so what a step needs above the profiled peak must fit into what utilization leaves "
+        f"outside.{logits}"
     )
 
 

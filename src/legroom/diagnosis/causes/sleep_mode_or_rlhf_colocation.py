@@ -11,6 +11,9 @@ from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
+_LEAST_SHARE = 0.3
+"""Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
+
 
 def examine(case: Case) -> Assessment | None:
     """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
@@ -87,7 +90,7 @@ def _has_trainer(case: Case) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
     freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
-    # Trainers set the share themselves, to 0.3 to 0.7: without a printed one the lower half is below most of them.
+    # Without a printed share the lower half is below most of them.
     share, why = 0.4, "0.7 to 0.3 is what worked for others."
     if planner.utilization_known:
         share, why = min(planner.utilization * 0.75, 0.6), f"Three quarters of {planner.utilization:g}."
@@ -125,7 +128,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if planner.case.has("free_below_desired"):
             yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
-        is_blind = planner.model is not None and total is None and _has_trainer(planner.case)
+        is_least = planner.utilization_known and planner.utilization < _LEAST_SHARE
+        is_blind = _has_trainer(planner.case) and (is_least or (planner.model is not None and total is None))
+        lower = None if is_least else lower
         if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
             is_blind, lower = _has_trainer(planner.case), None  # a smaller budget holds even fewer blocks
         yield _trainer_offload_fix(planner.case) if is_blind else None

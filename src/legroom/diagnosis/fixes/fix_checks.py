@@ -148,8 +148,25 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     if planned is None:
         return None
     planned = _past_the_next_step(planner, planned)
+    if (step := _launcher_step(planner, planned)) is not None:
+        return replace(planned, command=(), comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
     return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
+
+
+def _launcher_step(planner: FixPlanner, fix: Fix) -> str | None:
+    """Where the program that starts the engine takes these settings; None where vLLM's own command is known."""
+    launcher = None if planner.flags_known else planner.case.launcher
+    settings = {name: value for name, value in fix.flags.items() if value is not None and name != "model"}
+    if launcher is None or not settings or any(step.startswith("in the trainer's own") for step in fix.steps):
+        return None
+    refused = planner.case.first("unexpected_keyword")
+    if refused is not None and refused.facts["name"] in settings:
+        owner = str(refused.facts["callee"]).partition(".")[0]
+        return (
+            f"{launcher.words(settings)} in the code of {owner}, which does not take it: where it makes EngineArgs(...)"
+        )
+    return f"in {launcher.name}: {launcher.words(settings)}"
 
 
 def _release_supports(planner: FixPlanner, fix: Fix) -> bool:

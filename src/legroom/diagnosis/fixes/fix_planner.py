@@ -169,6 +169,14 @@ class FixPlanner:
         return 8192 if self.known.args.usage == "llm" or self.case.engine.generation == "V0" else 2048
 
     @property
+    def may_be_before_v1(self) -> bool:
+        """Whether the release is before 0.8, which made V1 the default; if unknown, whether a traceback has no V1."""
+        if self.known.release_known:
+            return self.known.release.before("0.8.0") and self.case.engine.generation != "V1"
+        calls = (item.text for item in self.case.evidence if item.role == "frame")
+        return not self.case.engine.generation and any(text.endswith(")") for text in calls)
+
+    @property
     def captures_outside_budget(self) -> bool:
         """Whether CUDA graphs are captured beside the budget, as before 0.20."""
         release = self.known.release

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _CHANGES_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
 """Flags that change the KV bytes of a request."""
+FULL_OF_WEIGHTS = 0.85
+"""Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 BESIDE_BYTES = 3 << 30
 """CUDA context, profile run and a small pool, where none is measured."""
 _LEAST_BESIDE_BYTES = 1 << 29
@@ -118,11 +120,12 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
 
 
 def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | None) -> int | None:
-    """The planned weights, else 16 bits for each told parameter above the card; None above a card that loaded them."""
+    """The planned weights, else 16 bits for each told parameter if they fill the card; None above one that loaded."""
     told, ranks = case.first("parameters_told"), case.startup.args.engine_ranks
     weights = planned or (round(float(told.facts["billions"]) * 2e9 / ranks) if told is not None else 0)
     is_above, is_loaded = total_bytes is not None and weights > total_bytes, case.site not in ("", "build", "load")
-    return None if is_loaded and is_above else weights if planned or is_above else None
+    is_full = total_bytes is not None and weights > FULL_OF_WEIGHTS * total_bytes
+    return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:

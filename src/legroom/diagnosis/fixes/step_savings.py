@@ -23,8 +23,8 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
     """A smaller max_num_batched_tokens, at least max_num_seqs; below a whole prompt it needs chunked prefill."""
     args = planner.known.args
     flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
-    is_off = args.enable_chunked_prefill is False
-    if is_off or (planner.case.engine.generation == "V0" and not args.enable_chunked_prefill):
+    may_be_v0 = planner.case.engine.generation == "V0" or planner.may_be_before_v1
+    if args.enable_chunked_prefill is False or (may_be_v0 and not args.enable_chunked_prefill):
         flags["enable_chunked_prefill"] = True
     return flags
 

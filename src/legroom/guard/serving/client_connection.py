@@ -83,8 +83,6 @@ class ClientConnection(HttpToolsProtocol):
             return line + kept + b"\r\n" + data[offer.args[0] :]
         return b""
 
-    # The parser's callbacks.
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[SCOPE_KEY] = self  # type: ignore[literal-required]
@@ -142,8 +140,6 @@ class ClientConnection(HttpToolsProtocol):
             self.deadline_s = 0.0
             super().on_message_complete()
 
-    # Responding.
-
     @property
     def can_write_chunk(self) -> bool:
         """Whether a part of the response may be written directly: it is chunked, and the client keeps up."""
@@ -200,8 +196,6 @@ class ClientConnection(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.abort()
-
-    # Deadlines.
 
     def pause_writing(self) -> None:
         super().pause_writing()

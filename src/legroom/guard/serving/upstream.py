@@ -217,8 +217,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.busy.discard(self)
             self.transport.abort()
 
-    # asyncio's callbacks.
-
     def pause_writing(self) -> None:
         self._can_write = False
 
@@ -248,8 +246,6 @@ class UpstreamConnection(asyncio.Protocol):
         elif self.failure is None:
             self.failure = down("the server closed the connection" if error is None else str(error))
         self._wake_reader()
-
-    # The parser's callbacks.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

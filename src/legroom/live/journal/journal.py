@@ -93,8 +93,6 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Incidents
-
     def open_incident(
         self,
         server: str,
@@ -157,8 +155,6 @@ class Journal:
             notes = tuple(Note(at_s, text, json.loads(more)) for at_s, text, more in db.execute(select, (incident_id,)))
             return _incident_of_row(row, notes, self._select_actions("incident_id = ?", (incident_id,)))
 
-    # Actions
-
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
         """Records a planned action, before it begins, and returns its id."""
         values = (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail))
@@ -213,8 +209,6 @@ class Journal:
             actions.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
         return tuple(actions)
 
-    # Leases
-
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
         """Takes or prolongs the lease of a group; False while another holder has it."""
         now_s = self._given_or_now(None)
@@ -230,8 +224,6 @@ class Journal:
     def release_lease(self, group: str, holder: str) -> None:
         with self._write_transaction() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
-
-    # Samples
 
     def add_samples(self, samples: Iterable[Sample]) -> None:
         """Stores samples in one transaction."""
@@ -274,8 +266,6 @@ class Journal:
                 db.execute(f"DELETE FROM {table} WHERE {old}", ended_before)
         with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
-
-    # Transactions
 
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
