@@ -294,3 +294,14 @@ def test_longer_steps_never_takes_fewer_gpus(capsys):
         assert gpus["low"] <= gpus["middle"] <= (gpus["high"] or gpus["middle"])
         money = row["usd_per_hour"]
         assert money["low"] == pytest.approx(gpus["low"] * row["price"]["usd_per_hour"], abs=1e-3)
+
+
+def test_the_row_leads_with_as_many_gpus_as_the_command_has_servers(capsys):
+    words = ("--rate", "1.4", "--prompt", "7k", "--answer", "1k", "--ttft", "5", "--tpot", "200", "--gpu", "h200")
+    document = answer(capsys, "qwen3-32b", *words)
+    assert document["load"]["mean_prompt_tokens"] == 7168
+    most = document["rows"][0]["gpus"]["high"]
+    main(["size", "qwen3-32b", *words])
+    out = capsys.readouterr().out
+    assert f"{most} servers of 1 x NVIDIA H200" in out
+    assert re.search(rf"NVIDIA H200 +{most} \(", out)
