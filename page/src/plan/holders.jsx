@@ -78,7 +78,7 @@ function HolderTable({ rows, users, model, onUse }) {
         {row.gpu}
         {row.count > 0 && row.model !== model && <span class="soft gives-up">{row.model}</span>}
         {row.gives_up?.length > 0 && (
-          <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(", ") })}</span>
+          <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
       </>
     )),

@@ -96,6 +96,7 @@ export const en = {
   "card.budget": "budget {gib} = {ratio} × total",
   "card.end": "end of the card",
   "card.need": "one request of {length} needs {gib}",
+  "card.need_each": "one request of {length} needs {gib} of each card",
   "part.none": "none",
   "part.lacks.kv": "the budget is used up",
   "part.lacks.headroom": "the card is full",
@@ -190,7 +191,7 @@ export const en = {
   "share.local": "The link leads to this machine: it opens where legroom ui runs on the same port.",
 
   "models.title": "What can I run on this card?",
-  "models.what": "Every row is a full plan of one checkpoint for vLLM, the best one of each model. Nothing is guessed from its size.",
+  "models.what": "Every row is a full plan of one checkpoint for vLLM, the best one of each model; the most parameters first. Nothing is guessed from its size.",
   "models.context": "Tokens for each user",
   "models.users": "Users at once",
   "models.filter": "Only names with",

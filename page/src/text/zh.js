@@ -95,6 +95,7 @@ export const zh = {
   "card.budget": "预算 {gib} = {ratio} × 总显存",
   "card.end": "显卡上限",
   "card.need": "一个 {length} 的请求需要 {gib}",
+  "card.need_each": "一个 {length} 的请求在每张卡上需要 {gib}",
   "part.none": "无",
   "part.lacks.kv": "预算已用尽",
   "part.lacks.headroom": "显卡已满",
@@ -189,7 +190,7 @@ export const zh = {
   "share.local": "链接指向本机：只有在同一端口运行 legroom ui 的机器上才能打开。",
 
   "models.title": "这张卡能运行什么？",
-  "models.what": "每一行都是 vLLM 对一个模型文件的完整规划，每个模型取最好的一个；没有任何数字是按大小猜的。",
+  "models.what": "每一行都是 vLLM 对一个模型文件的完整规划，每个模型取最好的一个，参数多的在前；没有任何数字是按大小猜的。",
   "models.context": "每人的 token 数",
   "models.users": "同时使用人数",
   "models.filter": "只看名称含有",
