@@ -48,7 +48,7 @@ def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
     supervised.serving()
     supervised.attempt(1, "too much")
     supervised.serving(times=2)
-    assert "changed --gpu-memory-utilization 0.89" in supervised.said("restart in")
+    assert "changed --gpu-memory-utilization 0.8" in supervised.said("restart in")
     assert supervised.file()["command"][-2:] == ["--gpu-memory-utilization", "0.89"]
     supervised.end()
     (incident,) = supervised.incidents()
