@@ -30,7 +30,28 @@ class KeyLines:
     """The line numbers of a TOML text's headers and keys."""
 
     def __init__(self, text: str) -> None:
-        self._lines = _lines_of_keys(text)
+        lines: dict[KeyPath, int] = {}
+        counts: dict[KeyPath, int] = {}
+        at: KeyPath = ()
+        open_quote = ""
+        for number, line in enumerate(text.splitlines(), start=1):
+            if open_quote:
+                open_quote = "" if open_quote in line else open_quote
+                continue
+            header, key = _HEADER.match(line), _KEY.match(line)
+            if header:
+                at = _path_with_indexes(_split_key(header[2]), counts)
+                if header[1] == "[[":
+                    counts[at] = counts.get(at, -1) + 1
+                    at = (*at, counts[at])
+                lines.setdefault(at, number)
+            elif key:
+                path = (*at, *_split_key(key[1]))
+                lines.setdefault(path, number)
+                lines.setdefault(path[: len(at) + 1], number)
+                for quote in ('"""', "'''"):
+                    open_quote = quote if line.count(quote) == 1 else open_quote
+        self._lines = lines
 
     def line_of(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest enclosing table that has a line; 1 without one."""
@@ -109,7 +130,7 @@ class TomlTable:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
-        """A number from `least` to `most`; the default without the key."""
+        """A number from `least` to `most`, else ConfigError; the default without the key."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -117,7 +138,7 @@ class TomlTable:
         return value
 
     def integer(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number from `least` to `most`; the default without the key."""
+        """A whole number from `least` to `most`, else ConfigError; the default without the key."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.error(key, f"must be from {least} to {most}, not {value}")
@@ -131,7 +152,7 @@ class TomlTable:
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """A string among the choices; the default without the key."""
+        """A string among the choices, else ConfigError; the default without the key."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
@@ -178,7 +199,7 @@ class TomlTable:
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
     def tables(self, key: str) -> tuple[TomlTable, ...]:
-        """The tables of a TOML list of tables, `[[key]]`; empty without the key."""
+        """The tables of a TOML list of tables, `[[key]]`, else ConfigError; empty without the key."""
         tables = self.get(key, list, [])
         for number, values in enumerate(tables):
             if not isinstance(values, dict):
@@ -191,32 +212,6 @@ class TomlTable:
         """The value as TOML has it; None without the key."""
         self._read.add(key)
         return self._values.get(key)
-
-
-def _lines_of_keys(text: str) -> dict[KeyPath, int]:
-    """The line number of each table header and key, by its path."""
-    lines: dict[KeyPath, int] = {}
-    counts: dict[KeyPath, int] = {}
-    at: KeyPath = ()
-    open_quote = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if open_quote:
-            open_quote = "" if open_quote in line else open_quote
-            continue
-        header, key = _HEADER.match(line), _KEY.match(line)
-        if header:
-            at = _path_with_indexes(_split_key(header[2]), counts)
-            if header[1] == "[[":
-                counts[at] = counts.get(at, -1) + 1
-                at = (*at, counts[at])
-            lines.setdefault(at, number)
-        elif key:
-            path = (*at, *_split_key(key[1]))
-            lines.setdefault(path, number)
-            lines.setdefault(path[: len(at) + 1], number)
-            for quote in ('"""', "'''"):
-                open_quote = quote if line.count(quote) == 1 else open_quote
-    return lines
 
 
 def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:

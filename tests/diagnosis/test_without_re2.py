@@ -10,7 +10,7 @@ from legroom.diagnosis.diagnosis_json import readings_json
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.regex import LiteralFinder
 from legroom.vllm_logs import evidence, startup_log
-from legroom.vllm_logs.log_masking import MASK, masked
+from legroom.vllm_logs.log_masking import MASK, masked_log_text
 from legroom.vllm_logs.log_scanner import all_marks
 
 _CACHED = (regex.compiled, evidence._message_pattern_set, evidence._message_pattern, startup_log._startup_patterns)
@@ -39,8 +39,8 @@ def test_every_cause_is_found_alike(request: pytest.FixtureRequest) -> None:
 @pytest.mark.usefixtures("without_re2")
 def test_secrets_of_long_texts_are_masked() -> None:
     text = " ".join(f"token=abcdefgh{number}" for number in range(2000))
-    assert "abcdefgh" not in masked(text)
-    assert masked(text).count(MASK) == 2000
+    assert "abcdefgh" not in masked_log_text(text)
+    assert masked_log_text(text).count(MASK) == 2000
 
 
 def literals_found(text: bytes) -> list[int]:

@@ -39,6 +39,38 @@ LINES = {
     ),
     "the port of vLLM's processes": ("a.yaml", "env:\n- name: VLLM_PORT\n  value: '8000'\n", "env-meaning"),
     "twice the bytes": ("values.yaml", "vllm:\n  dtype: float32\n", "flag-costly"),
+    "an old pin": ("app.py", "image.pip_install('vllm==0.6.3')\n", "release-unsafe"),
+    "a loop that gives up": (
+        "a.sh",
+        "# vllm\nfor i in $(seq 1 60); do\n  curl :8000/health && break\n  sleep 2\ndone\n",
+        "command-doubtful",
+    ),
+    "a play that gives up": (
+        "tasks/main.yml",
+        "- name: vllm\n  uri: {url: 'http://a/health'}\n  retries: 12\n  delay: 5\n",
+        "command-doubtful",
+    ),
+    "a check without a start period": (
+        "Dockerfile",
+        "FROM acme/vllm:1\nHEALTHCHECK CMD curl :8000/health\n",
+        "start-too-short",
+    ),
+    "less than the imports": (
+        "values.yaml",
+        "image:\n  repository: acme/vllm\nresources:\n  limits:\n    memory: 512Mi\n",
+        "host-memory",
+    ),
+    "one core": ("a.yaml", "vllm:\n  limits:\n    cpu: '1'\n    nvidia.com/gpu: 1\n", "flag-costly"),
+    "weights over the bus": ("a.sh", "vllm serve m/m --cpu-offload-gb 10\n", "flag-costly"),
+    "one request at a time": ("a.sh", "vllm serve m/m --max-num-seqs 1\n", "flag-costly"),
+    "a branch of a fork": ("Dockerfile", "RUN git clone -b new https://github.com/me/vllm.git\n", "image-moving"),
+    "no subcommand": ("a.service", "[Service]\nExecStart=conda run -n x vllm --model m/m\n", "command-doubtful"),
+    "an image that is none": ("a.yaml", "kind: Pod\nspec:\n  image: vllm/vllm:latest\n", "container-command"),
+    "a key of every example": (".env", "VLLM_X=1\nVLLM_API_KEY=EMPTY\nIMAGE=vllm/vllm-openai:v0.20.0\n", "api-open"),
+    "every address": ("start.sh", "#!/bin/sh\nvllm serve m/m --port 8000\n", "api-open"),
+    "a home of root": ("a.yaml", "vllm:\n  runAsUser: 1000\n  mountPath: /root/.cache\n", "path-missing"),
+    "a second GPU for an update": ("a.yaml", "services:\n  vllm:\n    order: start-first\n", "rollout-stuck"),
+    "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
 
@@ -53,7 +85,16 @@ def test_a_line_is_noted(what):
     [
         ("values.yaml", "vllm:\n  repository: acme/vllm\n  tag: v0.20.0\n", "image-moving"),
         ("values.yaml", "vllm:\n  # tag: latest\n  tag: v0.20.0\n", "image-moving"),
-        ("requirements.txt", "vllm==0.8.5\n", "image-moving"),
+        ("requirements.txt", "vllm==0.20.0\n", "image-moving"),
+        ("app.py", "image.pip_install('vllm==0.20.0')\n", "release-unsafe"),
+        (
+            "a.sh",
+            "# vllm\nfor i in $(seq 1 90); do\n  curl :8000/health && break\n  sleep 10\ndone\n",
+            "command-doubtful",
+        ),
+        ("Dockerfile", "FROM acme/vllm:1\nHEALTHCHECK --start-period=10m CMD curl :8000/health\n", "start-too-short"),
+        ("a.sh", "vllm serve m/m --max-num-seqs 16\n", "flag-costly"),
+        ("a.sh", "for P in 1 2; do\n  CUDA_VISIBLE_DEVICES=$P vllm serve m/m --port $P &\ndone\n", "does-not-fit"),
         ("a.yaml", "other: {network_mode: host}\n", "api-open"),
         ("a.yaml", "vllm:\n- name: dshm\n  emptyDir: {medium: Memory}\n", "cache-lost"),
         ("a.yaml", "vllm:\n  password: ${PASSWORD}\n", "secret-written"),
@@ -137,3 +178,82 @@ def test_templates_and_files_of_other_tools_are_found_in_a_folder(tmp_path):
 def test_every_row_says_what_is_wrong_and_what_to_do():
     for row in read_data("line_mistakes.json")["rows"]:
         assert row["message"] and row["suggestion"] and "(?P<at>" in row["pattern"], row
+
+
+OTHERS = """\
+services:
+  vllm:
+    image: vllm/vllm-openai:v0.20.0
+    command: --model m/m
+  web:
+    image: acme/web:latest
+    environment: [VLLM_URL=http://vllm:8000]
+    ports:
+      - "80:8000"
+    healthcheck:
+      start_period: 10s
+"""
+
+
+def test_a_service_that_only_asks_vllm_is_not_judged():
+    judged = {"image-moving", "api-open", "start-too-short"}
+    assert judged.isdisjoint(rules(("compose.yaml", OTHERS)))
+    assert judged <= rules(("compose.yaml", OTHERS.replace("acme/web", "acme/vllm")))
+
+
+def sharing(*services):
+    device = "{resources: {reservations: {devices: [{count: 1, capabilities: [gpu]}]}}}"
+    lines = [f"  {name}: {{image: {image}, command: {words}, deploy: {device}}}" for name, image, words in services]
+    return ("compose.yaml", "\n".join(("services:", *lines, "")))
+
+
+def vllm(name, share):
+    return name, "'vllm/vllm-openai:v0.20.0'", f"--model m/m --gpu-memory-utilization {share}"
+
+
+@pytest.mark.parametrize(
+    ("services", "is_noted"),
+    [
+        ([vllm("a", 0.4), vllm("b", 0.4)], False),
+        ([vllm("a", 0.4), vllm("b", 0.4), vllm("c", 0.4)], True),
+        ([vllm("a", 0.9), ("speech", "acme/stt:1", "run")], True),
+        ([vllm("a", 0.5), ("speech", "acme/stt:1", "run")], False),
+        ([vllm("a", 0.9), ("dcgm-exporter", "acme/dcgm:1", "run")], False),
+    ],
+)
+def test_the_shares_of_a_card_are_added(services, is_noted):
+    findings = lint_texts([sharing(*services)], LintOptions()).findings
+    assert any("asks for" in each.message for each in findings) is is_noted
+
+
+def test_two_volumes_at_one_place_are_refused():
+    service = "services:\n  a: {image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, volumes: ['a:/m', 'b:/%s']}\n"
+    assert "manifest-refused" in rules(("compose.yml", service % "m"))
+    assert "two volumes" not in str(lint_texts([("compose.yml", service % "n")], LintOptions()).findings)
+
+
+def test_a_limit_below_the_imports_is_an_error_whatever_the_gpus_are():
+    service = "services:\n  a: {image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, mem_limit: %s}\n"
+    found = {size: lint_texts([("a.yml", service % size)], LintOptions()).findings for size in ("2g", "6g")}
+    assert ("host-memory", "error") in {(each.rule, each.severity) for each in found["2g"]}
+    assert "host-memory" not in {each.rule for each in found["6g"]}
+
+
+def test_a_variable_beside_its_flag_is_a_note():
+    name, flag = "VLLM_DISABLE_CUSTOM_ALL_REDUCE", "--disable-custom-all-reduce"
+    service = "services:\n  a: {image: 'vllm/vllm-openai:v0.20.0', environment: {%s: 1}, command: --model m/m %s}\n"
+    severities = [
+        next(
+            each.severity
+            for each in lint_texts([("a.yml", service % (name, words))], LintOptions()).findings
+            if each.rule == "env-unknown"
+        )
+        for words in ("", flag)
+    ]
+    assert severities == ["warning", "note"]
+
+
+def test_the_entry_point_of_an_old_image_is_named_as_it_is():
+    service = "services:\n  a: {image: 'vllm/vllm-openai:%s', command: python3 -m vllm.entrypoints.openai.api_server}\n"
+    texts = [str(lint_texts([("a.yml", service % tag)], LintOptions()).findings) for tag in ("v0.10.1", "v0.20.0")]
+    assert ["runs `vllm serve`" in text for text in texts] == [False, True]

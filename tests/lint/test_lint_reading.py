@@ -108,7 +108,7 @@ ENV VLLM_LOGGING_LEVEL=INFO \\
     VLLM_USE_V1=1
 ENTRYPOINT ["vllm", "serve"]
 CMD ["org/m", "--nope", "--swap-space", "4", "--attention-backend", "X"]
-HEALTHCHECK --interval=30s \\
+HEALTHCHECK --start-period=15m \\
     CMD curl -f http://localhost:8000/health || exit 1
 """
 

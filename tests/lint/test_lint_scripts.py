@@ -130,7 +130,7 @@ def test_what_a_script_hands_to_a_shell_is_read_as_a_script(announced):
 
 def test_units_and_manifests_that_a_script_writes_are_read_where_they_stand():
     unit = "[Service]\nExecStart=/usr/bin/vllm serve org/m \\\\\n  --nope\nKillMode=process\n"
-    pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.8.5\n    args: [--nope]\n"
+    pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.11.0\n    args: [--nope]\n"
     text = f"cat > /etc/systemd/system/v.service <<EOF\n{unit}EOF\ncat <<Y | kubectl apply -f -\n{pod}Y\n"
     assert findings(text) == [("flag-unknown", 4), ("unit-orphans", 5), ("flag-unknown", 13)]
 

@@ -26,7 +26,7 @@ UNKNOWN = "flag-unknown"
         ("decode:\n  command: [bash, -c]\n  args:\n  - |\n    vllm serve m \\\n      --nope\n", [(UNKNOWN, 6)]),
         ("a:\n  llms:\n  - engine_kwargs:\n      max_model_len: 8\n      seed: 1\n      nope: 1\n", [(UNKNOWN, 6)]),
         (
-            "spec:\n  x: {tag: v0.8.5, repository: vllm/x, args: [--max-num-seqs=1, --kv-cache-memory-bytes=1G]}\n",
+            "spec:\n  x: {tag: v0.8.5, repository: vllm/x, args: [--max-num-seqs=2, --kv-cache-memory-bytes=1G]}\n",
             [("flag-not-yet", 2)],
         ),
         (
@@ -46,6 +46,7 @@ def test_a_server_is_found_wherever_it_stands_in_yaml(text, expected):
         "description: run vllm serve with --nope to see it fail\n",
         "services:\n  r:\n    image: ghcr.io/vllm-project/production-stack/router:1\n    command: --nope x\n",
         "receivers:\n- slack: '{{ .Alerts }} vllm:gpu_cache_usage_perc'\n",
+        "services:\n  $NAME:\n    image: redis:7\n    environment: [MODEL=vllm]\n",
     ],
 )
 def test_what_is_not_vllms_is_left_alone(text):
@@ -78,7 +79,7 @@ def test_files_inside_a_value_are_read_by_their_kind():
         ("spec:\n  predictor:\n    model:\n      modelFormat: {name: vLLM}\n      args: [--nope]\n", [(UNKNOWN, 7)]),
         ("spec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n      args: [--nope]\n", []),
         (
-            "spec:\n  containers:\n  - image: vllm/vllm\n    env: [{name: VLLM_ADDITIONAL_ARGS, value: --nope}]\n",
+            "spec:\n  containers:\n  - image: vllm/x:v0.20.0\n    env: [{name: VLLM_ADDITIONAL_ARGS, value: --nope}]\n",
             [(UNKNOWN, 6)],
         ),
         ("spec:\n  initContainers:\n  - image: x\n    command: [sh, -c, 'pkill -f vllm']\n", [("kill-by-pattern", 6)]),
@@ -131,7 +132,7 @@ def test_manifests_rules_and_dashboards_are_read_from_json_too(indent):
     ],
 )
 def test_the_release_that_a_file_installs_is_the_one_it_serves_with(path, text):
-    assert [rule for rule, _ in findings(text, path)] == ["flag-not-yet"]
+    assert [rule for rule, _ in findings(text, path) if rule != "release-unsafe"] == ["flag-not-yet"]
     assert findings(text.replace("==0.6.3", "==0.11.0").replace(".post1", ""), path) == []
 
 
@@ -152,7 +153,7 @@ def test_an_image_that_is_numbered_by_another_project_names_no_release(image):
 
 
 def test_a_stage_has_the_image_and_the_command_of_the_one_it_is_built_on():
-    base = 'FROM vllm/vllm-openai:v0.9.2 AS base\nENV VLLM_USE_V1=1\nCMD ["--model", "m", "--nope"]\n'
+    base = 'FROM vllm/vllm-openai:v0.11.0 AS base\nENV VLLM_USE_V1=1\nCMD ["--model", "m", "--nope"]\n'
     assert findings(base + "FROM base\n", "Dockerfile") == [(UNKNOWN, 3)]
     assert findings(base + 'FROM base\nENTRYPOINT ["vllm", "serve", "m"]\n', "Dockerfile") == []
     assert findings(base + 'FROM base\nCMD ["--nope"]\nENTRYPOINT ["vllm", "serve", "m"]\n', "Dockerfile") == [
@@ -268,10 +269,9 @@ command=vllm serve org/m --nope
 """
 
 
-def test_programs_of_supervisord_are_read_with_their_variables_and_the_time_of_a_stop():
-    expected = [("stop-too-short", 5), ("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
+def test_programs_of_supervisord_are_read_with_their_variables():
+    expected = [("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
     assert findings(SUPERVISED, "supervisord.conf") == expected
-    assert findings(SUPERVISED.replace("autorestart=true", "stopwaitsecs=90"), "supervisord.conf") == expected[1:]
 
 
 def test_a_block_of_a_document_may_be_supervisords():

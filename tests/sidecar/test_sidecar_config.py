@@ -12,7 +12,7 @@ from legroom.actions.systemd_platform import SystemdUnit
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.sidecar.action_policy import ActionLimits
-from legroom.sidecar.watch_config import read_config, simple_config, with_act
+from legroom.sidecar.watch_config import read_config, simple_config, with_more_actions
 
 WHOLE = """
 interval_s = 2.5
@@ -198,7 +198,7 @@ def test_a_guard_is_the_door_where_there_is_a_token_for_it(tmp_path, monkeypatch
 
 def test_a_configuration_without_a_file_tells_only_unless_told(tmp_path):
     assert simple_config(["a:8000", "a:8000"]).act == {"notify"}
-    assert with_act(simple_config(["a:8000"]), ["restart"]).group("default").act == {"notify", "restart"}
+    assert with_more_actions(simple_config(["a:8000"]), ["restart"]).group("default").act == {"notify", "restart"}
     with pytest.raises(LegroomError, match="no action reboot"):
         simple_config(["a:8000"], ["reboot"])
 

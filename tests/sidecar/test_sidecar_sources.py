@@ -56,9 +56,9 @@ def test_a_server_that_is_no_longer_listed_leaves_nothing_behind(tmp_path):
 
     async def steps(sidecar, take, server_removed):
         take(down("pod-a"))
-        seen.append((sidecar.health(), sidecar.metrics_text()[0]))
+        seen.append((sidecar.health(), sidecar.metrics_and_content_type()[0]))
         server_removed("pod-a")
-        seen.append((sidecar.health(), sidecar.metrics_text()[0]))
+        seen.append((sidecar.health(), sidecar.metrics_and_content_type()[0]))
 
     ran(config_in(tmp_path), steps)
     (before, figures), (after, none) = seen

@@ -50,7 +50,7 @@ class Workload:
         return platform.State(_template_identity(template), status.get("readyReplicas", 0) > 0, rolling)
 
     async def restart(self, request: platform.RestartRequest) -> None:
-        """Annotates the pod template and waits for the end of the rollout."""
+        """Annotates the pod template and waits for the end of the rollout; ActionFailed past the deadline."""
         if request.launched is not None:
             await request.launched(0, "")
         restarted_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -88,7 +88,7 @@ class RunChild:
         return platform.State(identity, identity is not None, record.get("state") in ("starting", "restarting"))
 
     async def restart(self, request: platform.RestartRequest) -> None:
-        """Sends SIGHUP and waits for a new vLLM process."""
+        """Sends SIGHUP and waits for a new vLLM process; ActionFailed without one by the deadline."""
         before = await self.state()
         pid = int(self._run_record()["pid"])
         if self._run_record().get("state") == "starting" and not self._flags_file().exists():
@@ -111,7 +111,7 @@ class RunChild:
         raise platform.ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
 
     async def override_place(self) -> platform.Override:
-        """The file that `legroom run` reads at its next restart; the content before is the running command."""
+        """The file of changes that `legroom run` reads at its next restart; `before` is the running command."""
         words = self._run_record().get("command")
         if not isinstance(words, list) or not words:
             raise platform.ActionFailed(f"the {self.name} does not say which command it runs")

@@ -100,7 +100,7 @@ class ServerLog:
             piece = piece[os.write(self._copy or 0, piece) :]
 
     def _write_buffered(self) -> None:
-        """Writes the waiting bytes to the file, and shortens the file where it has grown too long."""
+        """Writes the waiting lines to the file and shortens it where it is too long; OSError where it cannot."""
         if self._file is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self._dropped:

@@ -15,7 +15,7 @@ from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory, bytes_held_by, visible
 from legroom.live.kernel_memory import Cgroup, machine_kills
 from legroom.records import dataclass
-from legroom.recover.machine_snapshot import MachineSnapshot, read_link, read_machine
+from legroom.recover.machine_snapshot import MachineSnapshot, link_target_or_empty, read_machine
 from legroom.units import human_bytes
 from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
 from legroom.vllm.args import served_port
@@ -217,7 +217,7 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
     from legroom.sidecar.watch_config import simple_config
     from legroom.sidecar.watch_session import WatchSession, check_once
 
-    if read_link(f"/proc/{pid}/ns/net") != read_link("/proc/self/ns/net"):
+    if link_target_or_empty(f"/proc/{pid}/ns/net") != link_target_or_empty("/proc/self/ns/net"):
         return None, None
     session = WatchSession()
     check_once(simple_config([address]), session, _SCRAPE_GAP_S)
@@ -230,7 +230,7 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
 
 def _log_file(pid: int) -> str | None:
     """The file that a process's output goes to; None where it is a terminal, a pipe or a journal."""
-    targets = (read_link(f"/proc/{pid}/fd/{number}") for number in (1, 2))
+    targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
     return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
 
 

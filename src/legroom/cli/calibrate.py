@@ -57,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Learns from logs, or shows, forgets or shares what was learnt; exit status 1 where nothing could be learnt."""
     if args.show:
         return _print_observations(args.json)
     if args.forget is not None:
@@ -65,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         return _share_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
     starts = [start for log in args.logs for start in calibrated_starts(_read_log_text(log), log, args.gpu, args.model)]
     observations = usable_observations(starts)
     is_stored = bool(observations) and not args.dry_run
@@ -202,7 +202,7 @@ def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
 
 
 def _read_log_text(log: str) -> str:
-    """The text of a log file, or of stdin for `-`, cut at the size limit."""
+    """The text of a log file, or of stdin for `-`, cut at the size limit; LegroomError where it is unreadable."""
     try:
         if log == "-":
             return sys.stdin.read(_LARGEST_LOG_BYTES)

@@ -38,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Validates the catalog, or exports or imports entries; LegroomError for another action."""
     actions = {"validate": _validate_catalog, "export": _export_entries, "import": _import_entry}
     if args.action not in actions:
         raise LegroomError("do what with the catalog?", "legroom catalog validate, export or import FILE")

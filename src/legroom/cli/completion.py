@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the completion script of the named shell."""
     sys.stdout.write(completion_script(args.shell))
     return OK
 

@@ -50,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Reads the logs and prints the diagnosis of each; the exit status is `exit_code` of the readings."""
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_code(readings: list[LogReading]) -> int:
-    """1 where the last run of a log has a problem, 2 where no log was understood."""
+    """1 where the last run of a log has a problem, 2 where no log was understood, else 0."""
     verdicts = [reading.runs[0].verdict if reading.runs else "not understood" for reading in readings]
     if any(verdict in ("cause found", "not a memory problem", "cause above") for verdict in verdicts):
         return ANSWER_IS_NO

@@ -25,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Checks this machine and its vLLM servers, prints the report and returns the report's exit status."""
     from legroom.api.doctor_report import doctor
 
     report = doctor()

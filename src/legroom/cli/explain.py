@@ -33,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints one catalog entry, the hits of --search or the list of all; exit status 1 where nothing is found."""
     from legroom.explain.catalog_entries import entries, entry, search, search_json
     from legroom.explain.entry import entry_json, summary_json
     from legroom.render.explain_text import entry_list_text, explain_text, hits_text

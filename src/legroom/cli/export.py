@@ -85,6 +85,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Makes the files of the chosen format, and writes or prints them; LegroomError where a plan is missing."""
     module = args.module
     plan = _plan_of_options(args)
     release = _release_of_export(args, module, plan)
@@ -156,7 +157,7 @@ def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> Non
 
 
 def _check_replaced(path: Path, text: str) -> None:
-    """Raises LegroomError where a file exists that legroom did not write."""
+    """Raises LegroomError where a file with other content exists that legroom did not write."""
     if not path.is_file():
         return
     try:
@@ -208,7 +209,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
 
 
 def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
-    """The plan of --plan or of the described server; None where neither is given."""
+    """The plan of --plan or of the described server, whose secrets' names go to `args`; None where neither is given."""
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:

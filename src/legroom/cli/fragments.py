@@ -41,6 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints where reserved GPU memory lies unused; exit status 1 where that is a problem."""
     from legroom.fragments.fragment_report import fragment_report
     from legroom.fragments.fragment_sources import read_source
     from legroom.render.fragments_text import fragments_svg, fragments_text
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_device(readings: Any, device: str | None) -> Any:
-    """The reading of one GPU; the first where none is named."""
+    """The reading of the named GPU, the first (with a note) where none is named; LegroomError where it is missing."""
     if device is None:
         if len(readings) > 1:
             note(f"note: it has {len(readings)} GPUs; this is GPU {readings[0].device}, the fullest (--gpu for others)")

@@ -55,6 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the admission webhook until it is stopped; with --try prints the verdicts on a file instead."""
     from legroom.facts.gpus import gpu
 
     if not 0.1 <= args.deadline <= 30:

@@ -33,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the known GPUs whose names contain all the words; exit status 1 where none does."""
     from legroom.facts.gpus import all_gpus, gpu_names
 
     words = [word.lower() for word in args.words]

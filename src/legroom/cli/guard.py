@@ -51,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the guard until it is stopped; with --check or --print-policy only reads or prints a policy."""
     if args.check is not None or args.print_policy:
         from dataclasses import asdict
 
@@ -65,10 +66,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.upstream:
         hint = "legroom guard --upstream http://127.0.0.1:8000"
         raise LegroomError("--upstream is missing: which server should the guard protect?", hint)
-    return _serve_proxy(args)
-
-
-def _serve_proxy(args: argparse.Namespace) -> int:
     from legroom.guard.log import log_to_stderr
     from legroom.guard.serving.proxy import ProxyOptions, serve
     from legroom.guard.serving.upstream import is_itself, upstream_of

@@ -30,6 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints one incident of the journal with its samples; LegroomError where there is no such number."""
     from legroom.cli.incidents import open_journal
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
 

@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the journal's incidents, newest first; exit status 0 also where there are none."""
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _journal_names(server: str | None) -> list[str | None]:
-    """The names a server may have in the journal: as given, or as an address."""
+    """The names a server may have in the journal: as given, or as an address; None stands for any."""
     if server is None:
         return [None]
     from legroom.live.metrics.endpoint import endpoint
@@ -73,7 +74,7 @@ def _journal_names(server: str | None) -> list[str | None]:
 
 
 def seconds_ago(text: str, option: str = "--since") -> float:
-    """Seconds of a duration such as `90min`, `12h` or `2d`."""
+    """Seconds of a duration such as `90min`, `12h` or `2d`; LegroomError for another text."""
     match = _AGO.fullmatch(text.strip().lower())
     if not match or not float(match[1]):
         raise LegroomError(f"{option} {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
@@ -81,7 +82,7 @@ def seconds_ago(text: str, option: str = "--since") -> float:
 
 
 def open_journal(named: str | None) -> Journal | None:
-    """The named journal, or the user's; None where the user has none yet."""
+    """The named journal, or the user's; None where the user has none yet, LegroomError if the named one is missing."""
     from legroom.live.journal.journal import Journal, journal_path
     from legroom.live.journal.journal_records import JournalUnavailable
 
@@ -100,7 +101,7 @@ def open_journal(named: str | None) -> Journal | None:
 
 
 def _check_is_journal(path: Path) -> None:
-    """Raises LegroomError for a folder, or a file that is not SQLite."""
+    """Raises LegroomError unless the path is an empty or SQLite file, or one that may not be read."""
     from legroom.live.journal.journal_records import SQLITE_HEAD
 
     reason = ""

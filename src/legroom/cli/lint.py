@@ -61,6 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Lints the files and prints the findings; exit status 1 for one at --fail-on or graver, 2 for unread files."""
     if args.rules:
         every = rules_by_id().values()
         print_answer(
@@ -82,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
     report = lint_files(
         args.files, LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
     )
-    # Print the findings as text, JSON or SARIF; SARIF may go to a file beside them.
     if args.sarif and args.sarif != "-":
         write_file(args.sarif, json.dumps(report_sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":

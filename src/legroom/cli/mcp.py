@@ -36,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the MCP tools until it is stopped; LegroomError where the MCP SDK is missing."""
     address = None if args.http is None else address_of(args.http)
     try:
         from legroom.mcp.mcp_tools import build_server
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, `HOST`, `:PORT` or nothing (the defaults); IPv6 in brackets."""
+    """(host, port) of `HOST:PORT`, `HOST`, `:PORT` or nothing (the defaults), IPv6 in brackets; else LegroomError."""
     host, port = text, str(_DEFAULT_PORT)
     if text.startswith("["):
         host, closing, rest = text[1:].partition("]")

@@ -50,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the bundled models whose names contain all the words, with --gpu those that it serves; 1 for none."""
     from legroom.facts.bundled import bundled_names, find
 
     words = [word.lower() for word in args.words]

@@ -21,7 +21,7 @@ _REDRAW_INTERVAL_S, _DRAW_AFTER_S, _BAR_WIDTH = 0.2, 1.0, 30
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """A function that takes the finished share of the work and draws it on a terminal after the first second."""
+    """Yields a function that takes the finished share (0 to 1) and, after a second, draws it on a terminal's stderr."""
     began = drawn_at = time.monotonic()
 
     def draw(share: float) -> None:
@@ -77,7 +77,7 @@ def _json_text(document: Any, indent: int | None) -> str:
 
 
 def write_file(path: str, text: str, what: str) -> None:
-    """Writes a file that the user named; `what` names it in the error."""
+    """Writes a file that the user named, called `what` in the LegroomError where that fails."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -91,7 +91,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def step_writer(path: str | None) -> Iterator[Callable[[ScheduledStep], None] | None]:
-    """Writes the steps of a replay to a .parquet or .jsonl file; yields None where there is no path."""
+    """Yields a function that writes a replay's steps to a .parquet or .jsonl file; None where there is no path."""
     if path is None:
         yield None
         return

@@ -86,6 +86,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Packs the servers on the GPUs and prints the result or writes its files; exit status 1 where they do not fit."""
     request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
-    """The files of --format; empty where it is not given or the servers do not fit."""
+    """Writes or prints, and returns, the files of --format; empty where it is not given or the servers do not fit."""
     if not args.format or result.verdict == "does_not_fit":
         return ()
     files = pack_files(result, args.format)
@@ -151,7 +152,7 @@ def _mig_slice(card: str, profile: str) -> Gpu:
 
 
 def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
-    """GPU index and program of --other NAME=SIZE[@GPU]; GPU 0 if none is named."""
+    """(GPU index, program) of --other NAME=SIZE[@GPU], GPU 0 if none is named; LegroomError for another form."""
     name, equals, size = text.partition("=")
     size, _, place = size.partition("@")
     if not (name and equals and size and (not place or place.isdigit())):
@@ -185,6 +186,7 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
 
 
 def _server_parser() -> argparse.ArgumentParser:
+    """The parser of the options that each packed server may have among its own flags."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
     for option in ("--want-context", "--want-concurrency", "--name"):
         parser.add_argument(option)

@@ -76,6 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the plan of the described server; exit status 1 where it does not fit. --diff compares two files."""
     from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
@@ -98,7 +99,6 @@ def run(args: argparse.Namespace) -> int:
         from legroom.planning.plan import cold_start
 
         made = cold_start(made)
-    # Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it.
     report = PlanReport(made)
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
@@ -185,7 +185,7 @@ def _path_without_revision(named: str) -> str:
 
 
 def _file_text(named: str) -> str:
-    """Text of a file, or of git's REV:PATH where no such file exists; empty for /dev/null."""
+    """Text of a file, or of git's REV:PATH; empty for /dev/null, LegroomError where there is neither."""
     from legroom.deployments.source_text import read_text
 
     if named == "/dev/null":

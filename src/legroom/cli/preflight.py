@@ -43,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Checks this node for the described server and prints the checks; exit status 1 where it does not hold it."""
     from legroom.verify.node_preflight import preflight, read_node_state
 
     args.vllm = args.vllm or _installed_release()
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _installed_release() -> str | None:
+    """The installed vLLM's version without its local part (`+cu128`); None where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

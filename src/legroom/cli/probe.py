@@ -46,6 +46,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measures this machine's GPU, prints the record and, without --dry-run, stores it."""
     from legroom.planning.card_store import store_card
     from legroom.probe.card_probe import probe_card, python_of_vllm
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _served_words(command: list[str]) -> list[str]:
-    """The model and flags of the command after `--`, without `vllm serve`, as vLLM's parser takes them."""
+    """The model and flags after `vllm serve` in the command; LegroomError for another command."""
     if not command:
         return []
     if command[:2] != ["vllm", "serve"] or len(command) < 3:

@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints what holds GPU memory, and frees dead servers' once confirmed; exit status 1 where some stays."""
     from legroom.recover.machine_snapshot import read_machine
     from legroom.recover.orphans import classify_holders
     from legroom.render.recover_text import hidden_text, snapshot_text
@@ -106,7 +107,7 @@ def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 
 def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
-    """The command to start instead, and a note on its source or on why there is none."""
+    """(command to start instead or None, a note on its source or on why there is none)."""
     from legroom.cli.shared_options import gpu_count
     from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_killed_run, restart_after
 

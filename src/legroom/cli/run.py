@@ -80,6 +80,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Plans, starts and supervises the server until it ends; --dry-run only prints the planned command."""
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 
@@ -106,19 +107,13 @@ def run(args: argparse.Namespace) -> int:
         plan_lines = [head + prepared["expected"]["text"], *prepared["notes"]]
         for line in plan_lines:
             announcer.say(line)
-        return (
-            _print_dry_run(prepared, args.json)
-            if args.dry_run
-            else _run_supervisor(options, prepared, announcer, args.json)
-        )
-
-
-def _print_dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
-    if as_json:
-        print_json(_first_command_json(prepared))
-    else:
-        print(prepared["line"])
-    return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
+        if not args.dry_run:
+            return _run_supervisor(options, prepared, announcer, args.json)
+        if args.json:
+            print_json(_first_command_json(prepared))
+        else:
+            print(prepared["line"])
+        return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
 
 
 def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """`words` as (options of the parser, other words, words after `--`)."""
+    """`words` as (the parser's options, others, those after `--`); LegroomError for misspelt or repeated ones."""
     # Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
     before, after = list(words), list[str]()
     if "--" in before:
@@ -60,7 +60,7 @@ def _refuse_options_of_others(words: Sequence[str]) -> None:
 
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Raise for a word that no vLLM release has and that is spelt nearest to an option of the parser."""
+    """Raise LegroomError for an option that no vLLM release has, unless it is spelt nearest to one of vLLM's."""
     from legroom.deployments.described import WISHES
     from legroom.facts.flags import advice, all_flag_names
 
@@ -123,7 +123,7 @@ def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None
 
 
 def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machine:
-    """The machine that the options describe, completed from the deployment file."""
+    """The machine that the options describe, completed from the deployment file; LegroomError without a GPU."""
     from legroom.planning.machine import Machine, completed_machine
 
     deployment.require_gpus()

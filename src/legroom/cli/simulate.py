@@ -143,6 +143,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Replays the trace and prints how the server does; the exit status says whether it holds the load."""
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import disaggregation_text, timeline_svg, timeline_text
@@ -218,7 +219,7 @@ def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 
 def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Prints the flags that serve the trace best; the exit status says whether they meet the goals."""
+    """Prints the flags that serve the trace best; the exit status says whether they meet the goals, or Ctrl-C."""
     from legroom.render.simulation_text import choice_text
     from legroom.simulation.flag_search import choose
     from legroom.simulation.replay_outcome import Goal
@@ -233,7 +234,6 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
         choice = choose(trace, candidates, goal, executor=shared_options.sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
-                # Fleets that hold the load: replicas of this server, and one server on a larger card.
                 from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
 
                 few = promising_candidates(trace, choice, candidates)
@@ -284,7 +284,7 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 
 def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
-    """Seconds a replica takes to start: --start, else the plan's first start with its download."""
+    """Seconds to start a replica: --start, else the plan's first start with download; LegroomError without both."""
     if args.start is not None:
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:

@@ -69,7 +69,7 @@ class PoolChoice:
         return list(self._build_candidates(flag_combinations(given, searched), self.args))
 
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
-        """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none."""
+        """(name, candidates) of cards with more bandwidth or memory, slowest first, with these flags and with none."""
         # Empty where the time of a step is given or measured, and therefore would not change with the card.
         if self.deployment is None or not self.trace.in_seconds or self.args.blocks is not None:
             return
@@ -122,7 +122,7 @@ class PoolChoice:
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
-    """The KV pool to replay with: of --blocks, or of the plan of the described server."""
+    """The KV pool of --blocks, or of the plan of the described server; LegroomError where neither is given."""
     is_planned = bool(args.model or args.line or args.file or args.python or args.command_words)
     if args.blocks is None and not is_planned:
         raise LegroomError("how large is the pool?", "give --blocks N, or --model MODEL --gpu NAME to plan it")
@@ -165,7 +165,7 @@ def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: di
 def _planned_settings(
     args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    """(scheduler settings, step cost, notes) that the plan of the server with these flags gives."""
+    """(scheduler settings, step cost or None in steps, notes) of the server's plan; LegroomError if it cannot start."""
     from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
     plan = _plan_with_flags(args, deployment, flags)
@@ -239,7 +239,7 @@ def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str,
 
 
 def _measured_step(text: str) -> tuple[float, float, float]:
-    """Seconds of a step, running requests and tokens in the pool, from `MS[@RUNNING,TOKENS]`."""
+    """(seconds of a step, running requests, tokens in the pool) from `MS[@RUNNING,TOKENS]`; else LegroomError."""
     milliseconds, _, load = text.partition("@")
     running, _, tokens = load.partition(",")
     try:
@@ -249,7 +249,7 @@ def _measured_step(text: str) -> tuple[float, float, float]:
 
 
 def _parse_windows(text: str) -> list[int]:
-    """Sliding windows in tokens, one per group of layers; 0 is full attention."""
+    """Sliding windows in tokens, one per group of layers; 0 is full attention. LegroomError for other texts."""
     try:
         windows = [int(word) for word in text.split(",")]
     except ValueError:

@@ -31,7 +31,7 @@ _PAGE_BYTES = 4096
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replay the trace with and without the tier of --tier and print both; returns the exit status."""
+    """Replay the trace with and without the tier of --tier and print both; returns exit code 0."""
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.tiers.tier_report import CurvePoint, TierReport, hit_curve
@@ -84,12 +84,11 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
 
 
 def tier_settings(text: str, block_bytes: int) -> TierSettings:
-    """The tier that `--tier` describes; `block_bytes` is one block over all ranks, 0 where it is not known."""
+    """The tier that `--tier` describes, else LegroomError; `block_bytes` of one block over all ranks, 0 if unknown."""
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
     kind = match["kind"]
-    # Raise unless the tier is `cpu`, the only one that is simulated.
     if kind == "disk":
         raise LegroomError(
             f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",

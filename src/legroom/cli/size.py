@@ -16,7 +16,6 @@ from legroom.units import parse_count, parse_length
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -89,6 +88,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints which GPUs, and how many, hold the models or serve the rate; exit status 1 where none does."""
     import os
 
     from legroom.api.size_report import SizeReport
@@ -107,17 +107,6 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
-    goal = _capacity_goal(args)
-    with progress_bar("sizing") as bar:
-        executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
-        rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
-        report = SizeReport(rows, goal, used, prices_with_file(args.prices))
-    print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
-    return OK if report.fits else ANSWER_IS_NO
-
-
-def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
-    """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
@@ -125,7 +114,13 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
     most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
-    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
+    goal = CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
+    with progress_bar("sizing") as bar:
+        executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
+        rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
+        report = SizeReport(rows, goal, used, prices_with_file(args.prices))
+    print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
+    return OK if report.fits else ANSWER_IS_NO
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
@@ -163,6 +158,7 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
+    """The load of --trace, or of --rate and its lengths, with its goals; LegroomError for both, or a limit of 0."""
     from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal

@@ -58,8 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves the page and its API until it is stopped; with --static writes them as files instead."""
     if args.static is not None:
-        # Write the web page as static files and print what was written; returns the exit code.
         from legroom.web.static_edition import write_static
 
         written = write_static(args.static, args.runtime)
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _access_token(args: argparse.Namespace) -> str:
-    """The token that requests need; empty: none."""
+    """The token that requests need, made up for another host; empty: none. LegroomError for an unfit or missing one."""
     from legroom.live.metrics.endpoint import is_loopback_host
 
     given, variable = args.token, f'{_TOKEN_VARIABLE}="$(openssl rand -hex 16)"'
@@ -142,7 +142,7 @@ def _live_feed(args: argparse.Namespace) -> LiveFeed | None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections before the server is ready to answer them."""
+    """A socket that accepts connections before the server can answer them; LegroomError where it cannot listen."""
     if not 0 <= port <= 65535:
         raise LegroomError(f"--port {port} is no port", "give 1 to 65535, or 0 for any")
     try:

@@ -73,6 +73,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints what the target release changes for each server; exit status 1 where one does not fit there."""
     sources = (args.command_words, args.line, args.file, args.python, args.url)
     stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
     if any(sources) and stray is not None:
@@ -101,7 +102,7 @@ def _release_or_oldest(text: str) -> Release:
 def _server_upgrade(
     deployment: Deployment, machine: Machine, pool_slots: int | None, target: Release, every_release: bool
 ) -> Upgrade:
-    """The upgrade of one server; `pool_slots` are the KV slots that a running server reports."""
+    """The upgrade of one server; notes if its planned pool is not the `pool_slots` that the running server reports."""
     for remark in deployment.notes:
         note(f"note: {remark}")
     made = upgrade(deployment.args, deployment.release, target, machine, every_release=every_release)
@@ -116,7 +117,7 @@ def _server_upgrade(
 
 
 def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tuple[Deployment, Machine, int | None]]:
-    """Every server of the input, its machine, and the KV slots that a running server reports."""
+    """(deployment, machine, KV slots that a running server reports or None) of every server of the input."""
     args.vllm = current.version if current else None
     if args.url:
         yield _server_of_url(args, current)
@@ -133,7 +134,7 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
-    """(deployment, machine, KV-cache slots in tokens that it reports) of the running server at --url."""
+    """(deployment, machine, KV slots that it reports or None) of the running server at --url."""
     if args.command_words or args.line or args.file or args.python:
         raise LegroomError("--url says what runs, and so does another option", "give one of them")
     key = args.api_key or (os.environ.get("VLLM_API_KEY") if is_loopback(args.url) else None)
@@ -151,5 +152,5 @@ def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[D
 
 
 def _silenced_alerts(made: Upgrade) -> tuple[str, ...]:
-    """Names of exported alerts that can never fire after the upgrade, because the metrics they read are gone."""
+    """Names of exported alerts that read a metric which the upgrade loses."""
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})

@@ -57,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Tests the running server under load and prints the result; exit status 1 where it is not as planned."""
     request = _verification_request(args)
     from legroom.render.verify_page import verification_html, verification_svg, verification_text
     from legroom.verify.verification_run import verify
@@ -109,7 +110,7 @@ def _verification_request(args: argparse.Namespace) -> VerificationRequest:
 
 
 def _environment_key(url: str) -> str | None:
-    """The API key of the environment; None where the URL has credentials."""
+    """The API key in OPENAI_API_KEY or VLLM_API_KEY; None without one, or where the URL has credentials."""
     from legroom.live.metrics.endpoint import endpoint
 
     if "Authorization" in endpoint(url).headers:
@@ -118,7 +119,7 @@ def _environment_key(url: str) -> str | None:
 
 
 def _parse_count(text: str | None, option: str, least: int) -> int | None:
-    """A count from `least` to 100,000; None for None."""
+    """A count from `least` to 100,000, else LegroomError; None for None."""
     if text is None:
         return None
     number = parse_count(text, option)

@@ -70,8 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs the view, check, stream, replay, dry run or sidecar that the options name; returns its exit status."""
     if args.record:
-        # Raise where --record goes with a sidecar option or would overwrite the file of --replay.
         if args.daemon or args.rehearse:
             raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
         if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_terminal() -> bool:
-    """Whether stdin and stderr are terminals, which Textual reads and draws on."""
+    """Whether stdin, stdout and stderr are terminals, which Textual reads and draws on."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -181,7 +181,7 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def _print_replay(args: argparse.Namespace) -> int:
-    """Replays a recording: a line per change, then the final state; or JSON lines."""
+    """Prints a recording's changes and last state, or JSON lines; the exit status says if an incident opened."""
     from legroom.render.incident_text import local_time_text
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed_views
@@ -241,12 +241,12 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
         ServerConfig,
         read_config,
         simple_config,
-        with_act,
         with_interval,
+        with_more_actions,
     )
 
     token = _bearer_token(args)
-    config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
+    config = with_more_actions(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
@@ -266,7 +266,7 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
 
 
 def _bearer_token(args: argparse.Namespace) -> str | None:
-    """The token of --token-file or LEGROOM_TOKEN; None if empty."""
+    """The token of --token-file, else of LEGROOM_TOKEN; None if empty, LegroomError for characters of no header."""
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
         where, token = args.token_file, read_text(args.token_file, "it must hold the token alone")

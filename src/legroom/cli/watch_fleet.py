@@ -116,7 +116,7 @@ def _group_key(labels: Mapping[str, str]) -> GroupKey:
 
 
 def _gpus_and_start_s(args: argparse.Namespace) -> tuple[int, float | None]:
-    """GPUs per server and start time in seconds, from the plan."""
+    """(GPUs per server, seconds of a start) of the plan; (1, None) without one."""
     if not args.plan:
         return 1, None
     from legroom.exports.deploy.exported_server import planned_server

@@ -143,7 +143,7 @@ class WatchPage(App[None]):
             self.redraw()
 
     def action_pause(self) -> None:
-        """Freezes the page; scraping goes on."""
+        """Freezes the page, or lets it go on; scraping goes on either way."""
         self.paused = not self.paused
         self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 
@@ -188,7 +188,7 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
 
 
 def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
-    """Incidents that opened or closed while the page was open, newest first."""
+    """A line for each of the last eight incidents that opened or closed, newest first; `none so far` without any."""
     style = Style(width=width, colour=True)
     lines = [style.paint("incidents", "bold")]
     for change in changes[:8]:

@@ -17,7 +17,6 @@ from legroom.deployments.kubernetes_reader import container_servers, float_at, p
 from legroom.deployments.release_pins import installed_releases, with_release
 from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
-from legroom.deployments.shell.shell_script import DOCKER_STOP_S
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
 from legroom.deployments.subjects import StartedServer, Subject, change_servers
@@ -26,7 +25,7 @@ from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
 from legroom.masking import is_secret
 
-_INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes", "stop_grace_period")
+_INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes")
 """The keys that are read of a service that is extended from another file."""
 _MOST_GPUS = 16
 """GPUs of a machine whose number the file does not tell."""
@@ -44,17 +43,11 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
     folder = _ComposeFolder(document)
     for name, service in services.items():
         subjects = _service_subjects(name, service, services, folder)
-        resources = _akash_resources(document, name)
-        if resources is not None:
-            subjects = change_servers(subjects, partial(_on_akash, resources, service))
+        for _, placed in document.items("deployment", name):  # Akash's
+            if resources := document.get("profiles", "compute", placed.text("profile"), "resources"):
+                subjects = change_servers(subjects, partial(_on_akash, resources, service))
+            break
         yield from subjects
-
-
-def _akash_resources(document: Node, name: str) -> Node | None:
-    """The resources of a service's compute profile in a file of Akash; None in other files."""
-    for _, placed in document.items("deployment", name):
-        return document.get("profiles", "compute", placed.text("profile"), "resources")
-    return None
 
 
 def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:
@@ -169,7 +162,6 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             repeated_entry=None if service.get("entrypoint") else repeated_entry(image, entry, given),
             probes=_probes(service),
             profiles=tuple(item.scalar or "" for item in service.list("profiles")),
-            stop_limit=_stop_limit(service),
             read_as=f"compose service {name}",
             is_release_assumed=service.get("build") is not None,  # `image` is then the name of the built image
         ),
@@ -203,7 +195,7 @@ def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, 
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:
-    """The words of a `command` or `entrypoint`: a list, or a shell line that is split."""
+    """The words of a `command` or `entrypoint`: a list, or a shell line, split; LegroomError for an open quote."""
     if node is None:
         return ()
     if node.scalar is None:
@@ -249,7 +241,7 @@ def _mounts(service: Node) -> tuple[Mount, ...] | None:
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
-    """The ports of a service that its host forwards."""
+    """The ports of a service that its host forwards; none with the host's own network."""
     for item in service.list("ports") if service.text("network_mode") != "host" else ():
         short = ":".join(filter(None, (item.text("host_ip"), item.text("published") or "0", item.text("target"))))
         yield published_port(expand_variables(item.scalar or short, known), item.source.place(item.offset))
@@ -281,7 +273,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs that a service reserves; None where a variable names them, which may hold several ids."""
+    """The number of GPUs that a service reserves; None without a reservation, or where a variable names them."""
     for device in service.list("deploy", "resources", "reservations", "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
@@ -318,7 +310,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
 
 
 def _health_limit(service: Node) -> TimeLimit | None:
-    """The time after which Compose marks a starting service unhealthy."""
+    """The seconds after which Compose marks a starting service unhealthy; None without a health check."""
     check = service.get("healthcheck")
     if check is None or check.text("disable") == "true":
         return None
@@ -326,15 +318,6 @@ def _health_limit(service: Node) -> TimeLimit | None:
     interval = seconds_of_span(check.text("interval")) or 30.0
     retries = float_at(check, "retries", 3.0)
     return TimeLimit(period + interval * retries, check.source.place(check.offset))
-
-
-def _stop_limit(service: Node) -> TimeLimit:
-    """The service's stop_grace_period with its place; Docker's default where it is absent or unreadable."""
-    node = service.get("stop_grace_period")
-    seconds = seconds_of_span(node.scalar or "") if node else None
-    if node is None or seconds is None:
-        return TimeLimit(DOCKER_STOP_S, service.source.place(service.offset))
-    return TimeLimit(seconds, node.source.place(node.offset))
 
 
 _ENV_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)

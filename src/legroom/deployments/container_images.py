@@ -45,7 +45,6 @@ class ContainerRun:
     env: Mapping[str, Word]
     inherited: tuple[str, ...]
     """Variables that `-e NAME` takes from the environment."""
-    stop_timeout: Word | None
     published: tuple[Word, ...]
     reads_env_file: bool
     of_server: Mapping[str, Any]
@@ -88,8 +87,8 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         "mounts": tuple(mounts) if published else None,  # else it may be an excerpt
     }
     command = container_command(image.text, entries, words[i + 1 :], words[0].offset)
-    stop, reads_file = options.get("--stop-timeout"), "--env-file" in options
-    return ContainerRun(image.text, command, env, tuple(inherited), stop, tuple(published), reads_file, of_server)
+    reads_file = "--env-file" in options
+    return ContainerRun(image.text, command, env, tuple(inherited), tuple(published), reads_file, of_server)
 
 
 _GIVES_GPUS = ("--gpus", "--runtime", "--device", "--security-opt", "--volumes-from")
@@ -150,7 +149,8 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
     arguments = given[1:] if given and given[0].text == "serve" else given
     first = arguments[0].text if arguments else "-"
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
-    if names_program or not _can_be_model(first) or not (is_server_image(image) or _has_vllm_flags(image, given)):
+    can_be_model = re.match(r"[-/.~$]|.*[/\d]", first, re.DOTALL)  # `bench` or `ls` is another program
+    if names_program or not can_be_model or not (is_server_image(image) or _has_vllm_flags(image, given)):
         return given
     names = flag_names(arguments)
     if not is_published_by_vllm(image) and names and names.isdisjoint(flags_of(latest())):
@@ -159,7 +159,7 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
 
 
 def repeated_entry(image: str, entry: tuple[Word, ...], given: tuple[Word, ...]) -> Word | None:
-    """The program that is given as an argument to vLLM's own image, whose entry point is `vllm serve` already."""
+    """The program given as an argument to vLLM's own image, whose entry point is `vllm serve`; None otherwise."""
     name = image.rpartition("/")[2].partition(":")[0]
     is_served = is_published_by_vllm(image) and name.startswith("vllm-openai")
     is_program = bool(given) and (given[0].text == "serve" or basename(given[0].text) in _PROGRAMS)
@@ -194,13 +194,8 @@ def _is_companion(image: str) -> bool:
     return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
 
 
-def _can_be_model(word: str) -> bool:
-    """Whether the first argument of an image is a model or a flag; `bench` or `ls` is another program."""
-    return word.startswith(("-", "/", ".", "~", "$")) or "/" in word or bool(re.search(r"\d", word))
-
-
 def gpu_count(text: str) -> int | None:
-    """The number of GPUs in docker's `--gpus`: of `2` or `device=0,1`; None for `all`."""
+    """The number of GPUs in docker's `--gpus`: of `2`, `count=2` or `device=0,1`; None for `all` and other texts."""
     value = text.strip().strip("'\"")
     if value.isdecimal() and len(value) < 5:
         return int(value)
@@ -213,7 +208,7 @@ def gpu_count(text: str) -> int | None:
 
 
 def image_release(image: str) -> str | None:
-    """The vLLM version in the name of an image; None for `latest` or a date."""
+    """The vLLM version in an image's name; None for `latest`, a date or an image whose name lacks `vllm`."""
     if "vllm" not in image.lower():
         return None
     name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
@@ -257,21 +252,13 @@ def has_moving_tag(image: str) -> bool:
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
-def has_floating_tag(image: str) -> bool:
-    """Whether the tag of an image names no version: `latest`, `nightly`, or none."""
-    tag = _image_tag(image)
-    is_version = image_release(image) is not None or re.search(r"[0-9a-f]{7}", tag) or latest_build_day(image)
-    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) or image.removeprefix("docker.io/").startswith("vllm/")
-    return "@" not in image and is_moving and not is_version and "$" not in image and "{{" not in image
-
-
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
 """`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:
-    """The last day of whose releases an image with a date in its tag can hold one; empty without a date."""
+    """The day (`2025-09-01`) up to whose releases an image with a date in its tag can hold one; empty without."""
     tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
@@ -280,7 +267,7 @@ def latest_build_day(image: str) -> str:
 
 
 def has_unnamed_release(image: str) -> bool:
-    """Whether an image has vLLM of a release that its name does not tell: a fork, or a private tag."""
+    """Whether an image may hold a vLLM whose release its name does not tell; not for `latest` or an empty name."""
     if not image or image_release(image):
         return False
     if "vllm" not in image.lower():

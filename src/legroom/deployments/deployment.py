@@ -66,7 +66,7 @@ class Deployment:
     """The accelerators other than GPUs that it runs on, which legroom does not model."""
 
     def require_gpus(self) -> None:
-        """Raises where it runs on accelerators that legroom does not model."""
+        """Raises LegroomError where it runs on accelerators that legroom does not model."""
         if self.other_platform:
             raise unmodelled_platform(self.other_platform)
 
@@ -88,7 +88,7 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
 
 
 def deployment_from_file(path: str | Path, requested: Release | None = None, number: int | None = None) -> Deployment:
-    """The first server of a file of any kind, or the one at index `number`."""
+    """The first server of a file of any kind, or the one at index `number`; LegroomError where there is none."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     where = Path(path)
@@ -109,7 +109,7 @@ def deployment_from_file(path: str | Path, requested: Release | None = None, num
 
 
 def deployment_from_python(text: str, requested: Release | None = None, name: str = "the source") -> Deployment:
-    """The `LLM(...)` or engine arguments of Python source; keyword arguments alone are those of `LLM(...)`."""
+    """The `LLM(...)` or engine arguments of Python source, or bare keyword arguments; LegroomError without any."""
     from legroom.deployments.python_reader import parse_python, python_subjects  # only source needs it
 
     source = text
@@ -141,7 +141,7 @@ def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:
-    """Whether a command has a quote that is never closed."""
+    """Whether the first server, or without one any command, has a quote that is never closed."""
     if servers:
         return any(word.is_open for word in servers[0].words)
     return any(word.is_open for subject in subjects if isinstance(subject, InvokedCommand) for word in subject.words)
@@ -237,14 +237,14 @@ def _is_published_build(server: StartedServer) -> bool:
 
 
 def _with_api_key(deployment: Deployment, text: str) -> Deployment:
-    """Add an API key that is given by reference (`-e VLLM_API_KEY`, a secretKeyRef)."""
+    """The deployment with VLLM_API_KEY among its secret names where the text mentions it, also by reference."""
     if _API_KEY in deployment.secret_names or not re.search(rf"\b{_API_KEY}\b", text):
         return deployment
     return replace(deployment, secret_names=(*deployment.secret_names, _API_KEY))
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """The parsed flags with those of the --config file added; the command line takes precedence."""
+    """The flags, behind those of --config; an unreadable file becomes a problem, one without settings LegroomError."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

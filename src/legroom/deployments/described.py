@@ -36,7 +36,10 @@ def deployment_from_words(
     parsed = parse_flags(words, used)
     problems = (*(base.problems if base else ()), *parsed.problems)
     refuse_bad_flags(problems, used)
-    args = _merged_args(base.args, parsed.args) if base else parsed.args
+    args = parsed.args
+    if base:
+        given = {name: value for name in (*_ARGUMENTS, "model") if (value := getattr(args, name)) not in (None, "")}
+        args = replace(base.args, others=base.args.others + args.others, **given)
     base = base or Deployment(args, used)
     notes = (*base.notes, *(problem.message for problem in problems))
     return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
@@ -45,7 +48,7 @@ def deployment_from_words(
 def deployment_from_request(
     model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, *, local_files: bool
 ) -> Deployment:
-    """The server of an HTTP or MCP request: `model` with `flags`, or `command`; `local_files`: paths allowed."""
+    """The server of an HTTP or MCP request: `model` with `flags`, or `command`; a path only with `local_files`."""
     release = known_release(vllm) if vllm else None
     if (model is None) == (command is None):
         raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")
@@ -71,7 +74,7 @@ def deployment_from_arguments(
     env: Mapping[str, str] | None = None,
     usage: Usage = "serve",
 ) -> Deployment:
-    """A model with vLLM's engine arguments under their Python names, their values typed."""
+    """A model with vLLM's engine arguments under their Python names; LegroomError for one that the release lacks."""
     from legroom.deployments.deployment import Deployment
 
     release = known_release(vllm) if vllm else latest()
@@ -82,7 +85,6 @@ def deployment_from_arguments(
         close = difflib.get_close_matches(unknown[0], _ARGUMENTS, n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", hint)
-    # LegroomError for the first argument that the release does not have, as its command line would say it.
     from legroom.facts.flags import flags_of
 
     known = {flag.dest for flag in flags_of(release).values()}
@@ -107,12 +109,6 @@ def server_env(env: Mapping[str, str]) -> dict[str, str]:
     from legroom.masking import is_secret
 
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}
-
-
-def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
-    """`base` with the flags that `added` gives."""
-    given = {name: value for name in (*_ARGUMENTS, "model") if (value := getattr(added, name)) not in (None, "")}
-    return replace(base, others=base.others + added.others, **given)
 
 
 _LOAD = "size has --rate, --prompt and --answer, simulate --synthetic 'poisson rate=8 prompt=1000 output=300'"

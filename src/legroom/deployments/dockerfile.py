@@ -147,7 +147,7 @@ class _Stage:
 
 
 def _new_stage(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
-    """A new stage, which inherits from the stage that it is built on."""
+    """A new stage, which inherits from the stage that it is built on; a named one is added to `stages`."""
     words = [expand_variables(word, build_args) for word in body.split() if not word.startswith("--")]
     if not words:
         return _Stage("")

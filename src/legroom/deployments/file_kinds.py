@@ -28,7 +28,7 @@ _UNIT_START = re.compile(
 
 
 def kind_of(path: str, text: str) -> Kind:
-    """The kind of a file (shell, compose, python ...) by suffix or name, else first line; `document` if unclear."""
+    """The kind of a file (shell, yaml, python ...) by suffix or name, else first line; `document` if unclear."""
     name = PurePath(plain_path(path))
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]
@@ -57,7 +57,7 @@ def powershell_as_shell(text: str) -> str:
 
 
 def is_makefile(path: str) -> bool:
-    """Whether make reads a file of this name."""
+    """Whether a path is named `Makefile`, `makefile` or `GNUmakefile`, also with an ending, or `*.mk`."""
     return re.search(r"(^|/)(GNUm|[Mm])akefile(\.[\w-]+)?$|\.mk$", path) is not None
 
 

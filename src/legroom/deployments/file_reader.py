@@ -122,7 +122,7 @@ def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, It
 
 
 def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
-    """The servers and commands of a YAML or JSON file, and the files embedded in it, yet to be read."""
+    """The servers and commands of a YAML or JSON file, and the files embedded in it; LegroomError if it is neither."""
     if kind == "json":
         try:
             json.loads(source.text)
@@ -151,14 +151,14 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
 
 
 def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> StartedServer:
-    """The server with the flags of its template that the values leave out."""
+    """The server with `left_out`: the flags of its template that the rendered text does not have."""
     flags = re.finditer(r"(?<![\w-])--[a-z][\w-]+", template.text)
     words = (Word(flag[0], flag.start(), flag[0], template.place(flag.start())) for flag in flags)
     return replace(server, left_out=tuple(word for word in words if word.text not in rendered.text))
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
-    """The documents of a YAML text, and an error where it is a template that was read without its values."""
+    """The documents of a YAML text, and the error where it is a template read without all its values, else None."""
     rendered = render_chart_template(source) if is_template(source.text) else None
     if rendered is not None:
         try:

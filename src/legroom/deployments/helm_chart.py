@@ -80,7 +80,7 @@ class _Block:
 
 
 def render_chart_template(source: Text) -> RenderedText | None:
-    """A file of a chart's `templates` folder with the chart's default values; None without such values."""
+    """A file of a chart's `templates` with the chart's default values; None without these, or if not readable."""
     root = next((folder.parent for folder in Path(source.path).parents if folder.name == "templates"), None)
     values = _first_document(root / "values.yaml") if root is not None and Path(source.path).is_file() else None
     if root is None or values is None:
@@ -154,6 +154,7 @@ class _Renderer:
                 self._print(self._evaluate(part.words, dot), part)
 
     def _print(self, value: Any, block: _Block) -> None:
+        """Append what a value prints; of an unknown one a placeholder, and `is_complete` ends where it may matter."""
         printed = _printed(value)
         if printed is None:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})
@@ -169,14 +170,14 @@ class _Renderer:
         names = [word for word in block.words[1:at] if word != ","]
         value = self._evaluate(block.words[at + 1 :], dot)
         self.is_complete &= value is not _UNKNOWN
-        for key, item in _items(value) if block.words[0] == "range" else [("", value)] * _may_be(value):
+        for key, item in _items(value) if block.words[0] == "range" else [("", value)] * _may_be_true(value):
             self.variables |= dict(zip(reversed(names), (item, key), strict=False))
             self.render(block.body, dot if block.words[0] == "if" else item)
-        if value is _UNKNOWN or not _may_be(value):
+        if value is _UNKNOWN or not _may_be_true(value):
             self.render(block.otherwise, dot)
 
     def _evaluate(self, words: tuple[str, ...], dot: Any) -> Any:
-        """The value of a pipeline; of an assignment an empty text."""
+        """The value of a pipeline; of an assignment an empty text. ValueError for syntax that is not read."""
         if words[1:2] in ((":=",), ("=",)):
             self.variables[words[0]] = self._evaluate(words[2:], dot)
             return ""
@@ -187,6 +188,7 @@ class _Renderer:
         return value
 
     def _pipeline(self, words: list[str], dot: Any) -> Any:
+        """The value of `a | b`, whose words it removes from `words`."""
         value = self._command(words, dot, ())
         while words[:1] == ["|"]:
             words.pop(0)
@@ -194,7 +196,7 @@ class _Renderer:
         return value
 
     def _command(self, words: list[str], dot: Any, piped: tuple[Any, ...]) -> Any:
-        """A call with its arguments, or a single value."""
+        """The value of the call or operand that begins `words` and is removed; `piped` are its last arguments."""
         name = words.pop(0) if words and words[0][0].isalpha() and words[0] not in _LITERALS else ""
         values: list[Any] = []
         while words and words[0][0] not in "|)":
@@ -202,6 +204,7 @@ class _Renderer:
         return self._call(name, (*values, *piped)) if name else values[0]
 
     def _operand(self, words: list[str], dot: Any) -> Any:
+        """The value of a literal, variable, field or bracket, whose words it removes from `words`."""
         word = words.pop(0)
         if word == "(":
             value = self._pipeline(words, dot)
@@ -217,16 +220,18 @@ class _Renderer:
         return float(word) if "." in word else int(word)
 
     def _call(self, name: str, values: tuple[Any, ...]) -> Any:
+        """The result of a template function; _UNKNOWN where it, or one of its arguments, is not known."""
         if name in ("include", "template", "block"):
             return self._include(*values[:2]) if len(values) > 1 else _UNKNOWN
         if name in ("and", "or", "default", "coalesce"):  # the first value that decides, else the last
             stops = name != "and"
             values = tuple(reversed(values)) if name == "default" else values
-            return next((value for value in values if value is _UNKNOWN or _may_be(value) is stops), values[-1])
+            return next((value for value in values if value is _UNKNOWN or _may_be_true(value) is stops), values[-1])
         function = _FUNCTIONS.get(name)
         return _UNKNOWN if function is None or _UNKNOWN in values else function(*values)
 
     def _include(self, name: str, dot: Any) -> Any:
+        """What a named template prints; _UNKNOWN where it is not defined or prints something unknown."""
         if name not in self.named:
             return _UNKNOWN
         source, block = self.named[name]
@@ -249,10 +254,11 @@ def _field(value: Any, path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """A node as a plain Python value, a printed value as its text; others as they are."""
     return value.plain() if isinstance(value, Node) else value.text if isinstance(value, _Printed) else value
 
 
-def _may_be(value: Any) -> bool:
+def _may_be_true(value: Any) -> bool:
     """Whether Go takes the value for true; an unknown one may be."""
     return bool(_plain(value))
 
@@ -277,7 +283,7 @@ def _printed(value: Any) -> _Printed | None:
 
 
 def _as_yaml(value: Any) -> Any:
-    """A value of a file as it is written there, moved to the left edge."""
+    """A mapping or list as its file writes it, moved to the left edge; else the value, or `null` for None."""
     if not isinstance(value, Node) or not isinstance(value.values, dict | list):
         return "null" if _plain(value) is None else value
     indent = value.offset - value.source.start_of(value.source.row_of(value.offset))
@@ -288,8 +294,8 @@ def _as_yaml(value: Any) -> Any:
     return _Printed(tuple(pieces))
 
 
-def _string(change: Callable[..., str]) -> Callable[..., Any]:
-    """A function of texts, whose result stands where its last argument does."""
+def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
+    """`change` as a template function, its result placed at the last argument; `_UNKNOWN` where one is not known."""
 
     def changed(*values: Any) -> Any:
         printed = [each for value in values if (each := _printed(value)) is not None]
@@ -305,33 +311,34 @@ def _indent(spaces: Any, value: Any) -> Any:
     return _UNKNOWN if printed is None else printed.indented(int(_plain(spaces)))
 
 
-def _on_own_lines(spaces: Any, value: Any) -> Any:
+def _nindent(spaces: Any, value: Any) -> Any:
     printed = _indent(spaces, value)
     return printed if printed is _UNKNOWN else _Printed((("\n", None, 0), *printed.pieces))
 
 
 def _compare(compare: Callable[[Any, Any], bool], kind: Callable[[Any], Any]) -> Callable[..., bool]:
+    """A function: whether its first argument compares so with any other, each converted by `kind`."""
     return lambda first, *others: any(compare(kind(_plain(first)), kind(_plain(other))) for other in others)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "toYaml": _as_yaml,
-    "nindent": _on_own_lines,
+    "nindent": _nindent,
     "indent": _indent,
-    "quote": _string(lambda text: json.dumps(text, ensure_ascii=False)),
-    "squote": _string(lambda text: f"'{text}'"),
-    "lower": _string(str.lower),
-    "trim": _string(str.strip),
-    "toString": _string(str),
-    "int": _string(lambda text: text.partition(".")[0]),
-    "replace": _string(lambda old, new, text: text.replace(old, new)),
-    "trunc": _string(lambda length, text: text[: int(length)]),
-    "trimSuffix": _string(lambda end, text: text.removesuffix(end)),
-    "printf": _string(lambda form, *texts: re.sub(r"%[sdvfq]", "%s", form) % texts),
+    "quote": _text_function(lambda text: json.dumps(text, ensure_ascii=False)),
+    "squote": _text_function(lambda text: f"'{text}'"),
+    "lower": _text_function(str.lower),
+    "trim": _text_function(str.strip),
+    "toString": _text_function(str),
+    "int": _text_function(lambda text: text.partition(".")[0]),
+    "replace": _text_function(lambda old, new, text: text.replace(old, new)),
+    "trunc": _text_function(lambda length, text: text[: int(length)]),
+    "trimSuffix": _text_function(lambda end, text: text.removesuffix(end)),
+    "printf": _text_function(lambda form, *texts: re.sub(r"%[sdvfq]", "%s", form) % texts),
     "tpl": lambda text, _dot: _UNKNOWN if "{{" in str(_plain(text)) else text,
     "required": lambda _message, value: value,
-    "not": lambda value: not _may_be(value),
-    "empty": lambda value: not _may_be(value),
+    "not": lambda value: not _may_be_true(value),
+    "empty": lambda value: not _may_be_true(value),
     "kindIs": lambda kind, value: (_plain(value) is None) == (kind == "invalid"),
     "hasKey": lambda mapping, key: _field(mapping, str(_plain(key))) is not None,
     "eq": _compare(operator.eq, str),

@@ -65,8 +65,6 @@ GPU_RESOURCE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
 _OTHER_DEVICE = re.compile(
     r"google\.com/tpu|habana\.ai/gaudi|aws\.amazon\.com/neuron.*|huawei\.com/ascend.*", re.IGNORECASE
 )
-_GRACE_S = 30.0
-"""The default of terminationGracePeriodSeconds."""
 _RAY_GROUP = "ray.io"
 _DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
 _DYNAMO_SHM = "8Gi"
@@ -119,7 +117,7 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
-    """Whether a mapping is a container; Argo, Dynamo and KServe have their own keys for them."""
+    """Whether a mapping is a container: by its command, args or KServe runtime, or (`left_to_image`) a vLLM image."""
     if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
         return True
     by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))
@@ -172,7 +170,6 @@ def _subjects_of_container(
             launcher=server.launcher or launcher,
             memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
             start_limit=start_limit(container),
-            stop_limit=_termination_grace(container, pod),
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
             mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
@@ -246,7 +243,7 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 
 def gpu_limit(container: Node) -> int | None:
-    """The number of GPUs or MIG slices that a container requests."""
+    """The number of GPUs or MIG slices that a container requests; None where it names no number."""
     amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if GPU_RESOURCE.fullmatch(name))
     return next((int(amount) for amount in amounts if amount.isdecimal()), None)
 
@@ -263,7 +260,7 @@ def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
 
 
 def start_limit(container: Node) -> TimeLimit | None:
-    """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
+    """The seconds until the startup, else the liveness probe gives up; None without one or with a postStart hook."""
     probe = _probe(container, "startup") or _probe(container, "liveness")
     if probe is None or container.get("lifecycle", "postStart") is not None:
         return None  # no probe runs before that hook has ended
@@ -295,7 +292,7 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
 
 
 def _declared_ports(container: Node, pod: Node) -> Iterator[PublishedPort]:
-    """The ports of a pod that has one container."""
+    """The ports of the container; none where its pod has several containers."""
     for port in container.list("ports") if len(pod.list("containers")) == 1 else ():
         yield PublishedPort(port.text("containerPort"), port.source.place(port.offset))
 
@@ -321,7 +318,7 @@ _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|rais
 
 
 def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
-    """The probes of a container, or that it has none; without their ports where the pod has other containers."""
+    """A container's probes; kind `none` where it has ports alone; without port and path unless `is_alone`."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
     if container.list("ports") and not given["startup"] and not given["readiness"]:
@@ -357,14 +354,6 @@ def float_at(node: Node, key: str, default: float) -> float:
         return float(node.text(key) or default)
     except ValueError:
         return default
-
-
-def _termination_grace(container: Node, pod: Node) -> TimeLimit:
-    """terminationGracePeriodSeconds with its place; Kubernetes' default where it is absent."""
-    node = pod.get("terminationGracePeriodSeconds")
-    if node is None or node.scalar is None:
-        return TimeLimit(_GRACE_S, container.source.place(container.offset))
-    return TimeLimit(float_at(pod, "terminationGracePeriodSeconds", _GRACE_S), node.source.place(node.offset))
 
 
 _REQUIRED_NODES = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")

@@ -59,7 +59,7 @@ def _guess_kind(text: str) -> Kind | None:
 
 
 def _fenced_rows(lines: list[str]) -> Iterator[tuple[int, int, str]]:
-    """First and last row and language of each fenced code block."""
+    """(first row, row after the last, language) of each fenced code block."""
     i = 0
     while i < len(lines):
         opening = _FENCE.match(lines[i])

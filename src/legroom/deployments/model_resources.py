@@ -26,8 +26,10 @@ def model_resource_servers(document: Node) -> Iterator[StartedServer]:
     kind, group = document.text("kind"), document.text("apiVersion").partition("/")[0]
     if kind == "LLMInferenceService" and group == "serving.kserve.io":
         yield from _llm_inference_service(document)
-    elif kind == "Model" and group == "kubeai.org":
-        yield from _kubeai_model(document)
+    elif kind == "Model" and group == "kubeai.org" and document.text("spec", "engine").lower() in ("", "vllm"):
+        spec, gpu = document.get("spec"), document.text("metadata", "annotations", GPU_ANNOTATION)
+        if spec is not None and spec.get("url") is not None:
+            yield kubeai_server(spec, _resource_title(document), gpu)
 
 
 def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
@@ -79,7 +81,7 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
 
 
 def _gpus_of_all_nodes(container: Node | None, workload: Node) -> int | None:
-    """The GPUs of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
+    """The GPUs of all pods: KServe starts one for every `dataLocal` of the `data` copies; None where unknown."""
     pod_gpus = kubernetes_reader.gpu_limit(container) if container else None
     if pod_gpus is None or workload.get("worker") is None:
         return pod_gpus
@@ -119,13 +121,6 @@ def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[
             f"{flag} {size}".rstrip()
             + " into VLLM_ADDITIONAL_ARGS, which is always passed on."
         )
-
-
-def _kubeai_model(document: Node) -> Iterator[StartedServer]:
-    """The server of a KubeAI Model; none where its engine is another or it has no url."""
-    spec = document.get("spec")
-    if spec is not None and document.text("spec", "engine").lower() in ("", "vllm") and spec.get("url") is not None:
-        yield kubeai_server(spec, _resource_title(document), document.text("metadata", "annotations", GPU_ANNOTATION))
 
 
 _PROFILE = re.compile(r"(?P<name>[\w.-]+):(?P<count>\d{1,4})")
@@ -191,11 +186,13 @@ def model_spec_server(node: Node) -> StartedServer:
     url = node.get("modelURL") or node
     repository, tag = node.text("repository"), node.text("tag")
     requested = node.text("requestGPU")
-    place = node.source.place
+    place, env = node.source.place, kubernetes_reader.env_list(node.get("env"))
+    if node.text("enableLoRA") == "true":
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = Word("True", node.offset)
     return StartedServer(
         "kubernetes",
         (*serve_words(url.offset), url.word(), *_vllm_config_flags(node)),
-        kubernetes_reader.env_list(node.get("env")) | dict(_adapter_variables(node)),
+        env,
         place,
         place(url.offset),
         image=f"{repository}:{tag}" if repository and tag else repository,
@@ -210,7 +207,7 @@ def model_spec_server(node: Node) -> StartedServer:
 
 
 def _vllm_config_flags(node: Node) -> Iterator[Word]:
-    """The flags that the production stack's chart makes of `vllmConfig`, extraArgs and enableLoRA."""
+    """The flags that the production stack's chart makes of `vllmConfig`, extraArgs, enableLoRA and raySpec."""
     tables = read_data("file_formats.json")
     flags, switches = tables["production_stack"], tables["production_stack_switches"]
     for key, value in node.items("vllmConfig"):
@@ -224,9 +221,3 @@ def _vllm_config_flags(node: Node) -> Iterator[Word]:
         yield Word("--enable-lora", node.offset)
     if node.get("raySpec") is not None:
         yield Word("--distributed-executor-backend=ray", node.offset)
-
-
-def _adapter_variables(node: Node) -> Iterator[tuple[str, Word]]:
-    """The variable by which the chart lets adapters be loaded."""
-    if node.text("enableLoRA") == "true":
-        yield "VLLM_ALLOW_RUNTIME_LORA_UPDATING", Word("True", node.offset)

@@ -67,7 +67,7 @@ class _Scope:
         return replace(self, keys=f"{self.keys} {key.lower()}")
 
     def given_to(self, server: StartedServer) -> StartedServer:
-        """The server with the GPUs, the memory limit and the probes of the mapping around it."""
+        """The server with the GPUs, memory limit and start limit of the mapping around it; unchanged without one."""
         holder = self.holder
         if holder is None:
             return server
@@ -120,7 +120,7 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
-    """Files inside a value: of a ConfigMap, a patch, a playbook or cloud-init; shell scripts only with `scripts`."""
+    """Texts about vLLM inside values, as in a ConfigMap, playbook or cloud-init; shell scripts only with `scripts`."""
     for node in document.walk():
         for key, value in node.items():
             text = value.scalar or ""

@@ -175,7 +175,7 @@ class _Program(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
-        """Record the variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
+        """Record the VLLM_ and PYTORCH_ variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
         for key, value in zip(node.keys, node.values, strict=True):
             name = key.value if isinstance(key, ast.Constant) else None
             if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
@@ -256,7 +256,7 @@ class _Program(ast.NodeVisitor):
                 yield from (Word(text, offset) for text in words)
 
     def _keyword_values(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
-        """A keyword argument, or those of `**{...}`, with `_NOT_KNOWN` for values that are not literals."""
+        """(name, value) of a keyword argument, or of each in `**{...}`; `_NOT_KNOWN` for no literal or constant."""
         value = keyword.value
         if isinstance(value, ast.Name) and value.id in self._constants:
             literal = self._constants[value.id]
@@ -313,7 +313,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _engine_names(tree: ast.Module) -> dict[str, str]:
-    """The names of vLLM and its engine classes in a source; a snippet without imports uses vLLM's own."""
+    """A source's name -> vLLM's, of `vllm` and its engine classes; a snippet without imports uses vLLM's own."""
     names = {"vllm": "vllm", **{name: name for name in _ENGINES}}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

@@ -92,7 +92,7 @@ def releases_beside(path: Path) -> frozenset[str]:
 def with_release(
     server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
 ) -> StartedServer:
-    """The server with the vLLM release that the file installs or else names, where its image names none."""
+    """The server with the one vLLM release that the file installs, or names beside another image; else unchanged."""
     if "vllm" in server.image.lower():
         return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
     named = installs.pinned | of_images or installs.quoted
@@ -105,7 +105,7 @@ def with_release(
 
 
 def _with_reinstalled_release(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
-    """The server in a vLLM image with its release marked as assumed where the file installs another vLLM."""
+    """The server with its release marked assumed where the file installs vLLM; a Dockerfile's only pin replaces it."""
     if not installs.pinned and not installs.is_unpinned:
         return server
     if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:

@@ -79,8 +79,6 @@ class StartedServer:
     """The limit of host memory."""
     start_limit: TimeLimit | None = None
     """The time after which a start is considered failed; None where there is no limit."""
-    stop_limit: TimeLimit | None = None
-    """The time between SIGTERM and SIGKILL."""
     read_as: str = "a command line"
     installed: str = ""
     """The release that the same file installs, where no image names one."""
@@ -105,7 +103,7 @@ class StartedServer:
 
     @property
     def gpu_count(self) -> int | None:
-        """The GPUs that the file requests, or that its environment leaves visible."""
+        """The GPUs that the file requests, else that its environment leaves visible; None where neither tells."""
         if self.gpus is not None:
             return self.gpus
         return visible_gpus({name: word.text for name, word in self.env.items()})
@@ -130,7 +128,7 @@ class StartedServer:
 
     @property
     def device_words(self) -> str:
-        """The resource, the image and the devices that may name its hardware."""
+        """The resource, the image and the devices that may name its hardware, as one text."""
         return " ".join((self.other_device, self.image, *self._devices))
 
     @property

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import Word, env_with_places
 from legroom.deployments.shell.shell_script import subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
@@ -33,6 +32,7 @@ def supervisord_subjects(source: Text) -> Iterator[Subject]:
 
 
 def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]:
+    """The servers and commands of one section; none unless it is a `[program:...]` with a command."""
     settings = {
         setting["key"]: Word(_without_comments(setting["value"]), section.start("body") + setting.start("value"))
         for setting in _SETTING.finditer(section["body"])
@@ -41,17 +41,11 @@ def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]
     if not section["name"].startswith("program:") or command is None:
         return
     env = dict(_environment(settings.get("environment")))
-    stop = settings.get("stopwaitsecs")
-    wait = TimeLimit(float(stop.text), source.place(stop.offset)) if stop and stop.text.strip().isdecimal() else None
     text = command.text.replace("\n", " ").replace("%%", "% ")
     for simple in simple_commands(Text(source.path, text), env_with_places(env, source.place)):
         yield from change_servers(
             subjects_of(source, simple.moved_by(command.offset, {**env, **simple.env}), "shell"),
-            lambda server: replace(
-                server,
-                stop_limit=server.stop_limit or wait or TimeLimit(10.0, server.place),
-                read_as="a supervisord program",
-            ),
+            lambda server: replace(server, read_as="a supervisord program"),
         )
 
 

@@ -21,7 +21,7 @@ _SETTING = re.compile(
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?")
 _SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DEFAULT_TIMEOUT_S = 90.0
-"""systemd's default of TimeoutStartSec and TimeoutStopSec."""
+"""systemd's default of TimeoutStartSec."""
 
 
 def unit_subjects(source: Text) -> Iterator[Subject]:
@@ -57,23 +57,22 @@ def _subjects_of_exec_line(
     for command in simple_commands(Text(source.path, blanked), env_with_places(env, source.place)):
         yield from change_servers(
             subjects_of(source, command.moved_by(word.offset, env), "systemd"),
-            lambda server: _with_time_limits(source, server, settings) if key == "ExecStart" else server,
+            lambda server: _with_start_limit(source, server, settings) if key == "ExecStart" else server,
         )
 
 
-def _with_time_limits(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
-    """The server with the unit's stop timeout and, where systemd waits for its start, start timeout."""
+def _with_start_limit(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
+    """The server with the unit's start timeout, where systemd waits for its start."""
     # The start timeout applies only to units that wait: Type=exec and simple start at once.
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
-    start = _time_limit(source, settings, "TimeoutStartSec", server) if waits else None
-    stop = _time_limit(source, settings, "TimeoutStopSec", server)
+    start = _start_limit(source, settings, server) if waits else None
     other = frozenset({"*"} if "EnvironmentFile" in settings or "PassEnvironment" in settings else ())
-    return replace(server, start_limit=start, stop_limit=stop, other_env=other, read_as="a systemd unit")
+    return replace(server, start_limit=start, other_env=other, read_as="a systemd unit")
 
 
-def _time_limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
-    """The timeout under the key, else TimeoutSec, else systemd's default; None for `infinity` and 0."""
-    word = settings.get(key) or settings.get("TimeoutSec")
+def _start_limit(source: Text, settings: dict[str, Word], server: StartedServer) -> TimeLimit | None:
+    """The TimeoutStartSec, else TimeoutSec, else systemd's default; None for `infinity` and 0."""
+    word = settings.get("TimeoutStartSec") or settings.get("TimeoutSec")
     if word is None:
         return TimeLimit(_DEFAULT_TIMEOUT_S, server.place)
     seconds = seconds_of_span(word.text)

@@ -66,12 +66,11 @@ class Node:
             stack += reversed(list(inner))
 
     def plain(self) -> object:
-        """The value as a Python object; dates and the like stay texts."""
+        """The value as a Python object; None for null; dates and the like stay texts."""
         if isinstance(self.values, dict):
             return {key: value.plain() for key, value in self.items()}
         if isinstance(self.values, list):
             return [item.plain() for item in self.list()]
-        # The scalar as bool, int, float or text by its YAML kind; as text where it does not convert.
         kind = self.tag.rpartition(":")[2]
         if self.scalar is None:
             return None
@@ -109,7 +108,7 @@ class Node:
 
 
 def load_nodes(source: Text) -> list[Node]:
-    """All documents of a YAML text; raises where it is not valid."""
+    """All documents of a YAML text; LegroomError where it is not valid or nested too deeply."""
     import yaml  # only files need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -11,7 +11,7 @@ from legroom.diagnosis.ledger import Ledger
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import Diagnosis
 from legroom.facts.releases import logged_release
-from legroom.vllm_logs.log_masking import mask_log_values, masked
+from legroom.vllm_logs.log_masking import mask_log_values, masked_log_text
 
 _LONGEST_TEXT = 1000
 _DEPLOYMENT = ("model", "vllm", "vllm_note", "engine", "gpu", "gpu_total_bytes", "host_limit_bytes")
@@ -62,7 +62,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "evidence": [
             {
                 "line": evidence.line,
-                "text": masked(evidence.text)[:_LONGEST_TEXT],
+                "text": masked_log_text(evidence.text)[:_LONGEST_TEXT],
                 "id": evidence.id,
                 "facts": dict(evidence.facts),
                 "phase": evidence.phase,

@@ -57,7 +57,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
 
 
 def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """The kind that covers most of each of `width` cells; `runs` are (kind, amount)."""
+    """The kind that covers most of each of `width` cells; `runs` are (kind, amount); empty without an amount."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []

@@ -283,7 +283,7 @@ def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def count_json(count: Count) -> dict[str, Any] | None:
-    """How many issue threads tried a fix and where it worked, as JSON; None where none did."""
+    """In how many issue threads a fix was tried, worked and failed, and its success rate; None where none tried it."""
     if not count.tried:
         return None
     rate = count.rate_of(count.worked)
@@ -295,15 +295,11 @@ def example_text(example: Example, language: Language) -> str:
 
     def shown(match: re.Match[str]) -> str:
         value = example.figures[match[1]].value
-        return _shown_bytes(value) if "bytes" in match[1] else f"{value:,}"
+        if "bytes" not in match[1]:
+            return f"{value:,}"
+        return gib(value) if value >= GIB else f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
     return _PLACEHOLDER.sub(shown, example.text.in_language(language))
-
-
-def _shown_bytes(value: int) -> str:
-    if value >= GIB:
-        return gib(value)
-    return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
 
 def _texts(item: Any, names: Iterable[str], language: Language) -> dict[str, str | None]:

@@ -52,7 +52,7 @@ def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTI
 
 
 def stored_authority(path: str) -> KeyPair:
-    """The authority in a file, created the first time, so that an applied webhook trusts later certificates."""
+    """The authority in a file, created if missing, so that a webhook trusts later certificates; else LegroomError."""
     file = Path(path)
     try:
         if file.exists():

@@ -195,6 +195,7 @@ def _first_remedy(entry: Entry, language: Language) -> str:
 
 
 def overview_flowchart(branches: Sequence[Branch], language: Language) -> str:
+    """A Mermaid flowchart that asks the branches' questions in turn, each with its number of entries."""
     lines = ["flowchart TD", f"  start([{mermaid_label(_START[language])}])"]
     before, arrow = "start", "-->"
     for branch in branches:

@@ -180,7 +180,7 @@ def _spelled(repo: str) -> str:
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The known quantized checkpoints of a bundled model; for a Hub id those of the same role (base or chat)."""
+    """The known quantized checkpoints of a model, for a Hub id of its role (base or chat); empty if not bundled."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -197,7 +197,7 @@ def variants(name: str) -> tuple[Bundled, ...]:
 
 
 def smaller_siblings(name: str) -> tuple[Bundled, ...]:
-    """The smaller models of the same series and role, the largest first: Llama-3.1-8B for Llama-3.1-70B."""
+    """Smaller models of the same series, owner and role, the largest first (Llama-3.1-8B for 70B); empty if unknown."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -409,7 +409,7 @@ def _entry_of_key(key: str) -> Mapping[str, Any]:
 
 @cache
 def _key_of_exact_name(wanted: str) -> str | None:
-    """The key of the entry with exactly this name, found without building the index."""
+    """The key of the entry with this name (`wanted` in lower case), found without the index; None without one."""
     quoted = f'"{wanted}"'
     for family, text in _texts().items():
         if quoted in text.lower():

@@ -84,7 +84,7 @@ with an encoder or a draft, on memory that CPU and GPU share, on cards of other 
 
 
 def kind_unmeasured(properties: Properties) -> str:
-    """Which of KINDS a deployment is that was not measured."""
+    """`shared`, `other`, `text` or `encoder`: the kind of evidence for a deployment that was never measured."""
     of = dict(properties)
     if of.get("memory") == "shared" or of.get("card") in ("amd", "intel", "unknown"):
         return "shared" if of.get("memory") == "shared" else "other"

@@ -138,7 +138,7 @@ def _read_string(file: BinaryIO) -> str:
 
 
 def _read_value(file: BinaryIO, kind: int) -> Any:
-    """The next metadata value of a type; the length alone of an array with more than 1024 items."""
+    """The next metadata value of a type, of a long array its length; struct.error or OverflowError for a bad one."""
     if kind == _STRING:
         return _read_string(file)
     if kind == _ARRAY:
@@ -154,7 +154,7 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
 
 
 def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[str, Any]:
-    """A GGUF file's metadata in the fields of a Hugging Face config.json."""
+    """A GGUF file's metadata in the fields of a Hugging Face config.json; LegroomError without an architecture."""
     short = str(metadata.get("general.architecture") or "")
     if not short:
         raise LegroomError(f"{name} does not say its architecture", "its general.architecture is missing")

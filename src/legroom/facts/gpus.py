@@ -126,7 +126,7 @@ def gpu(name: str) -> Gpu:
 
 
 def other_platform(text: str) -> str:
-    """The accelerators of vLLM's hardware plugins that a card's name, an image or a resource names; else empty."""
+    """The accelerator of a vLLM hardware plugin that a card's name, an image or a resource names; else empty."""
     named = read_data("gpus.json")["other_platforms"].items()
     return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
 

@@ -53,7 +53,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def config_of_folder(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder (or Mistral's params.json), with its quantization file merged in."""
+    """A folder's config.json (or params.json) with its quantization file merged in; LegroomError without one."""
     path = folder / "config.json"
     if path.is_file():
         config = read_json_object(path)
@@ -162,7 +162,7 @@ def _file_tensor_bytes(path: Path) -> int:
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
-    """The files of the index, or all safetensors files without consolidated copies and adapters."""
+    """The files of the index, or [] if one is missing; without it all safetensors but consolidated and adapters."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -238,7 +238,7 @@ class _RepoFiles:
             return None  # a plan does not need it
 
     def _download(self, filename: str) -> Path | None:
-        """A file's path in the Hub cache, downloaded unless offline; None where the repository has no such file."""
+        """A file's path in the Hub cache, downloaded unless offline; None where there is none, or the Hub's error."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 

@@ -17,6 +17,10 @@ from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
 from legroom.facts.model import Experts, Model, Quantization
 from legroom.isolation import isolation
+from legroom.memo import Memo
+
+_bundled_models: Memo[Model] = Memo(most=64)
+"""Bundled models by entry, id and overrides: figures are cached by the object of the model."""
 
 
 def load(
@@ -61,15 +65,18 @@ def load(
 
 def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
     """A bundled entry as a `Model`, under the given Hub id."""
-    hub_id = name if "/" in name else hub_id_of(bundled, name or bundled.name)
-    config = overridden(bundled_config(bundled, hub_id), overrides)
-    model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
-    entry = bundled.entry
-    return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model
+    hub_id, entry = name if "/" in name else hub_id_of(bundled, name or bundled.name), bundled.entry
+
+    def build() -> Model:
+        config = overridden(bundled_config(bundled, hub_id), overrides)
+        model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
+        return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model
+
+    return _bundled_models.get((entry,), (bundled.name, bundled.base, hub_id, repr(overrides)), build)
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a mirror; a quantized mirror keeps its method but gets the usual unquantized modules."""
+    """The bundled model under another uploader's name; if quantized, with the modules usually left unquantized."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
@@ -142,7 +149,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a Hub repository; HF_HUB_OFFLINE decides where `offline` is None."""
+    """The model of a Hub repository, or LegroomError; HF_HUB_OFFLINE decides where `offline` is None."""
     if not is_hub_id(name):
         raise _unknown_model_error(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     if offline is None:

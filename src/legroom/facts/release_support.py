@@ -97,7 +97,7 @@ class QuantizationMethod:
 
 
 def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
-    """The last of rows [first release, ...] that applies to a release."""
+    """The last of rows [first release, ...] that applies to a release; None where all begin later."""
     begun = [row for row in rows if release.at_least(row[0])]
     return begun[-1] if begun else None
 

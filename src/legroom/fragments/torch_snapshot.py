@@ -139,7 +139,7 @@ _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
 def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
-    """The allocator's state of each device with memory in a torch snapshot, the fullest first."""
+    """The allocator of each device with memory in a torch snapshot, the fullest first; LegroomError for others."""
     document = read_plain_pickle(content, max_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}

@@ -64,6 +64,7 @@ class NotAReview(LegroomError):
 
 
 def parse_review(document: Any) -> AdmissionRequest:
+    """The request of an AdmissionReview document; NotAReview for any other JSON value."""
     review = _mapping_or_empty(document)
     request = _mapping_or_empty(review.get("request"))
     if review.get("kind") != "AdmissionReview" or review.get("apiVersion") != _VERSION or not request:
@@ -93,6 +94,7 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
+    """The AdmissionReview answer as JSON: `message` where refused, warnings split as the API server shows them."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}

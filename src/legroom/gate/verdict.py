@@ -124,7 +124,7 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 
 
 def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
-    """The lint findings that make a server restart over and over."""
+    """Lint errors and warnings that make a server restart over and over, though its memory suffices."""
     from legroom.lint.linter import LintOptions, lint_servers
     from legroom.planning.plan_json import plan_document
 
@@ -206,7 +206,7 @@ class VerdictCache:
         self._plans = 0
 
     def get(self, manifest: Manifest) -> tuple[bytes, Verdict | None]:
-        """The cache key of a manifest, and its verdict where one is cached."""
+        """(cache key of a manifest, its cached verdict or None)."""
         key = hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).digest()
         verdict = self._verdicts.get(key)
         if verdict is not None:
@@ -233,7 +233,7 @@ class VerdictCache:
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def _plan_once(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
-        """The verdict of the plan that runs for this manifest, or of a new one."""
+        """The verdict of the plan that runs for this manifest, or of a new one; NoVerdict when late, full or failed."""
         task = self._pending.get(key)
         if task is None:
             if len(self._pending) >= self._options.max_pending:

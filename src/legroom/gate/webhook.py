@@ -161,7 +161,7 @@ class GateApp:
         await _respond(send, 200, response, b"application/json")
 
     async def _read_body(self, receive: Receive, timeout_s: float = 10.0) -> bytes:
-        """The whole body; its bytes count as buffered until it is parsed."""
+        """The whole body, added to the buffered bytes; raises _BadBody where it is too large, slow or cut off."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -214,7 +214,7 @@ class GateApp:
         return counted, review_response(request.uid, True, warnings=() if is_quiet else sentences)
 
     def _fail_open(self, request: AdmissionRequest, reason: str) -> tuple[str, bytes]:
-        """Admit an object that got no verdict, with the reason as a warning."""
+        """The label and response that admit an object without a verdict, with the reason as a warning; counts it."""
         self._metrics.failed_open.labels(reason).inc()
         warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
         return "failed_open", review_response(request.uid, True, warnings=[warning])

@@ -19,7 +19,7 @@ from legroom.units import MIB, parse_bytes
 
 
 def _key(default: Any, about: str, **more: Any) -> Any:
-    """A dataclass field with its default, the TOML comment `about`, and bounds (`low`, `high`) in its metadata."""
+    """A dataclass field; its metadata are `about` (the TOML comment) and `more` (low, high, unit, choices ...)."""
     return field(default=default, metadata={"about": about, **more})
 
 
@@ -140,14 +140,14 @@ def policy_toml(policy: Policy | None = None) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """A Python value (string, bool, number or list) as TOML text."""
+    """A string in quotes, or a number, as TOML text; integers from 100,000 on with underscores."""
     if isinstance(value, str):
         return f'"{value}"'
     return f"{value:_}" if isinstance(value, int) and value >= 100_000 else str(value)
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file; LegroomError where it sets nothing or is none."""
+    """The policy in a TOML file; LegroomError where it cannot be read, has a wrong value or sets nothing."""
     hint = "see legroom guard --print-policy"
     text = read_text(path, hint, MIB)
     values = parse_toml(text, str(path), hint)
@@ -158,12 +158,12 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
-    """The policy in a TOML text; `name` stands for the file in errors, which name the line of a wrong value."""
+    """The policy in a TOML text; LegroomError names `name` and the line of a wrong value."""
     return _policy_of(parse_toml(text, name, "see legroom guard --print-policy"), text, name)
 
 
 def _policy_of(values: dict[str, Any], text: str, name: str) -> Policy:
-    """The policy of a parsed TOML text; the text itself gives the lines of wrong values."""
+    """The policy of parsed TOML `values`; `name` and the lines of `text` are for error messages."""
     read: dict[str, Any] = {}
     with TomlTable(values, (), Path(name), KeyLines(text)) as table:
         for section, kind in SECTIONS.items():
@@ -177,7 +177,7 @@ def _policy_of(values: dict[str, Any], text: str, name: str) -> Policy:
 
 
 def _key_value(table: TomlTable, key: Field[Any]) -> Any:
-    """A key's value in the type of its field, a size such as "1 MiB" in bytes; None where it is not given."""
+    """A key's value as its field's type, "1 MiB" in bytes; None where not given; an error outside its range."""
     kinds, meta, value = str(key.type), key.metadata, table.raw(key.name)
     if value is None:
         return None
@@ -216,7 +216,7 @@ class PolicyFile:
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:
-        """Read the file if it changed; returns the error of a broken file, once for each version of it."""
+        """Read the file if changed, or with `force`; a broken one's error, which keeps the old policy, else None."""
         self._next_s = now_s + 1.0
         assert self.path is not None
         version = self._file_version()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from legroom.lint.expressions import (
     rule_expressions,
 )
 from legroom.lint.lint_report import Skipped
-from legroom.lint.names_in_text import mistaken_names
+from legroom.lint.names_in_text import mistaken_names, without_other_services
 from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
@@ -139,6 +140,7 @@ def _doubtful_lines(
 ) -> Iterator[DoubtfulLine]:
     """Mistakes of single lines, each said once a file."""
     told, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
+    told = without_other_services(path, told) if kind == "yaml" else told
     for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(text, told, kind, around)):
         place = source.place(offset)
         if not said & {(place.line, row["rule"]), (0, row["message"])}:
@@ -150,12 +152,19 @@ def _lines_in_data(text: str, told: str, kind: Kind | None, around: str) -> Iter
     """The first line of each row of `line_mistakes.json`; `lacks` and `needs` are about all files."""
     for row in read_data("line_mistakes.json")["rows"]:
         read = text if "comments" in row else told
-        found = re.search(row["pattern"], read, re.MULTILINE) if kind in row["kinds"] else None
+        matches = re.finditer(row["pattern"], read, re.MULTILINE) if kind in row["kinds"] else iter(())
+        found = next((each for each in matches if _waited_s(each) < row.get("below_s", math.inf)), None)
         if found is None or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
         is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)
         if is_met and not ("lacks" in row and _is_in(row["lacks"], around)):
             yield found.start("at"), row
+
+
+def _waited_s(wait: re.Match[str]) -> int:
+    """The seconds of a loop that asks `times` times, `each_s` apart; 0 where a pattern counts nothing."""
+    counts = wait.groupdict()
+    return int(counts.get("times") or 0) * int(counts.get("each_s") or 1)
 
 
 @lru_cache(maxsize=256)
@@ -165,7 +174,7 @@ def _is_in(searched: str, text: str) -> bool:
 
 def without_comments(text: str) -> str:
     """The text with spaces for its lines of comments."""
-    return re.sub(r"(?m)^[ 	]*(?:#|//).*$", lambda line: " " * len(line[0]), text)
+    return re.sub(r"(?m)^[ 	]*(?:#(?!!)|//).*$", lambda line: " " * len(line[0]), text)
 
 
 def _linted_part(part: FilePart) -> LintedPart | None:

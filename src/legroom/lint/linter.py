@@ -48,7 +48,8 @@ _LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "mod
 """What whoever installs a chart sets: its defaults need not start a server."""
 _ONCE_A_FILE = frozenset(
     {"api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
-    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated"}
+    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated", "host-memory", "rollout-stuck"}
+    | {"release-unsafe"}
 )
 _ALL_RULES = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
@@ -98,7 +99,7 @@ SEARCHED = frozenset(
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = re.compile(
-    r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)|\.env(\.[\w.-]+)?"
+    r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w.-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)|\.env(\.[\w.-]+)?"
     r"|requirements[\w-]*\.txt"
 )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from legroom.deployments.container_images import is_server_image
 from legroom.deployments.file_kinds import Kind
 from legroom.facts import read_data
 from legroom.facts.flags import env_history, flag_name, flags_ever, flags_of, is_read_by_plugin
-from legroom.facts.releases import known_releases, latest
+from legroom.facts.releases import Release, known_releases, latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
@@ -36,8 +37,39 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 
+_SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
+_OF_SERVER = re.compile(
+    r"(?:^[ \t]*(?:- )?|[{,]\s*)(?:image|dockerfile|context|build|container_name|command|entrypoint|service|<<)\b"
+    r".*vllm|vllm[ _]serve|vllm\.entrypoints|"
+    r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization|served[-_]model[-_]name)\b",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""What only the container of a server has: clients name vLLM in their variables alone."""
+_WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
+
 Mistake = tuple[int, Mapping[str, str]]
 """An offset, and the rule, message and suggestion of what stands there."""
+
+
+def without_other_services(path: str, text: str) -> str:
+    """YAML with spaces for the services of a Compose file and the workloads of manifests that are not vLLM's."""
+    services = _SERVICES.search(text)
+    first = re.search(r"\n( +)[^\s#{]", services[0]) if services is not None else None
+    if services is not None and first is not None:
+        keys = re.finditer(rf"(?m)^{first[1]}([^\s#{{:]+)", services[0])
+        starts = [(services.start() + key.start(), is_server_image(key[1])) for key in keys]
+        ends = [*(at for at, _ in starts[1:]), services.end()]
+    else:
+        starts = [(mark.start(), False) for mark in re.finditer(r"(?m)\A|^---", text)]
+        ends = [*(at for at, _ in starts[1:]), len(text)]
+    blocks = [(at, end, named) for (at, named), end in zip(starts, ends, strict=True)]
+    blocks = [each for each in blocks if first is not None or _WORKLOAD.search(text[each[0] : each[1]])]
+    others = [(at, end) for at, end, named in blocks if not named and not _OF_SERVER.search(text[at:end])]
+    if len(others) == len(blocks) and "vllm" in path.lower():
+        return text  # which of them is vLLM's is not told
+    for at, end in others:
+        text = text[:at] + re.sub(r"[^\n]", " ", text[at:end]) + text[end:]
+    return text
 
 
 def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[str]) -> Iterator[Mistake]:
@@ -56,6 +88,12 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
             if problem.kind in ("removed", "renamed"):
                 suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
                 yield word.start(), {"rule": "flag-removed", "message": problem.message, "suggestion": suggestion}
+    for row in read_data("release_holes.json")["rows"][:1]:
+        fixed = Release(row["fixed_in"], row["fixed_in"])
+        pin = next((each for each in _PINNED.finditer(text) if fixed.after(each[1])), None)
+        if pin is not None and (kind in ("dockerfile", "python") or _WHOLE.search(text)):
+            message = f"{row['message']} before {row['fixed_in']} ({row['id']})"
+            yield pin.start(1), {"rule": "release-unsafe", "message": message, "suggestion": f"use {fixed} or later"}
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
     model = re.search(rf"(?i)(?<![\w./-])(?:{gated})[\w.-]*", text)
     if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
@@ -65,9 +103,9 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 
 def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
-    around = _PASSED_ON.sub("", around)
+    around, is_compose = _PASSED_ON.sub("", around), _SERVICES.search(text) is not None
     for found in _SETS_VARIABLE.finditer(text):
-        is_given, name = found[1] is not None, found[2]
+        is_given, name = found[1] is not None or is_compose, found[2]
         flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)
         is_setting = is_given or flag in flags_of(latest()) or _OF_ENGINE.fullmatch(name)
         is_meant = name.startswith("VLLM_") and is_setting

@@ -113,7 +113,7 @@ def fleet_view(
     start_s: float = 300.0,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
-    """Groups of equal servers, most spare first; a missing `peak_demand` is the sum of the servers' peaks."""
+    """Groups of equal servers, most spare first; `start_s`: time of a start; no `peak_demand`: sum of the peaks."""
     by_group: dict[GroupKey, list[ServerUse]] = {}
     for use in servers:
         by_group.setdefault(use.group, []).append(use)

@@ -105,7 +105,7 @@ def _decoded(value: str | bytes) -> str:
 
 
 def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
-    """GPU bytes of these processes; unreported: all used bytes of a GPU without other processes, else None."""
+    """GPU bytes of these processes; unreported ones: all of a GPU that no other uses. None where unknown or none."""
     total_bytes = 0
     mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
     for gpu in mine:
@@ -127,7 +127,7 @@ def bytes_on_gpus_of(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = 
 
 
 def server_processes(port: int) -> tuple[int, ...]:
-    """The process that listens on a local port and its descendants; () where it is not visible."""
+    """The process that listens on a local port, or its API servers' parent, and all descendants; () if not visible."""
     try:
         import psutil  # slow to import
     except ImportError:

@@ -47,8 +47,8 @@ class Cgroup:
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
         """The memory cgroup of a process; None where it has none, or it is not visible here."""
-        paths = _cgroup_paths(_file_text(proc / str(pid) / "cgroup"))
-        for mount, root, version in _cgroup_mounts(_file_text(proc / "self/mountinfo")):
+        paths = _cgroup_paths(_text_or_empty(proc / str(pid) / "cgroup"))
+        for mount, root, version in _cgroup_mounts(_text_or_empty(proc / "self/mountinfo")):
             path = paths.get(version)
             if path is None:
                 continue
@@ -61,14 +61,14 @@ class Cgroup:
     @property
     def kills(self) -> int | None:
         """Processes of the cgroup that the kernel's OOM killer has ended; None where the file is not readable."""
-        return _parse_counters(_file_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
+        return _parse_counters(_text_or_empty(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
 
     @property
     def limit(self) -> tuple[int, str] | None:
-        """The lowest limit of this cgroup and its parents in bytes, and the folder that sets it."""
+        """(bytes, folder) of the lowest limit among this cgroup and its parents; None without one."""
         limits, folder = [], Path(self.folder)
         while folder.is_relative_to(self.mount):
-            limit = _parse_int(_file_text(folder / _FILES[self.version].limit))
+            limit = _parse_int(_text_or_empty(folder / _FILES[self.version].limit))
             if limit is not None and limit < _UNLIMITED:
                 limits.append((limit, str(folder)))
             folder = folder.parent
@@ -76,7 +76,7 @@ class Cgroup:
 
     def peak_bytes(self, folder: str) -> int | None:
         """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
-        return _parse_int(_file_text(Path(folder) / _FILES[self.version].peak))
+        return _parse_int(_text_or_empty(Path(folder) / _FILES[self.version].peak))
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,9 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
     then = before.kills if cgroup is not None else before.machine_kills
     if now is None or then is None or now <= then:
         return None
-    # The kernel's log clock drifts by seconds a day.
     records = [text for stamp_s, text in _kernel_log(kmsg) if stamp_s >= before.time_s - 5.0 and _KILLED.search(text)]
     line = records[-1] if records else ""
-    memory = re.search(r"^MemTotal:\s+(\d+) kB", _file_text(proc / "meminfo"), re.MULTILINE)
+    memory = re.search(r"^MemTotal:\s+(\d+) kB", _text_or_empty(proc / "meminfo"), re.MULTILINE)
     killed = _KILLED.search(line)
     limit = cgroup.limit if cgroup is not None else None
     peak = cgroup.peak_bytes(limit[1]) if cgroup is not None and limit is not None else None
@@ -144,8 +143,8 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
 
 
 def machine_kills(proc: Path = Path("/proc")) -> int | None:
-    """Out-of-memory kills since boot, of any process (Linux 4.13 and later)."""
-    return _parse_counters(_file_text(proc / "vmstat")).get("oom_kill")
+    """Out-of-memory kills since boot, of any process; None before Linux 4.13 or where not readable."""
+    return _parse_counters(_text_or_empty(proc / "vmstat")).get("oom_kill")
 
 
 def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
@@ -210,7 +209,7 @@ def _parse_int(text: str) -> int | None:
     return int(stripped) if stripped.isdecimal() else None
 
 
-def _file_text(path: Path) -> str:
+def _text_or_empty(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError:

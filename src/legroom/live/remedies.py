@@ -73,7 +73,7 @@ class Traffic:
 
     @property
     def fitting_requests(self) -> int | None:
-        """How many requests fit the pool at their full length."""
+        """How many requests fit the pool at their full length, at least 1; None where a size is unknown."""
         if not self.pool_tokens or not self.request_tokens:
             return None
         return max(int(self.pool_tokens / self.request_tokens), 1)
@@ -97,7 +97,7 @@ def traffic(window: Window) -> Traffic:
 def remedies_for(
     finding: DetectorFinding, window: Window, document: PlanDocument | None = None
 ) -> tuple[ProposedRemedy, ...]:
-    """Changes that can end the finding, best first, planned where a plan is given; never empty."""
+    """One to four changes that can end the finding, best first, with flags computed where a plan is given."""
     planned: Plan | None = None
     problem = ""
     if document is not None:
@@ -154,7 +154,7 @@ def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For preemptions: the `max_num_seqs` that the pool holds at the observed request length."""
+    """The `max_num_seqs` that the pool holds at the observed length: lower, or higher where the pool has room."""
     holds, length = seen.fitting_requests, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
         return

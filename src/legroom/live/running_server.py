@@ -83,7 +83,7 @@ def running_server(address: str, api_key: str | None = None, *, verify_tls: bool
 
 
 async def _query_server(target: Endpoint) -> RunningServer:
-    """Version, model, settings and KV pool, from /version, /v1/models, /metrics and, where served, /server_info."""
+    """Version, model, settings, KV pool, by /version, /v1/models, /metrics, /server_info; LegroomError if no vLLM."""
     async with open_session() as session:
         version = await _json_at(session, target, "/version")
         models = await _json_at(session, target, "/v1/models")
@@ -139,7 +139,7 @@ def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
 
 
 def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """The known settings of `/server_info`; other shapes are ignored."""
+    """(name, value) of the known settings in `/server_info`; other shapes are ignored."""
     if not isinstance(config, dict):
         return
     for part, names in _SERVER_SETTINGS.items():

@@ -66,7 +66,7 @@ class ServerView:
 
 
 def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
-    """The server's figures, state and findings after its last scrape."""
+    """The server's figures, state and findings after its last scrape; state `unreachable` where that failed."""
     window, findings = watcher.window, watcher.findings
     ahead = pool_forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
@@ -115,7 +115,7 @@ def _blocks_per_request(sample: Sample) -> float | None:
 
 
 def _room_for_requests(sample: Sample) -> int | None:
-    """How many more requests of the mean size fit, summed per engine, as a request cannot span engines."""
+    """How many more requests of the mean size fit, summed per engine; None where nothing runs or no pool is shown."""
     each = _blocks_per_request(sample)
     pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
     if each is None or not pools:

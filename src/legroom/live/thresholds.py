@@ -83,8 +83,7 @@ class Thresholds:
     """Share of point pairs that rise: nearly all for a leak, half for a sawtooth."""
 
     fragmentation_ratio: float = 0.15
-    """Reserved but not allocated, of reserved: 1 to 7 % on an H200 after start and under load (Llama 3.1 8B, a half
-    and a fifth of the card)."""
+    """Reserved but not allocated, of reserved: 1 to 7 % on an H200 (Llama 3.1 8B on a half and a fifth of it)."""
     fragmentation_bytes: int = 1 << 30
     """Less than a GiB is smaller than an activation peak."""
     fragmentation_hold: Hold = Hold(6, 300.0)

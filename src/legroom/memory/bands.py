@@ -88,7 +88,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
 
 
 def _architecture_class(model: Model) -> str:
-    """The kind of attention or recurrence, and whether there are experts."""
+    """`full`, `windowed`, `latent`, `linear attention` or `state space`, and `+experts` where there are any."""
     layers = [layer for layer, _ in layer_kinds(model)]
     mixers = [mixer for layer in layers for mixer in (layer.mixer, *layer.also)]
     states = {mixer.kind for mixer in recurrent(mixers)}
@@ -128,7 +128,7 @@ def _lacks_unquantized_list(model: Model, scheme: Quantization) -> bool:
 
 
 def card_family(gpu: Gpu) -> str:
-    """The family of cards with similar driver and kernel memory."""
+    """`unified`, the vendor if not NVIDIA, or the architecture (`hopper`, `ada`): cards with alike driver memory."""
     if gpu.unified:
         return "unified"
     if gpu.vendor != "nvidia":
@@ -167,7 +167,7 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
-    """Bytes (below, above) the KV cache in its band; `first_start_bytes`: what an empty compile cache would take."""
+    """Bytes (below, above) the KV cache in its band, 0 if exact; `first_start_bytes`: of an empty compile cache."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))
@@ -227,7 +227,7 @@ def _has_two_sides(value: Figure) -> bool:
 
 
 def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
-    """The class path of a weights figure; figures with assumed parts are a class of their own."""
+    """The class path of a weights figure, under `assumed` where it is not exact, except for amd and quantized."""
     has_class_of_its_own = of.weights_class[0] in ("amd", "quantized")
     return of.weights_class if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_class)
 

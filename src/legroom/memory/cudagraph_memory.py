@@ -251,7 +251,7 @@ def _piecewise_sizes(settings: EngineSettings) -> list[int]:
 
 
 def _full_sizes(settings: EngineSettings) -> list[int]:
-    """The batch sizes captured as full graphs, ascending: all in mode FULL, otherwise those of decode batches."""
+    """The batch sizes captured as full graphs, ascending: all in mode FULL, decode batches in FULL_*, else empty."""
     sizes = sorted(settings.cudagraph_capture_sizes)
     if settings.cudagraph_mode == "FULL":
         return sizes

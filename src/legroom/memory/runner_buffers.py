@@ -35,7 +35,7 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
 
 
 def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
-    """Bytes of every table of the runner that grows with the vocabulary, the context or the batch."""
+    """Bytes of every table of the runner that grows with the vocabulary, the context or the batch; empty for V0."""
     if settings.engine == "V0":
         return []
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)

@@ -229,7 +229,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
-    """Searched flag combinations for one full-length request; given flags and GPU counts change only if needed."""
+    """Searched flag combinations for one full-length request; given flags and GPU counts change if none else holds."""
     for released in (False, True):
         found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
         if found:

@@ -81,7 +81,7 @@ def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """The plan of a logged start-up without its measurements, and a note why there is none; the note may be empty."""
+    """The plan of a logged start-up without its measurements, or None and a note why, empty without card or release."""
     if card is None or startup.vllm is None:
         return None, ""
     if not model:

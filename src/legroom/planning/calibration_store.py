@@ -285,7 +285,7 @@ def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
 
 
 def write_json_file(path: Path, content: Any) -> None:
-    """Write a whole file and rename it, so that a reader sees the old content or the new."""
+    """Write a whole file in one step, so that a reader sees the old content or the new; LegroomError on failure."""
     try:
         replace_file(path, json.dumps(content, indent=1))
     except OSError as error:
@@ -294,7 +294,7 @@ def write_json_file(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Context manager: hold a lock against other writers of this file (none on Windows, without fcntl)."""
+    """Context manager: hold a lock against other writers of this file (not on Windows); LegroomError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock").open("w")

@@ -76,7 +76,7 @@ def card_record(entry: Any) -> CardRecord:
 
 
 def read_cards(path: Path | None = None) -> tuple[CardRecord, ...]:
-    """Every stored record; LegroomError where the file cannot be read."""
+    """Every stored record, empty without the file; LegroomError where it cannot be read."""
     path = path or cards_path()
     try:
         if path.stat().st_size > _MOST_BYTES:

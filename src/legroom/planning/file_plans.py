@@ -77,13 +77,13 @@ class FileServer:
 
     @property
     def shown(self) -> Plan | None:
-        """The plan to show: of those with the best verdict, the one on the smallest card."""
+        """The plan to show: of those with the best verdict, the one on the smallest card; None without plans."""
         order = {"fits": 0, "tight": 1, "does_not_fit": 2}
         return min(self.plans, key=lambda plan: (order[plan.verdict], plan.target.gpu.total_bytes), default=None)
 
 
 def started_servers(path: str, text: str, release: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
-    """The servers of a file, and the reason where it could not be read."""
+    """The servers of a file, and why the whole file could not be read; None where it could."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, release or latest()))

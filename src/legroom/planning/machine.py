@@ -65,7 +65,7 @@ def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
 
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
-    """The target of a plan: model, card with measured figures, and number of GPUs."""
+    """The target of a plan: model, card with measured figures, and number of GPUs; LegroomError below one GPU."""
     card, used = card_and_used_bytes(machine, release, args)
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
     if number < 1:
@@ -76,7 +76,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 
 def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:
-    """One card of the machine with its measured figures, and the bytes that other processes hold of it."""
+    """A card with its measured figures, and the bytes that other processes hold of it; LegroomError if it has fewer."""
     card = with_probed_card(_card(machine), release, args)
     if machine.memory is None:
         card = with_measured_total(card)
@@ -127,7 +127,7 @@ def with_measured_total(card: Gpu) -> Gpu:
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with the figures that `legroom calibrate` stored for it."""
+    """The target with the figures that `legroom calibrate` stored for it; unchanged where nothing is stored."""
     if not store_path().exists():
         return target
     from legroom.planning.calibration_store import measurements_for, read_store

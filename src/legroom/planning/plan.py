@@ -144,7 +144,7 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 
 
 def headroom_after_band(layout: Layout, band_kept: float) -> int:
-    """Free bytes at the peak after subtracting the fraction `band_kept` of the error band outside the budget."""
+    """Free bytes at the peak less `band_kept` (0 to 1) of what may be used beyond the estimate, and of the reserve."""
     # The two errors are independent.
     unknown = math.hypot(layout.outside.high - layout.outside.bytes, layout.desktop_bytes)
     return layout.headroom_bytes - int((unknown + layout.reserve_bytes) * band_kept)
@@ -221,7 +221,7 @@ def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
 
 
 def plan(target: Target, args: ServeArgs) -> Plan:
-    """The plan of these flags: what vLLM would do with memory, without advice."""
+    """The plan of these flags, without advice; LegroomError where they need more GPUs than the target has."""
     settings = resolve(args, target.model, target.gpu, target.release)
     needed = args.gpus_needed
     if needed > target.gpus:
@@ -312,7 +312,7 @@ _USERS = (4, 16, 64)
 
 
 def context_by_user_count(plan: Plan) -> dict[int, int]:
-    """Tokens of context per user for 4, 16 and 64 concurrent users, where the full length does not fit."""
+    """Tokens that each of 4, 16 and 64 users (up to max_num_seqs) gets, where so many do not fit at full length."""
     kv, settings = plan.memory.kv, plan.settings
     if plan.memory.failure is not None:
         return {}

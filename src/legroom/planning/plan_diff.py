@@ -108,7 +108,7 @@ def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
 
 
 def _given_settings(server: FileServer) -> dict[str, str]:
-    """Model, release, flags and environment of a server, by name."""
+    """Model, release, flags and environment of a server, by name; empty where it was not understood."""
     what = server.what
     if what is None:
         return {}

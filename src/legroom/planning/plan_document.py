@@ -217,7 +217,7 @@ def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument
 
 
 def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
-    """A plan's JSON document, checked. `needs` names the keys that must be there: `kv.num_blocks`, `command`."""
+    """A plan's JSON document with the keys `needs` (`kv.num_blocks`, `command`); LegroomError where it lacks them."""
     try:
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")

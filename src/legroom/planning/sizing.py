@@ -64,7 +64,7 @@ USUAL_GPUS = (*_DATA_CENTRE_GPUS, "rtx5090", "rtx4090", "a10", "l4", "t4")
 
 
 def named_gpus(names: Sequence[str] | str | None) -> list[Gpu]:
-    """The GPUs of `h100,l4`, `all`, or a list of names; None: USUAL_GPUS."""
+    """The GPUs of `h100,l4`, `all`, or a list of names; None: USUAL_GPUS; LegroomError for an unknown one or none."""
     if names == "all":
         return list(all_gpus())
     chosen = names.split(",") if isinstance(names, str) else list(USUAL_GPUS if names is None else names)
@@ -194,7 +194,7 @@ def prices_with_file(path: str | None) -> dict[str, GpuPrice]:
 
 
 def read_price_file(path: str) -> dict[str, GpuPrice]:
-    """Hourly prices of a TOML file by the card's full name."""
+    """Hourly prices of a TOML file by the card's full name; LegroomError for a wrong entry."""
     tables, prices = read_toml(Path(path)), dict[str, GpuPrice]()
     for name in tables.keys:
         try:

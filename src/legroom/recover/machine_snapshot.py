@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.vllm_logs.log_masking import masked, printable
+from legroom.vllm_logs.log_masking import masked_log_text, printable
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -81,7 +81,7 @@ def _unix_socket_peers() -> dict[int, int]:
 
 
 def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
-    """Pairs of a Unix socket's inode and its peer's, from the netlink reply."""
+    """Pairs of a Unix socket's inode and its peer's, from the netlink reply; OSError where the kernel refuses."""
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -248,7 +248,7 @@ class _OpenFiles:
     def of_process(folder: Path) -> _OpenFiles:
         """The sockets and mapped files of the process with this /proc folder."""
         try:
-            targets = {entry.name: read_link(entry.path) for entry in os.scandir(folder / "fd")}
+            targets = {entry.name: link_target_or_empty(entry.path) for entry in os.scandir(folder / "fd")}
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
             return _OpenFiles()
@@ -261,11 +261,11 @@ class _OpenFiles:
         matches = (_SOCKET.fullmatch(name) for name in targets.values() if name not in output)
         sockets = tuple(int(match[1]) for match in matches if match)
         files = frozenset(path.removesuffix(" (deleted)") for path in shared)
-        in_our_network = read_link(str(folder / "ns/net")) in ("", read_link("/proc/self/ns/net"))
+        in_our_network = link_target_or_empty(str(folder / "ns/net")) in ("", link_target_or_empty("/proc/self/ns/net"))
         return _OpenFiles(sockets, files, "/vllm/" in mapped, True, in_our_network)
 
 
-def read_link(path: str) -> str:
+def link_target_or_empty(path: str) -> str:
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
@@ -294,7 +294,7 @@ def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[froze
     """The process of psutil's attributes (`info`; unreadable ones are empty), its files and connected processes."""
     name, is_zombie = printable(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
-    title = masked(" ".join(words))[:_MAX_TITLE_CHARACTERS]
+    title = masked_log_text(" ".join(words))[:_MAX_TITLE_CHARACTERS]
     program = Path(info["exe"] or "").name
     return ProcessInfo(
         pid=info["pid"],
@@ -343,7 +343,7 @@ def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
 
 def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
     """Whether this is the initial PID namespace, and every process of our user was readable."""
-    if read_link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
+    if link_target_or_empty("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return False
     hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
     return not any(_may_map_segments(folder) for folder in hidden)

@@ -111,25 +111,6 @@ def _restart_command(crashed: CrashedServer) -> RestartCommand:
         return restart
     if crashed.command is None:
         raise NoRestartCommand("the log shows no failure that flags would fix", "give the line that ran with --command")
-    return _fitting_command(crashed)
-
-
-def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
-    """The first fix with a command for a proven failure in the log; None where there is none."""
-    from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.vllm_logs.log_sources import pieces_of_file
-
-    reading = read_log(pieces_of_file(log), log, hints)
-    findings = reading.runs[0].proven_findings if reading.runs else ()
-    for finding in findings:
-        for fix in finding.fixes:
-            if fix.command:
-                return RestartCommand(fix.command, f"{finding.why} {fix.why}".strip(), fix.plan)
-    return None
-
-
-def _fitting_command(crashed: CrashedServer) -> RestartCommand:
-    """The same command, changed until it fits, with max_num_seqs that never preempts; NoRestartCommand if none fits."""
     from legroom.deployments.deployment import deployment_from_command
     from legroom.drawing.text import plural
     from legroom.facts.releases import release as known_release
@@ -162,6 +143,20 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
         at_a_time = f"{plural(holds, 'request')} at a time"
         why += f"; {at_a_time}, so that each can grow to the full context and none is ever preempted"
     return RestartCommand(tuple(ready_command(fitting)), why, fitting)
+
+
+def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
+    """The first fix with a command for a proven failure in the log; None where there is none."""
+    from legroom.diagnosis.log_diagnosis import read_log
+    from legroom.vllm_logs.log_sources import pieces_of_file
+
+    reading = read_log(pieces_of_file(log), log, hints)
+    findings = reading.runs[0].proven_findings if reading.runs else ()
+    for finding in findings:
+        for fix in finding.fixes:
+            if fix.command:
+                return RestartCommand(fix.command, f"{finding.why} {fix.why}".strip(), fix.plan)
+    return None
 
 
 def _plan_target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:

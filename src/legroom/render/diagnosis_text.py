@@ -31,7 +31,7 @@ from legroom.render.translation import in_language
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm_logs.evidence import Evidence
-from legroom.vllm_logs.log_masking import masked
+from legroom.vllm_logs.log_masking import masked_log_text
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
@@ -154,7 +154,7 @@ def _deployment_text(case: Case) -> str:
     release = logged_release(startup.vllm) if startup.vllm else None
     facts_of = f" (with the facts of {release.version})" if release is not None and release.note else ""
     shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", gpu)
-    return masked(" · ".join(part for part in shown if part))
+    return masked_log_text(" · ".join(part for part in shown if part))
 
 
 def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
 
 def _shown_evidence(evidence: Evidence) -> str:
     """The text of a log line with its secrets masked, cut where it is very long."""
-    text = masked(" ".join(evidence.text.split()))
+    text = masked_log_text(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
 
 
@@ -205,7 +205,7 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     head, sure = f"{heading('fix', language)}:", _confidence_text(fix.confidence * finding.confidence, language)
     first, *rest = wrap(" ".join(f"{head} {_changes_text(fix)} ({sure})".split()), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
-    yield from wrap(masked(_fix_summary(fix, finding, language)), style.width, _MARGIN)
+    yield from wrap(masked_log_text(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
         yield from _command_lines(fix, style)
@@ -221,10 +221,10 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
     """The fix's comment and command, wrapped with backslashes, quoted for a shell, secrets masked."""
-    for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
+    for line in wrap(masked_log_text(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
         yield _MARGIN * 2 + style.paint(line, "dim")
     words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
-    phrases = [phrase if "YOUR_" in phrase else masked(phrase) for phrase in command_phrases(words)]
+    phrases = [phrase if "YOUR_" in phrase else masked_log_text(phrase) for phrase in command_phrases(words)]
     for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
         yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
 
@@ -261,7 +261,7 @@ def _changes_text(fix: Fix) -> str:
     """The environment variables and flags that a fix sets, as one line of a command."""
     words = any_release_words(fix.flags)
     env = [f"{name}={value}" for name, value in fix.env.items()]
-    return masked(" ".join([*env, *words]))
+    return masked_log_text(" ".join([*env, *words]))
 
 
 def _alternative_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -274,7 +274,7 @@ def _alternative_lines(finding: Finding, style: Style, language: Language) -> It
         head = _changes_text(fix)
         summary = _fix_summary(fix, finding, language)
         text = f"{head}: {summary}" if head else summary
-        yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
+        yield from wrap(masked_log_text(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(in_language(step, language), style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
         if fix.trades:

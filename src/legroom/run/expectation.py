@@ -60,7 +60,7 @@ class Gpus:
 
 
 def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
-    """The GPUs of NVML that CUDA_VISIBLE_DEVICES selects; `named` is the user's name for the card."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects; `used_bytes` is of the fullest of the first `needed` ones."""
     # A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
     from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
@@ -78,14 +78,14 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
 
 
 def _other_process_bytes(card: GpuMemory) -> int:
-    """GPU bytes of other processes; all used bytes above an idle driver's where the driver does not list them."""
+    """GPU bytes of all its processes; where the driver does not report them, all used bytes above 1 GiB."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > GIB else 0
 
 
 def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The KV pool that `legroom plan` expects for the command on these GPUs, in words and numbers."""
+    """The KV pool that `legroom plan` expects on these GPUs, in words and numbers; LegroomError without a plan."""
     from legroom.planning.machine import Machine, make_plan
 
     if not command.args.model:

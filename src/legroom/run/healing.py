@@ -31,7 +31,7 @@ from legroom.run.server_command import ServerCommand, read_command
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings
-from legroom.vllm_logs.log_masking import masked
+from legroom.vllm_logs.log_masking import masked_log_text
 from legroom.vllm_logs.log_sources import pieces_of_file
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class HostEstimate:
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
+    """The finding of an out-of-memory kill: whom it hit, which limit, and fixes that need less or more host memory."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
@@ -69,7 +70,6 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     try:
         if gpus.name:
             return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
-        # Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache.
         pool = cpu_pool_bytes(command, environ)
         shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
         with contextlib.suppress(LegroomError):
@@ -108,7 +108,7 @@ def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
 def _host_memory_fixes(
     kill: KernelKill, estimate: HostEstimate, command: ServerCommand, environ: Mapping[str, str]
 ) -> Iterator[Fix]:
-    """Fixes that lower the host memory which flags reserve."""
+    """Fixes that lower the host memory which flags reserve to the cgroup's limit; none where it set no limit."""
     if kill.limit_bytes is None:
         return  # other programs may hold the rest of the machine's memory
     room = int(kill.limit_bytes * (1 - _SPARE))
@@ -126,7 +126,7 @@ def _host_memory_fixes(
 
 
 def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
-    """A fix that lowers the KV cache on a CPU to what the limit leaves for it."""
+    """A fix that lowers a CPU's KV cache from `pool` to `room` bytes; none below 64 MiB, or where it fits."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
     if not _LEAST_POOL_BYTES <= room < pool:
         return
@@ -150,7 +150,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
 
 
 def _parse_gib(text: str | None) -> float:
-    """The number of GiB in the text; 0 where there is none."""
+    """The text as a number of GiB; 0 where it is not a number."""
     try:
         return float(text or 0)
     except ValueError:
@@ -226,7 +226,7 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
+    """The diagnosis and an untried command, without words where none helps; `kill`, `death`, `ended` need no log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
     release = command.stated_release or None
@@ -240,12 +240,12 @@ def find_remedy(
         return Remedy("not_memory", "", ended, False, refused="a signal from outside asks for no other flags")
     if not findings:
         last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
-        last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
+        last = f" Its last line: {masked_log_text(last_line)[:_LONGEST_WORDS]}" if last_line else ""
         why = f"{ended}, and the log does not say why" if ended else "the log does not say why"
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
-    why = f"{_failure_title(first)}: {masked(first.why + _exception_text(first))}"
-    lines = tuple(masked(item.text)[:300] for item in first.evidence[:3]) or (
+    why = f"{_failure_title(first)}: {masked_log_text(first.why + _exception_text(first))}"
+    lines = tuple(masked_log_text(item.text)[:300] for item in first.evidence[:3]) or (
         (kill.line,) if kill and kill.line else ()
     )
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
@@ -264,7 +264,7 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-    """Which process a signal has ended, and whether the kernel's out-of-memory killer sent it; empty without one."""
+    """How a process died of a signal, or unseen, and whether the OOM killer sent it; empty where it exited itself."""
     if death.signal is None:
         return f"{death.who} (pid {death.pid}) ended; its parent collected the exit status before it could be read"
     if not death.signal:
@@ -298,7 +298,7 @@ def _failure_title(finding: Finding) -> str:
 
 
 def _exception_text(finding: Finding) -> str:
-    """The message of the exception, for a cause that does not describe it."""
+    """` It says: ` and the exception's message, where the cause is not memory; else empty."""
     exception = next((item for item in finding.evidence if item.role == "exception"), None)
     if exception is None or finding.cause != "not_memory":
         return ""
@@ -323,7 +323,7 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
             expected = expected_pool(changed, case.environ, case.gpus)
             reason = _violates_minimum(fix, expected, case, diagnosed.is_memory)
         if not reason:
-            why = masked(fix.why)
+            why = masked_log_text(fix.why)
             return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
         refusals.append(f"{change} ({reason})")
     if refusals:

@@ -81,6 +81,7 @@ class ServerAddress:
         return self._health_status(2.0) == 200
 
     def answers(self, timeout_s: float) -> bool:
+        """Whether GET /health gets any HTTP status within the timeout."""
         return self._health_status(timeout_s) is not None
 
     def _health_status(self, timeout_s: float) -> int | None:
@@ -135,7 +136,7 @@ def has_clients(port: int) -> bool:
 
 
 def _connection_states(port: int) -> set[str]:
-    """The states of all TCP connections of a port; those of connected clients where /proc is not readable."""
+    """State codes of a port's TCP connections, as in /proc/net/tcp; where it is unreadable, those of clients."""
     ending = f":{port:04X}"
     states: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

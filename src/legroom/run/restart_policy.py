@@ -212,7 +212,7 @@ class RestartPolicy:
         self._setups.mark_served()
 
     def delay_after(self, ending: ServerExit) -> float | None:
-        """Seconds to wait before the restart; None for no restart."""
+        """Journals and diagnoses the end, and takes a fix over; seconds before the restart, None for no restart."""
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
@@ -240,7 +240,7 @@ class RestartPolicy:
         return 0.0
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
-        """Restarts a set-up that has served before; gives up where none has."""
+        """Restarts a set-up that has served before, and returns the delay; gives up (None) where none has."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"
@@ -279,7 +279,7 @@ class RestartPolicy:
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
-        """Restarts within the budget; returns the delay. `unchanged` describes a restart without a fix."""
+        """Takes a restart of the budget and any fix; the delay, None where it is spent. `unchanged`: its text."""
         delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")

@@ -63,7 +63,7 @@ class ProcessRecord:
 
 
 def kernel_account_from(document: dict[str, Any]) -> KernelAccount:
-    """The kernel's OOM counters from the document that `ProcessRecord.question` makes."""
+    """The kernel's OOM counters from the `account` part of `ProcessRecord.question`."""
     cgroup = document["cgroup"]
     return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
 
@@ -117,7 +117,7 @@ class RunFile:
         return folder
 
     def lock(self, say: Callable[[str], None]) -> contextlib.ExitStack:
-        """Locks the port against other runs, because a starting vLLM does not listen yet."""
+        """Locks the port until the result is closed, as a starting vLLM does not listen yet; LegroomError if taken."""
 
         def refusal(pid: str) -> LegroomError:
             hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
@@ -178,7 +178,7 @@ class RunFile:
         return self._flags.exists()
 
     def pop_changes(self) -> tuple[Mapping[str, Any] | None, str]:
-        """Reads and removes the changes for this restart; or returns the problem."""
+        """(changes left for this restart or None, problem or ""); removes their file."""
         if problem := self.reject_address_flags():
             return None, f"{problem}, so nothing is changed"
         try:
@@ -212,7 +212,7 @@ class RunFile:
 
 
 def script(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """A shell script that starts the server with its final settings."""
+    """A shell script that starts the server with its final settings; secrets must be set as variables."""
     kept, variables = _without_secrets(words)
     variables += [name for name, value in env.items() if is_secret(name, value)]
     lines = ["#!/usr/bin/env bash", "# Written by `legroom run` once the server was up with these settings.", "set -eu"]
@@ -235,7 +235,7 @@ def save_script(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def check_writable(path: str) -> None:
-    """Raises where the script could not be written, before the server is started."""
+    """Raises LegroomError where the path is a folder or its folder is missing; permissions are not checked."""
     where = Path(path)
     if where.is_dir() or not where.resolve().parent.is_dir():
         raise LegroomError(f"--save {path}: not a file that can be written", "give a path in a folder that is there")

@@ -68,7 +68,7 @@ class ServerCommand:
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
-    """Parses the words after `legroom run --`. `vllm` is the release that the user names."""
+    """Parses the words after `legroom run --`; `vllm`: the release the user names. LegroomError for other commands."""
     # `env NAME=value` is the same without `env`.
     env, rest = split_assignments(words[1:] if words and basename(words[0]) == "env" else words)
     rest = rest if env else list(words)
@@ -101,7 +101,7 @@ def _check_has_port(args: ServeArgs) -> None:
 
 
 def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """The vLLM release in the command's own Python, from its package metadata; None where that fails."""
+    """The vLLM release in the command's own Python; None where unreadable, LegroomError where it has no vLLM."""
     program = shutil.which(words[0], path=env.get("PATH"))
     if program is None:
         return None
@@ -126,6 +126,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
 
 
 def _interpreter_of_script(script: Path) -> str | None:
+    """The Python that a script's first line names, or beside pip's `#!/bin/sh` script; None where there is none."""
     try:
         with script.open("rb") as file:
             first = file.readline(512).decode("utf-8", "replace").strip()

@@ -140,12 +140,12 @@ class Stopping:
         return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
 
     def next_check_s(self) -> float | None:
-        """Seconds until `check` should be called again."""
+        """Seconds until `check` should be called again; None where no deadline runs."""
         left_s = self.left_s()
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Child | None) -> None:
-        """Begin to drain, end, kill or restart the server, as this signal and those before it ask."""
+        """Drain, end, kill or restart the server, as this signal and those before it ask; others are passed on."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
         elif number in _ENDING:
@@ -173,7 +173,7 @@ class Stopping:
         self._kill(server)
 
     def on_drained(self, server: Child, grace_s: float | None = None) -> None:
-        """Sends SIGTERM after the guard's drain has ended."""
+        """Ends a drain of the guard: SIGTERM, and a deadline `grace_s` seconds later; does nothing without a drain."""
         if self._is_draining:
             self._is_draining = False
             grace_s = self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s

@@ -41,8 +41,7 @@ PREFIX = "legroom: "
 
 
 class Announcer:
-    """Writes legroom's own lines to stderr in a thread, so that a stalled reader (a pager, Ctrl-S) does not
-    delay signals."""
+    """Writes legroom's lines to stderr in a thread: a stalled reader (a pager, Ctrl-S) does not delay signals."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -243,7 +242,7 @@ class Supervisor:
     def _wait_for_event(
         self, child: Child | None, task: TaskProcess | None, timeout_s: float | None
     ) -> TaskProcess | None:
-        """Waits for one event or the timeout, handles it, and returns the task that still runs."""
+        """Waits for one event or the timeout, handles it, and returns the task that runs then, None where none does."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
         timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)
@@ -378,7 +377,7 @@ class Supervisor:
         return task.answer()
 
     def _find_fix(self) -> dict[str, Any] | None:
-        """The remedy a task computes from the log; one without words, refused, where the log cannot be read."""
+        """The remedy a task computes from the log, without words where unreadable; None where a stop was requested."""
         bounds = {
             "keep": self.prepared["keep"],
             "min_context": self.options.min_context,
@@ -393,7 +392,7 @@ class Supervisor:
             return {"failed": f"{why.message}.", "refused": refused, "words": (), "is_memory": False}
 
     def _apply_pending_changes(self) -> None:
-        """Applies the flags and variables that were left for this restart."""
+        """Applies and reports the flags and variables left for this restart; invalid ones are left out."""
         changes, problem = self.file.pop_changes()
         if problem:
             self.say(problem)
@@ -409,7 +408,7 @@ class Supervisor:
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Waits until the kernel has freed the port of the previous server; False where it stays in use."""
+        """Waits for the kernel to free the port; False where it stays in use (LegroomError at first) or on a stop."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:

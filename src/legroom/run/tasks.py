@@ -90,13 +90,13 @@ def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 
 def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
-    """--shutdown-timeout of the command line, else of its --config file."""
+    """--shutdown-timeout of the command line, else of its --config file; None where neither has it."""
     written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
     return other_value(command.args, "--shutdown-timeout") if written is None else written
 
 
 def find_fix(question: Question) -> Answer:
-    """Diagnoses a failed run and computes the next command."""
+    """The remedy of a failed run: cause, next `words` and `env` (empty: none), why, and the command `line` to show."""
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     account = kernel_account_from(question["account"]) if question.get("account") else None
@@ -112,7 +112,7 @@ def find_fix(question: Question) -> Answer:
 
 
 def apply_changes(question: Question) -> Answer:
-    """The command with the changes that were left for the next restart."""
+    """The command with changes left for this restart, as words, env, unset, line, expected; LegroomError if refused."""
     env = question["changes"].get("env") or {}
     unset = [name for name, value in env.items() if value is None]
     given = {name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset}
@@ -137,7 +137,7 @@ def compare_pool(question: Question) -> Answer:
 
 
 def verify_and_calibrate(question: Question) -> Answer:
-    """Sends a few requests to the started server, and stores its measured memory for later plans."""
+    """Tests the server (`ok`, `proof`) and, unless that fails, stores its measured memory (`line`) for later plans."""
     from legroom.verify.openai_client import smoke_test  # an HTTP client
 
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
@@ -151,7 +151,7 @@ def verify_and_calibrate(question: Question) -> Answer:
 
 
 def drain_guard(question: Question) -> Answer:
-    """Makes the server's guard refuse new requests, and waits for the running ones."""
+    """Makes the guard refuse new requests, waits for running ones up to `deadline_s`, and says so in `line`."""
     from legroom.actions.server_drain import GuardDrain, count_in_flight, wait_until_empty  # an HTTP client
 
     async def drain() -> str:
@@ -199,7 +199,7 @@ if __name__ == "__main__":
 
 
 def keep_option_name(given: str) -> str:
-    """The Python name of the flag, or the environment variable, that `--keep` names."""
+    """The Python name of the flag, or the environment variable, that `--keep` names; LegroomError for neither."""
     name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
     part = next(iter(command_parts([name])))
     if part.flag is not None and ("-" in given or not given.isupper() or part.flag.name == flag_name(given.lower())):

@@ -64,7 +64,7 @@ class Actor:
         return server in self._acting_on.values()
 
     def with_start_reason(self, result: ScrapeResult) -> ScrapeResult:
-        """A sample of a process that started while it was acted on is marked as asked for; others unchanged."""
+        """The sample with `start_requested` where its process started during an action on it; others unchanged."""
         until_s = time.time() if self.is_acting_on(result.server) else self._acted_until_s.get(result.server, 0.0)
         if not isinstance(result, Sample) or (result.process_start_s or result.time_s) > until_s:
             return result
@@ -84,7 +84,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Decides again with the journal's attempts, then acts under the lease."""
+        """Decides again with the journal's attempts and acts under the lease; reports a refusal or failure."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)
@@ -136,7 +136,7 @@ class Actor:
         return outcome
 
     async def _restore_flags(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
-        """Restarts with the old flags, once, after a restart with new ones failed."""
+        """Restarts with the old flags, once, after new ones failed, and reports it; nothing where none are kept."""
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
@@ -165,11 +165,10 @@ class Actor:
         self._report(ActionReport(incident, text, "scale", state))
 
     def end_drain_of(self, incident: OpenIncident) -> None:
+        """Ends the incident's drains in the background; nothing where its server has no drain method."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
-
-    # Recovery after a kill
 
     async def recover(self) -> None:
         """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
@@ -214,12 +213,10 @@ class Actor:
             await self._restore_flags(order, outcome, None)
         return outcome
 
-    # POST /act
-
     async def act_on_request(
         self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int
     ) -> Decision:
-        """Starts a restart or an undo requested by a person, within the same budgets."""
+        """Starts a person's restart or undo in the background if limits allow; the decision. Raises ActionFailed."""
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
             raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
@@ -264,10 +261,8 @@ class Actor:
             return
         self._report(ActionReport(None, outcome.text, order.name, outcome.state))
 
-    # Bookkeeping
-
     async def _attempt_ages(self, group: str) -> Sequence[float]:
-        """Seconds since each action on the group within the last day, from the journal and this process."""
+        """Seconds since each restart, scaling or undo of the group within the last day, by journal and process."""
         now_s, mono_s = time.time(), time.monotonic()
         past = await self._context.journal(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
@@ -284,7 +279,7 @@ class Actor:
         return int(await counted())
 
     async def _take_lease(self, group: str) -> bool:
-        """Whether the group's lease was got, from the cluster where there is one, else from the journal."""
+        """Takes the group's lease, from the cluster if so configured, else the journal; False while another has it."""
         limits = self._config.group(group).limits
         seconds = limits.drain_deadline_s + 2 * limits.restart_deadline_s + 60.0
         if self._cluster_lease is not None:
@@ -340,6 +335,7 @@ class Drains:
         self._servers, self._context, self._report = servers, context, report
 
     async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
+        """Stops new work at the server, journalled, once per incident. Raises ActionFailed where nothing can."""
         drain_method = server.drain_method
         if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")

@@ -37,7 +37,7 @@ class ActionLimits:
     most_replicas: int = 8
 
     def backoff_s(self, attempts: int) -> float:
-        """Seconds to wait after this many attempts within a day."""
+        """Seconds to wait after this many attempts within a day; 0 after none."""
         if attempts <= 0:
             return 0.0
         return float(min(self.first_pause_s * 2 ** min(attempts - 1, 30), self.longest_pause_s))
@@ -87,7 +87,7 @@ class Decision:
 
     @property
     def dedupe_key(self) -> tuple[Refusal | None, str]:
-        """Equal for refusals that differ in their numbers only, and are reported once."""
+        """(refusal, about), equal for refusals that differ in their numbers only, and are reported once."""
         return self.refusal, self.about
 
 
@@ -117,7 +117,7 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
 
 
 def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
-    """The action that helps this kind of problem, before budgets are checked."""
+    """The action that helps this kind of problem, before budgets are checked; a refusal where none is allowed."""
     if problem.has_flags and "restart-with-flags" in allowed:
         return Decision("restart-with-flags", f"the flags computed for {problem.kind} take effect at a restart")
     if problem.restart_helps and "restart" in allowed:
@@ -134,7 +134,7 @@ def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
 
 
 def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
-    """Refuses to take a server away while most of its group is unhealthy."""
+    """A refusal to take a server away where most of its group is unhealthy; None where not."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
         unhealthy = f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy"
         return refuse("unhealthy majority", f"{unhealthy}: none is taken away")
@@ -171,5 +171,5 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """A decision to do nothing, with the reason; `again_in_s`: seconds until it is decided again, None: never."""
+    """A decision to do nothing; `again_in_s`: when a refusal by time ends; `about` tells refusals of a kind apart."""
     return Decision(None, reason, again_in_s, refusal, about)

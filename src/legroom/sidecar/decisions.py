@@ -31,7 +31,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """The policy's decision, limited to actions that this server's platform supports."""
+    """The policy's decision; `impossible` where this server's platform does not support the action."""
     finding = incident.finding
     assert finding is not None
     problem = ServerProblem(
@@ -77,7 +77,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
-    """The flags of the first remedy that the server's release accepts; None without a plan."""
+    """The first remedy's flags that the release takes and legroom may set (not the model, TP or PP); else None."""
     if plan is None:
         return None
     try:
@@ -89,16 +89,16 @@ def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument
     return next((change for change in changes if change is not None), None)
 
 
-def _flags_of_remedy(answer: ProposedRemedy, used: Release) -> FlagChange | None:
+def _flags_of_remedy(remedy: ProposedRemedy, used: Release) -> FlagChange | None:
     """The remedy as flags and variables to set; None where a flag does not exist or takes several words."""
     flags: dict[str, str | None] = {}
-    for dest, value in answer.flags.items():
+    for dest, value in remedy.flags.items():
         words = setting_words(dest, value, used)
         if words is None or len(words) > 2:
             return None
         name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
         flags[name] = words[1] if len(words) == 2 else joined
-    return FlagChange(flags, dict(answer.env))
+    return FlagChange(flags, dict(remedy.env))
 
 
 class RemedySearch:

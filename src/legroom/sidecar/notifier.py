@@ -1,5 +1,4 @@
-"""Reports of incidents to the log, the journal and the metrics, and to webhooks in plain JSON, Alertmanager or Slack
-format."""
+"""Reports incidents to the log, the journal, the metrics and webhooks (plain JSON, Alertmanager or Slack)."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Webhook:
         return f"{self.shown_host}#{hashlib.sha256(self.url.encode()).hexdigest()[:8]}"
 
     def lacks(self, incident: OpenIncident) -> bool:
-        """Whether an open incident is to be sent: it was not delivered as severe as it is, or Alertmanager forgets."""
+        """Whether to send an open incident again: not acknowledged, nor told at this severity (Alertmanager: ever)."""
         is_told = self.format != "alertmanager" and incident.told.get(self.key) == incident.severity
         return not (is_told or incident.acknowledged)
 
@@ -93,7 +92,7 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
 async def post_with_retries(
     hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0, tries: int = _TRIES
 ) -> None:
-    """Posts with retries. Raises `ActionFailed` after the last."""
+    """Posts with retries. Raises `ActionFailed` after the last, or at once where a retry cannot help."""
     import aiohttp
 
     url = hook.url
@@ -152,7 +151,10 @@ class Notifier:
         """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
-                _put_dropping_oldest(queue, (incident, message_of(incident, text, closed_s)))
+                if queue.full():
+                    queue.get_nowait()
+                    queue.task_done()
+                queue.put_nowait((incident, message_of(incident, text, closed_s)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
         """Sends notifications to all webhooks until cancelled; `lasting` gives the open incidents."""
@@ -162,8 +164,7 @@ class Notifier:
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's notifications in order, and at intervals the open incidents it lacks: those of an earlier
-        process at once."""
+        """Posts a webhook's messages in order and, at first and every REPEAT_S, the open incidents that it lacks."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
         while True:
             if queue.empty() and clock() >= repeat_s:
@@ -206,13 +207,6 @@ class Notifier:
             await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
 
 
-def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
-    if queue.full():
-        queue.get_nowait()
-        queue.task_done()
-    queue.put_nowait(notification)
-
-
 class IncidentReporter:
     """Reports incidents without blocking: journal and notifier have queues."""
 
@@ -223,6 +217,7 @@ class IncidentReporter:
         notifier.note = self.note
 
     def report_opened(self, incident: OpenIncident) -> None:
+        """Logs, counts, journals and notifies a new incident."""
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
         self._log(f"{incident.server}: {incident.title}: {reason}")
@@ -231,6 +226,7 @@ class IncidentReporter:
         self._notifier.notify(incident)
 
     def journal_opened(self, incident: OpenIncident) -> None:
+        """Queues the incident and its reason for the journal, which then sets its `number`."""
         detail = incident.detail()
 
         def open_incident(journal: Journal) -> None:
@@ -242,10 +238,12 @@ class IncidentReporter:
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)
 
     def report_critical(self, incident: OpenIncident) -> None:
+        """Notes and notifies that an incident has become critical."""
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 
     def report_closed(self, incident: OpenIncident, how: str = "over") -> None:
+        """Logs, journals and notifies an incident's end; `how`: `over`, or why it is no longer watched."""
         unseen = incident.finding is None and how == "over"
         outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.last_action}" if incident.last_action else ""

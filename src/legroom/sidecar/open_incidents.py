@@ -88,7 +88,7 @@ class IncidentKeeper:
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Reopen an earlier process's incidents of watched servers; returns all open keys. `patience_s`: by kind."""
+        """Keeps an earlier process's incidents of watched servers open, for `patience_s` by kind; all open keys."""
         now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)
@@ -112,7 +112,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Opens and closes incidents by a server's current findings. Severity `info` opens none."""
+        """Opens, worsens and closes incidents by a server's current findings but `info` ones; returns which."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():
@@ -147,7 +147,7 @@ class IncidentKeeper:
 
 
 def _last_noted_detail(incident: Incident, name: str, otherwise: Any) -> Any:
-    """A detail of the last note that has it, else of the incident."""
+    """A detail of the last note that has it, else of the incident, else `otherwise`."""
     noted = [note.detail[name] for note in incident.notes if name in note.detail]
     return noted[-1] if noted else incident.detail.get(name, otherwise)
 

@@ -134,7 +134,7 @@ class _Player:
 
 
 def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
-    """The scrape results of a recording, or of a journal database, told apart by the file's first bytes."""
+    """The scrape results of a recording or of a journal, told apart by the first bytes; LegroomError if unreadable."""
     try:
         with path.open("rb") as file:
             is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
@@ -152,6 +152,7 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _sample_of_point(server: str, point: JournalPoint) -> Sample:
+    """A journal point as a sample of a single engine, timed at the end of its span."""
     values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
     blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
     engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ class ServerRestart:
         }
 
     async def _drain_server(self) -> None:
-        """Drain the server and wait for its running requests, without waiting where it is failing."""
+        """Drain the server and wait until it is empty, not where it is failing; _Abandoned where that does not work."""
         order, drain_method = self._order, self._drain_method
         await self._record_stage("draining", {"door": drain_method.name})
         try:
@@ -160,7 +160,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Write or restore flags where ordered, then restart through the platform (systemd, Kubernetes ...)."""
+        """Write or restore flags where ordered, else _Abandoned, then restart through the platform (systemd ...)."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.
@@ -184,7 +184,7 @@ class ServerRestart:
         self._launched = True
 
     async def _wait_until_back(self, before: platform.State, started_s: float | None) -> None:
-        """Waits for metrics of the new process, which vLLM serves once its engine is ready."""
+        """Waits for metrics of the new process; ActionFailed after the restart deadline."""
         limit_s = self._order.limits.restart_deadline_s
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
@@ -221,8 +221,6 @@ class ServerRestart:
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
-
-    # Outcomes, and recovery after a kill
 
     async def _record_done(self, text: str) -> RestartOutcome:
         """Ends the drain, marks restored flags as undone, and records the restart as done."""
@@ -291,7 +289,7 @@ class ServerRestart:
         return await self._record_undone("legroom was killed before the restart took effect")
 
     async def _wait_for_program(self, launched: Mapping[str, Any]) -> None:
-        """Waits for the restart program, which outlives legroom."""
+        """Waits until the restart program, which outlives legroom, ends or the restart's deadline passes."""
         pid, identity = int(launched.get("pid") or 0), launched.get("identity")
         end_s = time.monotonic() + self._order.limits.restart_deadline_s
         while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:

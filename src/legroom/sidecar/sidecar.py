@@ -150,8 +150,6 @@ class Sidecar:
         troubled = frozenset(incident.server for incident in self._keeper.all())
         return troubled - self._watchers.keys() - self._servers.keys()
 
-    # Scraping
-
     def _take_safely(self, result: ScrapeResult) -> None:
         """Handle a scrape result; an exception is logged as a bug, so that watching goes on."""
         try:
@@ -208,14 +206,14 @@ class Sidecar:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
     def _is_expected(self, server: str, what: str | None) -> bool:
-        """Whether a `legroom run` on this machine is starting the server, which explains the failed scrape."""
+        """Whether `what`, a `legroom run`'s work on the server, explains a failed scrape (None: no); logs a new one."""
         if what is not None and self._under_way.get(server) != what:
             self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what
         return what is not None
 
     def remove_server(self, server: str) -> None:
-        """Closes the incidents of a server that no source lists any more."""
+        """Forgets a server that no source lists any more and closes its incidents; a configured one stays."""
         if server in self._servers:
             return
         for incident in self._keeper.forget(server):
@@ -230,7 +228,7 @@ class Sidecar:
 
     def _update_metrics(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
         """Counts the scrape and, at intervals, sets when the KV pool will be full (infinity: no forecast)."""
-        self._metrics.count_scrape(result, group, not (_is_unhealthy(watcher) or result.server in self._under_way))
+        self._metrics.count_scrape(result, group, not (_is_critical(watcher) or result.server in self._under_way))
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
         self._next_forecast_s[result.server] = self._last_scrape_s + _FORECAST_S
@@ -238,18 +236,15 @@ class Sidecar:
         self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
-        """The numbers of watched and of unhealthy servers in a group."""
+        """(servers of the group, those of them that are unhealthy, being restarted or never scraped)."""
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
-        # Servers that were never scraped or are being restarted count as unhealthy.
-        unhealthy = [it for it in watched if _is_unhealthy(it) or it.window.server in self._under_way]
+        unhealthy = [it for it in watched if _is_critical(it) or it.window.server in self._under_way]
         return len(members), len(unhealthy) + len(members) - len(watched)
 
     async def _scrape(self, server: ServerConfig) -> ScrapeResult:
         """Scrape one server now, for an action that waits for it."""
         return await scrape_result(self._session, server.endpoint)
-
-    # The journal
 
     def _flush_samples(self) -> None:
         """Hand the buffered samples to the journal's thread."""
@@ -286,10 +281,8 @@ class Sidecar:
                 self._log(f"the journal could not be tidied: {error!r}")
             await asyncio.sleep(600.0)
 
-    # HTTP
-
-    def metrics_text(self) -> tuple[bytes, str]:
-        return self._metrics.text(self._keeper.all(), self._journal)
+    def metrics_and_content_type(self) -> tuple[bytes, str]:
+        return self._metrics.page_and_type(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
         """`ok` while scrapes come in, even if the journal cannot be written; `acting` has what would be done now."""
@@ -315,7 +308,7 @@ class Sidecar:
         return [incident.to_json() for incident in listed]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
-        """Stops notifications about an incident."""
+        """Stops notifications about an incident and notes it in the journal; LegroomError where there is none."""
         acknowledged = await self._journal.call(lambda journal: journal.incident(incident_id))
         if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
@@ -326,7 +319,7 @@ class Sidecar:
         await self._journal.call(lambda journal: journal.note(incident_id, text, detail))
 
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """Whether a requested action was accepted, why, and in how many seconds to ask again."""
+        """Starts a requested action: `accepted`, `reason`, and `again_in_s`, when a refusal by time ends."""
         if not self._has_taken_over:
             raise JournalUnavailable("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
@@ -334,12 +327,12 @@ class Sidecar:
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
 
 
-def _is_unhealthy(watcher: Watcher) -> bool:
+def _is_critical(watcher: Watcher) -> bool:
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 
 def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None) -> int:
-    """Runs the sidecar until SIGTERM or SIGINT; returns the exit code."""
+    """Runs the sidecar until SIGTERM or SIGINT; returns 0. LegroomError where another uses the same journal."""
     log, journal = log or _to_stderr, config.journal or journal_path()
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"

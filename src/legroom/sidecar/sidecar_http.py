@@ -25,7 +25,7 @@ def make_app(served: Sidecar) -> web.Application:
     from aiohttp import web  # slow to import
 
     async def metrics(_: web.Request) -> web.Response:
-        text, kind = served.metrics_text()
+        text, kind = served.metrics_and_content_type()
         return web.Response(body=text, headers={"Content-Type": kind})
 
     async def healthz(_: web.Request) -> web.Response:
@@ -76,7 +76,7 @@ def make_app(served: Sidecar) -> web.Application:
 
 
 def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
-    """A 401 response where the bearer token is wrong, else None."""
+    """The 401 response to a wrong bearer token, 403 where none is set; None where it is right."""
     from aiohttp import web
 
     if token is None:

@@ -60,7 +60,7 @@ class SidecarMetrics:
         for name in ACTION_NAMES:
             self.acting.labels(name, group).set(name in act)
 
-    def text(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
+    def page_and_type(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()

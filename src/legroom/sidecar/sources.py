@@ -37,8 +37,7 @@ class Source(Protocol):
     def __call__(
         self, take: OnScrape, removed: OnRemoved = ignore_removed, expected: ExpectedServers = no_servers, /
     ) -> Coroutine[Any, Any, None]:
-        """Calls `removed` for a server that is no longer listed, including those that `expected` names: servers which
-        an earlier process had found."""
+        """Calls `removed` for a server no longer listed, or `expected` (found by an earlier process) and not listed."""
         ...
 
 
@@ -50,7 +49,7 @@ class _Discovery:
         self._not_listed_by: dict[str, set[str]] = {}
 
     def report_removed(self, source: str, now: frozenset[str], before: frozenset[str]) -> frozenset[str]:
-        """Reports servers that a source no longer lists; returns `now`."""
+        """Reports servers that this source no longer lists, expected ones once no source does; returns `now`."""
         expected = self.expected()
         for server in sorted((before | expected) - now):
             sources = self._not_listed_by.setdefault(server, set())
@@ -86,7 +85,7 @@ def combined_source(config: SidecarConfig, log: Log) -> Source:
 
 
 def _first_of_group(error: BaseException | None) -> BaseException | None:
-    """The first exception inside nested exception groups; any other is returned as it is."""
+    """The first exception inside nested exception groups; any other, or None, as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

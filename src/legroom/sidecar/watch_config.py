@@ -139,25 +139,27 @@ def read_config(path: Path) -> SidecarConfig:
 
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
-    """A configuration without a file, with one group."""
-    _check_actions(act)
+    """A configuration without a file: one group, `notify` and `act` allowed, `others` its further fields."""
+    _refuse_unknown_actions(act)
     servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
     return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
 
 
-def _check_actions(act: Sequence[str]) -> None:
+def _refuse_unknown_actions(act: Sequence[str]) -> None:
     if unknown := sorted(set(act) - set(ACTION_NAMES)):
         raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
 
 
-def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
-    _check_actions(act)
+def with_more_actions(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
+    """The configuration with these actions allowed too, in every group; LegroomError for an unknown one."""
+    _refuse_unknown_actions(act)
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
     return replace(config, act=config.act | more, groups=groups)
 
 
 def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
+    """The configuration with this scrape interval; LegroomError outside 0.1 to 300 s."""
     if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
         bounds = f"{_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s"
         hint = "scrapes further apart show nothing in time"
@@ -182,7 +184,7 @@ def _server_config(table: TomlTable) -> ServerConfig:
 
 
 def _server_plan(table: TomlTable) -> PlanDocument | None:
-    """The plan read from the file the table names; None where it names none."""
+    """The plan in the file that the table names; None where it names none, ConfigError where it is no plan."""
     path = table.path("plan")
     if path is None:
         return None
@@ -194,7 +196,7 @@ def _server_plan(table: TomlTable) -> PlanDocument | None:
 
 
 def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
-    """Flag changes by finding, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
+    """Flag changes by finding, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; ConfigError if wrong."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     if kinds is None:
@@ -215,7 +217,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The actions and limits of each group: its own where given, else the general ones."""
+    """The actions and limits of each group: its own, else the general ones; ConfigError for one without server."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups
@@ -268,7 +270,7 @@ def thresholds_of(table: TomlTable | None) -> Thresholds:
 
 
 def _webhook(table: TomlTable) -> Webhook:
-    """A webhook with its format and, where a token is given, an Authorization header."""
+    """A webhook with its format and, where a token is given, an Authorization header; ConfigError for a wrong URL."""
     url = table.secret("url")
     if url is None:
         raise table.error("url", "is missing, as url, url_env or url_file")
@@ -281,7 +283,7 @@ def _webhook(table: TomlTable) -> Webhook:
 
 
 def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
-    """The Prometheus to poll, its URL and matchers checked; None without a table."""
+    """The Prometheus to poll; None without a table, ConfigError for a wrong URL or matcher."""
     if table is None:
         return None
     url, token, matchers = table.require("url", str), table.secret("token"), table.get("matchers", str, "")
@@ -296,7 +298,7 @@ def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
 
 
 def _ca_file(table: TomlTable) -> str | None:
-    """The path of the PEM file, checked to hold certificates; None where none is given."""
+    """The path of the PEM file; None where none is given, ConfigError where it holds no certificate."""
     path = table.path("ca_file")
     if path is None:
         return None
@@ -323,7 +325,7 @@ _PLATFORMS = ("systemd", "docker", "compose", "kubernetes", "supervisord", "run"
 
 
 def platform_of(table: TomlTable, server: str) -> Platform:
-    """The platform that `platform = "systemd"` and its keys name."""
+    """The platform that `platform = "systemd"` and its keys name; ConfigError for missing keys."""
     kind = table.choice("platform", _PLATFORMS, "command")
     if kind == "systemd":
         return SystemdUnit(table.require("unit", str), table.get("user", bool, False))
@@ -350,7 +352,7 @@ def platform_of(table: TomlTable, server: str) -> Platform:
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
-    """The method of `drain = { by = "guard" }`. Default: the platform's own, else the guard if its token is set."""
+    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's if its token is set."""
     if table is None:
         if isinstance(platform, DRAINS_BY_ITSELF):
             return PlatformDrain(platform.name)
@@ -361,7 +363,7 @@ def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform
 
 
 def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:
-    """The drain method that `by` names: guard (the default), file, command or platform."""
+    """The drain method that `by` names: guard (the default), file, command or platform; ConfigError if wrong."""
     by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
     if by == "guard":
         token = table.secret("token") or os.environ.get(GUARD_TOKEN)

@@ -8,12 +8,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.actions.run_platform import run_under_way, with_start_reason
 from legroom.errors import UNREACHABLE, LegroomError
@@ -121,6 +121,7 @@ class WatchSession:
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
+        """The server's own plan, else the one given for all; None without either."""
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
@@ -131,7 +132,7 @@ class WatchSession:
         return compare_with_plan(plan, watcher.window.latest, self.levels)
 
     def remove_server(self, server: str) -> None:
-        """Closes the incidents of a server that no source lists any more."""
+        """Forgets a server that no source lists any more and closes its incidents."""
         for incident in self._keeper.forget(server):
             self._journal_closed(incident, UNWATCHED, time.time())
         for known in (self.views, self.history, self._watchers):
@@ -154,7 +155,7 @@ class WatchSession:
         kept.append(HistoryPoint(result.time_s, now.kv_use, running, waiting, tokens, preemptions))
 
     def add_immediate_findings(self, server: str) -> ServerView:
-        """Adds conditions that are bad in the last scrape alone, for `--once`."""
+        """Adds findings of conditions that are bad in the last scrape alone (`--once`); the server's view."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
         at_once = {}
@@ -190,7 +191,7 @@ class WatchSession:
     # The journal. Its failure never stops the watching.
 
     def _journal_opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
-        """Write a new incident to the journal; its id, or None where another process has it."""
+        """Journals a new incident and its remedies; its id, None without a journal or where another process has it."""
         finding, journal = incident.finding, self._journal
         if journal is None or finding is None:
             return None
@@ -206,7 +207,6 @@ class WatchSession:
             )
             journal.note(made, finding.reason, time_s=finding.time_s)
             self._ids[incident.key] = made
-            # Notes the remedies for a new incident in the journal, at the row `made`.
             from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
             assert incident.finding is not None and self._journal is not None
@@ -262,24 +262,19 @@ def _has_live_owner(incident: Incident) -> bool:
 
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
     """Scrapes each server a few times, then adds immediate findings."""
-    _run_coroutine(_scrape_all(config, session, gap_s))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(_scrape_all(config, session, gap_s))
+    else:
+        with ThreadPoolExecutor(1, "legroom watch") as beside:
+            beside.submit(asyncio.run, _scrape_all(config, session, gap_s)).result()
     for server in session.views:
         session.add_immediate_findings(server)
 
 
-def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
-    """asyncio.run, also inside a running event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-    else:
-        with ThreadPoolExecutor(1, "legroom watch") as beside:
-            beside.submit(asyncio.run, work).result()
-
-
 async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Feeds the session a few scrapes of every server, `gap_s` seconds apart, or until pods are discovered."""
+    """Feeds the session a few scrapes of every server, `gap_s` apart, from the servers, Prometheus or Kubernetes."""
     if config.prometheus is not None:
         await _poll_prometheus(config.prometheus, session, gap_s)
         config = replace(config, prometheus=None)
@@ -319,7 +314,7 @@ async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_
 
 
 async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Scrape until pods were discovered, then a few rounds more, `gap_s` seconds apart."""
+    """Scrape discovered pods a few rounds, `gap_s` seconds apart; LegroomError where none is found in 15 s."""
     problems: list[str] = []
     session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))

@@ -71,7 +71,7 @@ class ScaledReplay:
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether there was a preemption for every five finished requests, the threshold of the alerts."""
+        """Whether preemptions were a fifth of the finished requests or more, the threshold of the alerts."""
         return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property

@@ -30,7 +30,7 @@ class Disaggregation:
 
     @classmethod
     def parse(cls, text: str) -> Disaggregation:
-        """Reads `prefill=1,decode=2,link=50`, the link in GB/s."""
+        """Reads `prefill=1,decode=2,link=50`, the link in GB/s; LegroomError for other text."""
         try:
             given = dict(part.split("=") for part in text.split(","))
             pools = cls(int(given.pop("prefill")), int(given.pop("decode")), float(given.pop("link")) * 1e9)
@@ -69,7 +69,7 @@ _Replays = list[tuple[Sequence[int], Timeline]]
 def replay_disaggregated(
     trace: Trace, settings: SchedulerSettings, cost: StepCost | None, pools: Disaggregation
 ) -> DisaggregatedTimeline:
-    """Replay the prompts on the prefill servers and, each after its transfer, the answers on the decode servers."""
+    """Replay prompts on prefill servers and, after each transfer, answers on decode servers; LegroomError for steps."""
     if not trace.in_seconds:
         raise LegroomError(f"{trace.name} counts steps, and a link has a speed in seconds", "give arrivals in seconds")
     trace, prefills, decodes = trace.checked(), _Replays(), _Replays()

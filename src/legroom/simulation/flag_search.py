@@ -105,7 +105,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` of which one server meets the goal, also under a continued load, with its best candidate."""
+    """The first of `cards` of which one server meets the goal, also in the long run, with its best outcome; or None."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:

@@ -167,19 +167,6 @@ def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, bool, int, bool, int]:
     return not fleet.holds, is_tight, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
 
 
-def _check_task(task: FleetTask) -> None:
-    """Raise where the flags ask for data parallelism or the trace has no arrival times."""
-    load = task.load
-    if any((args.data_parallel_size or 1) > 1 for args in task.args):
-        why = "replicas are what is counted here, so --data-parallel-size has no place"
-        raise LegroomError(why, "leave it out of the flags")
-    if not load.trace.in_seconds or load.trace.arrives_at_once:
-        raise LegroomError(
-            f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
-            'give a trace with "arrival" in seconds, or --rate with --prompt and --answer in place of a trace',
-        )
-
-
 def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
     """A fleet per tensor-parallel size, up to the one after the first that holds the load."""
     fewest, is_last = most_gpus, False
@@ -226,7 +213,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The fleet with low, middle and high replica counts; unsized where it needs more than `worth_gpus` GPUs."""
+    """The fleet with low, middle and high replica counts, or with the reason why none within the limits holds."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -380,8 +367,16 @@ def fleet_report(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> FleetReport:
-    """The fleets of every model on every GPU, model by model; each entry's tensor-parallel sizes are sorted."""
-    _check_task(task)
+    """The fleets of every model on every GPU type, model by model; LegroomError for a load that cannot be replayed."""
+    load = task.load
+    if any((args.data_parallel_size or 1) > 1 for args in task.args):
+        why = "replicas are what is counted here, so --data-parallel-size has no place"
+        raise LegroomError(why, "leave it out of the flags")
+    if not load.trace.in_seconds or load.trace.arrives_at_once:
+        raise LegroomError(
+            f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
+            'give a trace with "arrival" in seconds, or --rate with --prompt and --answer in place of a trace',
+        )
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     sized = sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
     rows = (CardFleets(task.models[cell[0]].name, fleets) for cell, fleets in zip(cells, sized, strict=True))

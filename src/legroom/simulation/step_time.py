@@ -267,7 +267,7 @@ class ServerEfficiency:
 
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
-    """The step cost of one rank from its bytes, FLOPs and GPU; `reached`, `server`: other than fitted efficiency."""
+    """The step cost of one rank on its GPU; `reached` and `server` replace the fitted efficiencies; or LegroomError."""
     reached = reached or Efficiency(**_fit_data("step_fit.json")["fitted"])
     server = server or ServerEfficiency(**_fit_data("step_server.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
@@ -331,14 +331,14 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
 
 
 def fixed_cost(step_s: float) -> StepCost:
-    """A step cost of `step_s` seconds for every step, whatever it computes."""
+    """A step cost of `step_s` seconds for every step, whatever it computes; LegroomError unless above 0."""
     if not step_s > 0:
         raise LegroomError(f"a step cannot take {step_s * 1000:g} ms", "give --step-ms above 0")
     return StepCost(step_s, 0.0, 0.0, 0.0)
 
 
 def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_held: float) -> StepCost:
-    """Scale the cost to a measured mean time between tokens at so many running requests and tokens held."""
+    """The cost scaled to a measured mean time between tokens at this load; LegroomError for a time of 0."""
     # vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
     # `vllm:num_requests_running`, and the KV usage times the pool's tokens.
     predicted = step_seconds(cost, running, tokens_held, running)  # type: ignore[no-untyped-call]

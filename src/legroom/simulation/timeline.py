@@ -267,7 +267,7 @@ class Sampler:
         self._points: dict[int, _Maxima] = {}
 
     def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
-        """Add `steps` steps from `step` on, all with these blocks in use and requests."""
+        """Count `steps` equal steps from `step` on; each sample keeps the maxima of its steps (`used`: blocks)."""
         for index in range(step // self._width, (step + steps - 1) // self._width + 1):
             self._points[index] = _larger_of_each(
                 self._points.get(index, _ZEROS), (used, running, waiting, preemptions)

@@ -220,7 +220,7 @@ def memory_check(
     total_bytes: int | None,
     pool_was_cycled: bool = True,
 ) -> Check:
-    """Whether memory stops growing after the load's first third; `total_bytes`: of the GPUs, None for RSS."""
+    """Passes where memory grows little after the load's first third; `total_bytes` of the GPUs, None for RSS."""
     readings = [(sample.at_s, sample.memory_bytes) for sample in samples if sample.memory_bytes is not None]
     if not source:
         return Check("memory", None, "not measured: the server's processes cannot be seen from here")

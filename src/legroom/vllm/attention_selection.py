@@ -99,7 +99,7 @@ def _not_valid_text(named: str, reasons: list[str]) -> str:
 
 
 def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """A refusal where Triton would read FP8 KV below compute capability 8.9, or bfloat16 below 8.0."""
+    """(message, hint) where Triton would read FP8 KV below compute capability 8.9, or bfloat16 KV below 8.0."""
     capability = gpu.compute_capability
     for prefix, name, needed in (("fp8", "FP8", (8, 9)), ("bfloat16", "bfloat16", (8, 0))):
         if needs.kv_cache_dtype.startswith(prefix) and capability < needed:

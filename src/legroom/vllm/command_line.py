@@ -57,7 +57,7 @@ def command_parts(words: Sequence[str], release: Release | None = None) -> Itera
             at += 1
             continue
         name = plain_name(word)
-        flag = _flag_named(name, table) or _flag_named(name, flags_ever())
+        flag = _flag_by_name_or_prefix(name, table) or _flag_by_name_or_prefix(name, flags_ever())
         end = at + 1 if "=" in word or name.startswith("-O") else _end_of_values(words, at + 1, flag)
         yield CommandPart(tuple(words[at:end]), name, flag)
         at = end
@@ -71,7 +71,7 @@ def plain_name(word: str) -> str:
 
 def long_name(name: str) -> str:
     plain = plain_name(name)
-    flag = _flag_named(plain, flags_ever())
+    flag = _flag_by_name_or_prefix(plain, flags_ever())
     return flag.name if flag else _without_no_prefix(plain)
 
 
@@ -91,7 +91,7 @@ def _without_no_prefix(name: str) -> str:
     return "--" + name[5:] if name.startswith("--no-") else name
 
 
-def _flag_named(name: str, table: Mapping[str, Flag]) -> Flag | None:
+def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None:
     flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag

@@ -50,7 +50,7 @@ class FlagReader:
         """Whether the next word is a value rather than a flag or the end."""
         return self.at < len(self.tokens) and not flag_values.looks_like_flag(self.tokens[self.at])
 
-    def take(self) -> str:
+    def take_token(self) -> str:
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -212,7 +212,7 @@ def _strip_head(tokens: Sequence[str]) -> tuple[dict[str, str], list[str], bool]
 
 def _read_token(reader: FlagReader) -> None:
     """Reads the next token: a positional, -O, or a flag with its values."""
-    token = reader.take()
+    token = reader.take_token()
     if not token or token in ("--", "-h", "--help"):
         return
     if not token.startswith("-") or token == "-" or flag_values.NUMBER.fullmatch(token):
@@ -227,7 +227,7 @@ def _read_optimization(token: str, reader: FlagReader) -> None:
     """-O3, -O=3, -O 3: a compilation level up to 0.11.2, an optimization level since; also -O '{json}'."""
     text = token[2:].removeprefix("=")
     if not text and reader.has_value_next():
-        text = reader.take()
+        text = reader.take_token()
     if reader.release.at_least("0.12.0"):
         if text in ("0", "1", "2", "3"):
             reader.values["optimization_level"] = int(text)
@@ -261,7 +261,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
     elif flag.kind.startswith("list:"):
         _read_list(flag, value, reader)
     elif value is not None or reader.has_value_next():
-        reader.convert_and_store(flag, flag.name, reader.take() if value is None else value)
+        reader.convert_and_store(flag, flag.name, reader.take_token() if value is None else value)
     elif flag.kind == "maybe":
         reader.store(flag, True)
     else:
@@ -269,7 +269,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
 
 
 def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
-    """The flag of a name or unique prefix, and whether it is negated by --no-."""
+    """The flag of a name or unique prefix, else None, and whether --no- negates it; notes an ambiguous prefix."""
     table = flags_of(reader.release)
     if name in table:
         return table[name], False
@@ -306,7 +306,7 @@ def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
     if value is not None or kind in ("switch", "bool") or name != positive:
         return
     while reader.has_value_next():
-        reader.take()
+        reader.take_token()
         if kind is None or not kind.startswith("list:"):
             break
 
@@ -315,7 +315,7 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReade
     """Stores a boolean flag; a value after it is a problem unless the release takes one."""
     written = f"{flag.name}={value}"
     if value is None and reader.has_value_next() and reader.tokens[reader.at].lower() in ("true", "false"):
-        value = reader.take()
+        value = reader.take_token()
         written = f"{flag.name} {value}"
     if value is None:
         reader.store(flag, not negated)
@@ -336,7 +336,7 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
     """Stores the words up to the next flag as a list; without any, or with bad ones, a problem is recorded."""
     items = [] if value is None else [value]
     while value is None and reader.has_value_next():
-        items.append(reader.take())
+        items.append(reader.take_token())
     if not items:
         reader.problem(flag.name, "bad_value", f"{flag.name} needs at least one value")
         return
@@ -360,7 +360,7 @@ def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -
     if value is None and reader.at >= len(reader.tokens):
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return
-    text = reader.take() if value is None else value
+    text = reader.take_token() if value is None else value
     keys = path.removesuffix("+").split(".")
     if reader.release.before("0.9.0"):
         message = f"{flag.name}.{path}: dotted keys came with vLLM 0.9.0"

@@ -14,7 +14,7 @@ _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "flo
 
 
 def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:
-    """The dtype of activations and unquantized weights, and a note where the card's lack of bfloat16 changed it."""
+    """The dtype of activations and unquantized weights, and a note (or "") where the card lacks bfloat16."""
     has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
     asked = (args.dtype or "auto").lower().removeprefix("torch.")
     if asked == "auto":
@@ -42,7 +42,7 @@ def _dtype_for_float32(args: ServeArgs, model: Model, release: Release, has_bf16
 
 
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
-    """The KV cache dtype that is stored: sparse latent attention packs its own formats."""
+    """The KV cache dtype as stored: that of --kv-cache-dtype, or the packed format that sparse MLA makes of it."""
     dtype = requested_cache_dtype(args, model, gpu, release)
     if traits(model).compressed_mla:
         packed = dtype.startswith("fp8") or (dtype == "auto" and release.at_least("0.32.0"))

@@ -31,7 +31,7 @@ def served_model(args: vllm_args.ServeArgs) -> Model:
 
 
 def with_draft(model: Model, args: vllm_args.ServeArgs) -> Model:
-    """The model with the draft of --speculative-config; a head that cannot be read is left out and estimated."""
+    """The model with the draft of --speculative-config; an unreadable head is left out, a draft model raises."""
     name = vllm_args.draft_name(args.speculative_config)
     if not name:
         return model

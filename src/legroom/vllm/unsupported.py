@@ -47,7 +47,7 @@ class Unsupported:
 
 
 def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported | None:
-    """The first certain reason why the release does not run this, else the first uncertain one."""
+    """The first certain reason why the release does not run this, else the first uncertain one; None without any."""
     release = known_release(settings.release)
     found = [reason for check in _CHECKS for reason in check(settings, model, gpu, release)]
     return next((reason for reason in found if reason.certain), found[0] if found else None)
@@ -413,7 +413,7 @@ def _mx_group_reasons(method: str, settings: EngineSettings, model: Model, relea
 
 
 def _declared_method(model: Model) -> str | None:
-    """quant_method of the checkpoint's config, as spelled there."""
+    """quant_method of the checkpoint's config in lower case, else the method read from it; None if unquantized."""
     if model.quantization is None:
         return None
     for holder in (model.config, model.config.get("text_config")):

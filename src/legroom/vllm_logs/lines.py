@@ -280,7 +280,7 @@ def _message_of_json(text: str) -> str | None:
 
 
 def _process_label(head: str) -> re.Match[str] | None:
-    """The last process label in front of a line, after Ray's own."""
+    """The match of the last process label in front of a line, after Ray's own; None without one."""
     last = _PROCESS.search(head)
     while last and (behind := _PROCESS.match(head, last.end())):
         last = behind

@@ -19,7 +19,7 @@ _PROMPT = r"(prompt(?:_token_ids)?['\"]?: ?)('(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.
 _LINK = r"https?://[^\s)'\"<>]+"
 
 
-def masked(text: str) -> str:
+def masked_log_text(text: str) -> str:
     text = printable(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 def mask_log_values(value: Any) -> Any:
     if isinstance(value, str):
-        return masked(value)
+        return masked_log_text(value)
     if isinstance(value, dict):
         return {
             key: MASK if _is_secret_name(str(key)) and inner else mask_log_values(inner) for key, inner in value.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 from legroom.facts.log_messages import message_patterns, startup_lines
 from legroom.regex import LiteralFinder
@@ -133,8 +133,7 @@ class Scanner:
 
     def _mark_finder(self) -> LiteralFinder:
         if self._finder is None:
-            wanted = tuple(mark for mark in all_marks() if mark not in self._sampled)
-            self._finder = LiteralFinder(wanted)
+            self._finder = _finder_without(frozenset(self._sampled))
         return self._finder
 
     def _search_long_line(self, buffer: bytes, at: int) -> Iterator[LogPassage]:
@@ -193,6 +192,12 @@ def all_marks() -> tuple[bytes, ...]:
     marks += ["Application startup complete"]
     marks += [escaped for mark in marks if (escaped := _json_escaped(mark)) != mark]
     return tuple(dict.fromkeys(mark.encode() for mark in marks if len(mark) > 1 or mark in "█▄"))
+
+
+@lru_cache(maxsize=4)
+def _finder_without(sampled: frozenset[bytes]) -> LiteralFinder:
+    """Finds every mark but those of which samples are enough."""
+    return LiteralFinder(tuple(mark for mark in all_marks() if mark not in sampled))
 
 
 def _json_escaped(mark: str) -> str:

@@ -48,7 +48,7 @@ def pieces_of_file(path: str) -> Iterator[bytes]:
 
 
 def pieces_of_stdin() -> Iterator[bytes]:
-    """The bytes of standard input; a terminal is an error."""
+    """The bytes of standard input, in pieces; LegroomError where it is a terminal."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         raise LegroomError("no log was given", "legroom diagnose vllm.log, or: kubectl logs POD | legroom diagnose -")
@@ -106,7 +106,7 @@ def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[
 
 
 def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
-    """Decompresses piece by piece, so that a truncated file is read as far as it goes."""
+    """Decompressed pieces, as far as a truncated file goes; LegroomError where nothing can be read."""
     pending: list[bytes] = []
     size = 0
     while True:

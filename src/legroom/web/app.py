@@ -200,6 +200,7 @@ def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Rout
     """The route /api/NAME, which passes each request to a worker process."""
 
     async def handle(request: Request) -> Response:
+        """The worker's answer to a request's JSON or log, or the error response."""
         try:
             if request.method != "POST":
                 return _worker_response(await processes.call(endpoint.name, b"{}"))

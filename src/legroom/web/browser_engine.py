@@ -67,7 +67,7 @@ def _read_package(path: Path) -> bytes:
 
 
 def _fetch_by_npm() -> bytes:
-    """The tarball of Python for browsers, downloaded with `npm pack`."""
+    """The tarball of Python for browsers, downloaded with `npm pack`; LegroomError where that fails."""
     hint = f"fetch the npm package {_package_spec()} on a network (npm pack), and name its file by --runtime"
     if (npm := shutil.which("npm")) is None:
         why = "a static page needs Python for browsers, and there is no npm to fetch it"
@@ -87,7 +87,7 @@ def _package_spec() -> str:
 
 
 def _with_pinned_digest(package: bytes, name: str) -> bytes:
-    """The package, where its digest is the pinned one: it runs in visitors' browsers."""
+    """The package; LegroomError unless its digest is the pinned one, as it runs in visitors' browsers."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
     if digest != pinned_pyodide()["integrity"]:
         hint = f"its digest should be {pinned_pyodide()['integrity']}"

@@ -99,7 +99,7 @@ class LiveFeed:
         )
 
     def _recent_incidents(self) -> list[dict[str, Any]]:
-        """Incidents that began or ended recently, the newest first."""
+        """The recently opened and closed incidents as JSON objects, newest first."""
         return [
             {
                 "server": change.incident.server,

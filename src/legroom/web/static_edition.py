@@ -58,7 +58,7 @@ class StaticEdition:
 
 
 def write_static(folder: str | Path, runtime: str | None = None) -> StaticEdition:
-    """Write every file into a folder, which is created if missing."""
+    """Write every file into a folder, which is created if missing; LegroomError where that fails."""
     files = static_files(runtime)
     place = Path(folder)
     try:
@@ -125,7 +125,7 @@ def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The compiled archives; empty where node fails."""
+    """Name -> bytes of the archives that `compile.mjs`, one of `files`, makes; empty where node fails."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name, body in files.items():

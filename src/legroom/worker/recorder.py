@@ -273,7 +273,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _without_segments(allocator: black_box.AllocatorState | None) -> black_box.AllocatorState | None:
-    """The allocator's state with its segments left out but counted."""
+    """The allocator's state with its segments left out but counted; None for None."""
     if allocator is None:
         return None
     return replace(allocator, segments=(), segments_left_out=len(allocator.segments))

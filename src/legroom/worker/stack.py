@@ -5,7 +5,7 @@ vLLM's names differ by release (0.8 to 0.32), so every attribute may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -64,7 +64,22 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
         output, tokens = batch, batched  # the engine's outer frames may be at the next step already
     if not isinstance(tokens, dict):
         return None
-    return _recorded_step(output, tokens, _known_requests(frames))
+    new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
+    computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
+    computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
+    known = _known_requests(frames)
+    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
+    largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
+    return RecordedStep(
+        requests=len(tokens),
+        tokens=int(sum(tokens.values())),
+        new_requests=len(new),
+        largest=tuple(
+            ScheduledRequest(str(name)[:80], int(tokens[name]), computed.get(str(name)), *requests[str(name)])
+            for name in largest
+        ),
+        prompt_logprobs=sum(request.prompt_logprobs is not None for request in requests.values()),
+    )
 
 
 def _innermost_local(frames: list[FrameType], name: str) -> Any:
@@ -83,25 +98,6 @@ def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
     if not isinstance(names, list) or counts is None:
         return {}
     return {str(name): int(count) for name, count in zip(names, counts, strict=False)}
-
-
-def _recorded_step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
-    """The engine step as scheduled: requests, tokens, new ones, and the largest requests."""
-    new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
-    computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
-    computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
-    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
-    largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
-    return RecordedStep(
-        requests=len(tokens),
-        tokens=int(sum(tokens.values())),
-        new_requests=len(new),
-        largest=tuple(
-            ScheduledRequest(str(name)[:80], int(tokens[name]), computed.get(str(name)), *requests[str(name)])
-            for name in largest
-        ),
-        prompt_logprobs=sum(request.prompt_logprobs is not None for request in requests.values()),
-    )
 
 
 def _computed_tokens(cached: Any) -> dict[str, int | None]:

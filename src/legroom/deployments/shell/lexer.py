@@ -170,7 +170,6 @@ class _Lexer:
         elif character in OPERATORS and not _PLACEHOLDER.match(self.text, self.position):
             self._read_operator(character)
         else:
-            # Appends the word at the position; `name=(` opens an array.
             word, self.position = _parse_word(self.text, self.position)
             if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
                 word = Word(word.text + "(", word.offset, word.raw + "(")
@@ -260,7 +259,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
 
 
 def _after_closing_bracket(text: str, position: int) -> int:
-    """The position after the bracket that closes the one at `position`."""
+    """The position after the bracket that closes the one at `position`; the text's end where none does."""
     opening = text[position]
     closing = {"(": ")", "{": "}"}[opening]
     depth = 0

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments import server_words
-from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
@@ -19,8 +18,6 @@ _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
 _PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
 """Commands that only print or match `vllm serve`."""
 _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
-DOCKER_STOP_S = 10.0
-"""The default timeout of `docker stop`."""
 
 
 def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
@@ -68,7 +65,7 @@ def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: in
 def subjects_of(
     source: Text, command: SimpleCommand, runs: Runs, depth: int = 0, is_cut_off: bool = False
 ) -> Iterator[Subject]:
-    """The command itself, and the server that it starts."""
+    """The command itself, then servers that it starts, also in `docker run` or `sh -c`; `depth`: nested shells."""
     yield InvokedCommand(command.words, command.pipeline, source.place, is_cut_off)
     texts = command.texts()
     name = next((server_words.basename(text) for text in texts if server_words.basename(text) not in _WRAPPERS), "")
@@ -125,19 +122,13 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
     elif depth < 4:
         subjects = subjects_of(source, SimpleCommand(run.words, env, command.pipeline), "docker", depth + 1)
     tool = command.words[start]
-    place, stop = source.place(tool.offset), run.stop_timeout
-    limit = (
-        TimeLimit(float(stop.text), source.place(stop.offset))
-        if stop and stop.text.isdigit()
-        else TimeLimit(DOCKER_STOP_S, place)
-    )
+    place = source.place(tool.offset)
     yield from change_servers(
         subjects,
         lambda server: replace(
             server,
             place=place,
             in_container=True,
-            stop_limit=limit,
             published=tuple(published_port(word.text, source.place(word.offset)) for word in run.published),
             other_env=frozenset((*run.inherited, *(("*",) if run.reads_env_file else ()))),
             read_as=f"a {server_words.basename(tool.text)} run line",

@@ -48,7 +48,7 @@ class Functions:
         self._open: Function | None = None
         self._depth = 0
 
-    def outside(self, words: list[Word], line: list[Word]) -> list[Word]:
+    def words_outside(self, words: list[Word], line: list[Word]) -> list[Word]:
         """The command's words where it is outside functions; inside one they are kept for calls, and it is empty."""
         name, words = _function_definition(words)
         if self._open is None:
@@ -96,7 +96,7 @@ def joined_names(line: list[Word]) -> list[Word]:
 
 
 def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
-    """The name of a function that is defined here, and the words after it."""
+    """The name of the function that is defined here, empty without one, and the words after it."""
     if words[0].text == "function" and len(words) > 1:
         return words[1].text.removesuffix("()"), words[2:]
     if words[0].raw.endswith("()"):
@@ -142,13 +142,13 @@ class SimpleCommand:
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
     def moved_by(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
-        """The same command of a text that begins at `offset` of a longer one."""
+        """The same command at `offset` of a longer text, with the variables `env` in place of its own."""
         words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
         return SimpleCommand(words, env, self.pipeline)
 
 
 def simple_commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
-    """Every simple command, with variables replaced where the text itself or `env` sets them."""
+    """Every simple command, with variables replaced where the text or `env` sets them; then TooManyWords if cut."""
     state = _ScriptState()
     for name, value in (env or {}).items():
         state.set(name, value)
@@ -157,7 +157,7 @@ def simple_commands(source: Text, env: Mapping[str, Word] | None = None) -> Iter
     try:
         for line in logical_lines(source.text):
             for words in _split_commands(joined_names(line)):
-                yield from _run_command(state.functions.outside(words, line), line, state)
+                yield from _run_command(state.functions.words_outside(words, line), line, state)
     except TooManyWords as error:
         cut = error
     for words, line in state.functions.uncalled_commands():
@@ -217,7 +217,9 @@ def _run_command(words: list[Word], line: list[Word], state: _ScriptState) -> It
             _assign(word, state, exported=exports)
         return
     if rest[0].text == "shift" and "@" in state.arrays:
-        _set_arguments(state, _arguments_after_shift(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
+        known, by = state.arrays["@"], rest[1].text if len(rest) > 1 else "1"
+        is_sure = by in map(str, range(len(_positional_parameters(known)) + 1))
+        _set_arguments(state, known[int(by) :] if is_sure else None)
     given = dict(_split_assignment(word) for word in own)
     env = {name: _with_literal_dollars(word) for name, word in {**state.exported, **given}.items()}
     yield SimpleCommand(tuple(_with_literal_dollars(word) for word in rest), env, raw)
@@ -281,11 +283,6 @@ def _positional_parameters(given: list[Word]) -> dict[str, Word]:
     return positions
 
 
-def _arguments_after_shift(given: list[Word], count: str) -> list[Word] | None:
-    """The arguments after `shift`; None where it is not known which words it removes."""
-    return given[int(count) :] if count in map(str, range(len(_positional_parameters(given)) + 1)) else None
-
-
 def _split_assignment(word: Word) -> tuple[str, Word]:
     name, _, value = word.text.partition("=")
     return name.removesuffix("+"), Word(value, word.offset, word.raw)
@@ -342,13 +339,16 @@ def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> I
         splits = value is not None and any(character.isspace() for character in value.text)
         if value is not None and splits and "$(" not in value.text and "`" not in value.text:
             for piece in state.pieces[name]:
-                yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
+                # Quotes inside stay, as in a shell, so that JSON stays JSON.
+                is_plain = "'" in piece.text or '{"' not in piece.text
+                parts = split_words(piece.text) if is_plain else piece.text.split()
+                yield from (Word(part, piece.offset, part, piece.place) for part in parts)
         else:
             yield word.with_text(expand_variables(_keep_empty_variables(word.text, texts), texts))
 
 
 def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
-    """Keep variables with an empty default: scripts add the flag only where the variable is set."""
+    """The text with `--flag $NAME` left as it is where NAME is empty: scripts add it only if it is set."""
 
     def value(variable: re.Match[str]) -> str:
         is_empty = texts.get(variable[3] or variable[4]) == ""
@@ -360,11 +360,6 @@ def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
 def _with_literal_dollars(word: Word) -> Word:
     """The word with the lexer's placeholder for an escaped dollar sign turned back into `$`."""
     return word.with_text(word.text.replace(LITERAL_DOLLAR, "$")) if LITERAL_DOLLAR in word.text else word
-
-
-def _split_value(text: str) -> list[str]:
-    """The words of an unquoted variable's value; quotes inside stay, as in a shell, so JSON stays JSON."""
-    return split_words(text) if "'" in text or '{"' not in text else text.split()
 
 
 def _split_commands(line: list[Word]) -> Iterator[list[Word]]:

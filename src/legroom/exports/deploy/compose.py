@@ -28,7 +28,15 @@ def compose_document(server: ExportedServer) -> dict[str, Any]:
     """The compose file as nested mappings with comments, before it is written as YAML."""
     services: dict[str, Any] = {server.name: _service(server)}
     if server.options.sidecar:
-        services[f"{server.name}-watch"] = _watch_service(server)
+        url = f"{server.address.scheme}://{server.name}:{server.port}"
+        services[f"{server.name}-watch"] = {
+            "image": containers.image(server),
+            "entrypoint": ["legroom", *server.address.watch_words(url)],
+            "depends_on": [server.name],
+            "volumes": [f"legroom:{containers.JOURNAL}"],
+            "init": True,
+            "restart": "unless-stopped",
+        }
     volumes: dict[str, Any] = {"vllm-cache": {}}
     if not server.local_model and not containers.hf_home_volume(server).startswith("/"):
         volumes["huggingface"] = {}
@@ -42,7 +50,15 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     if containers.needs_legroom(server):
         service["build"] = "."
     port = containers.published_port(server)
-    environment = _environment(server)
+    # Secrets come from the caller's environment, and a missing API key stops `up`.
+    environment: dict[str, Any] = {
+        line.name: Commented(f"{line.why}.", literal(line.value))
+        for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
+    }
+    for name in server.secrets:
+        required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
+        why = "Taken from the environment of `docker compose up`, or from .env; not written here."
+        environment[name] = Commented(why, required)
     service |= {
         "entrypoint": [literal(word) for word in containers.entrypoint(server)],
         "command": [*commented_words(server.lines, literal)],
@@ -68,19 +84,6 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     return service | _gpu_devices(server)
 
 
-def _environment(server: ExportedServer) -> dict[str, Any]:
-    """The service's variables; secrets come from the caller's environment, and a missing API key stops `up`."""
-    named: dict[str, Any] = {
-        line.name: Commented(f"{line.why}.", literal(line.value))
-        for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
-    }
-    for name in server.secrets:
-        required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
-        why = "Taken from the environment of `docker compose up`, or from .env; not written here."
-        named[name] = Commented(why, required)
-    return named
-
-
 def _volumes(server: ExportedServer) -> list[str]:
     """The service's mounts: the Hugging Face cache, the model's folder and files that flags name."""
     kept = literal(containers.hf_home_volume(server))
@@ -97,16 +100,3 @@ def _gpu_devices(server: ExportedServer) -> dict[str, Any]:
     which: dict[str, Any] = {"device_ids": list(picked)} if picked else {"count": server.gpus}
     device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
     return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
-
-
-def _watch_service(server: ExportedServer) -> dict[str, Any]:
-    """The compose service that runs `legroom watch` beside the server."""
-    url = f"{server.address.scheme}://{server.name}:{server.port}"
-    return {
-        "image": containers.image(server),
-        "entrypoint": ["legroom", *server.address.watch_words(url)],
-        "depends_on": [server.name],
-        "volumes": [f"legroom:{containers.JOURNAL}"],
-        "init": True,
-        "restart": "unless-stopped",
-    }

@@ -51,7 +51,7 @@ def container_server(request: ExportRequest) -> ExportedServer:
 
 
 def vendor(server: ExportedServer) -> str:
-    """The maker of the planned GPU: `nvidia`, `amd` or `intel`."""
+    """The maker of the planned GPU: `nvidia`, `amd` or `intel`; LegroomError for the last two without --image."""
     name = server.plan.gpu.name
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:

@@ -84,7 +84,6 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     for name in server.secrets:
         yield from comment_lines(f"{name} is taken from the environment of this script; it is not written here.")
         yield f"--env {name}"
-    # Lines with --health-* and --stop-timeout; the start period is the startup limit.
     yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"

@@ -23,7 +23,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _variable_lines(server: ExportedServer) -> Iterator[str]:
-    """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
+    """`NAME=value` lines, not quoted, as docker reads quotes as part of values; LegroomError for two lines."""
     yield from comment_lines(*plan_headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:

@@ -129,12 +129,14 @@ class ExportedServer:
 
 
 def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str]) -> Iterator[Any]:
+    """Each flag's words, converted; the first of each is a `Commented` with the flag's reason."""
     for flag in flags:
         for i, word in enumerate(flag.phrase.words):
             yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
+    """The request's planned server; of a plan file without a key it has a remark that there may be one."""
     server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
@@ -164,7 +166,7 @@ def is_model_folder(model: str) -> bool:
 
 
 def server_options(options: Mapping[str, Any]) -> ServerOptions:
-    """The validated options that all deployment formats share."""
+    """The options that all deployment formats share; LegroomError for a wrong one."""
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         hint = "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat"
@@ -235,7 +237,7 @@ def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
 
 
 def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
-    """A remark about flags in which a secret was replaced by a placeholder."""
+    """One remark on the flags in which a secret was replaced by a placeholder; empty without such."""
     flags = [phrase.flag for phrase in words.phrases if PLACEHOLDER in phrase.value or f"://{HIDDEN}@" in phrase.value]
     if not flags:
         return ()
@@ -304,7 +306,7 @@ def _has_guard(words: ServeCommand) -> bool:
 
 
 def guard_drain(server: ExportedServer) -> str:
-    """A shell line that drains the guard and waits until nothing runs; it ends where the guard does not answer."""
+    """A shell line that drains the guard and waits, up to the drain time, until nothing runs or it does not answer."""
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
     on = """-H "Content-Type: application/json" -d '{"on": true}'"""
     drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))

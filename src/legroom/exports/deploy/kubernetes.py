@@ -26,7 +26,7 @@ _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalP
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> pod.ClusterSettings:
-    """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
+    """The options of a server over `nodes`, LegroomError if wrong; `keeps_volumes`: a LeaderWorkerSet keeps its."""
     replicas = _positive_count(options, "replicas", 1)
     most = _positive_count(options, "autoscale", 0)
     if most and most <= replicas:
@@ -38,7 +38,6 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
     cache = options.get("cache") or (several if pods > 1 else "claim")
     if cache == "pod" and keeps_volumes:
         cache = "kept"
-    # The namespace unchanged; LegroomError unless it is a valid Kubernetes name or None.
     namespace = options.get("namespace")
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
@@ -95,7 +94,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def cluster_server(request: ExportRequest) -> tuple[ExportedServer, pod.ClusterSettings, NodeSpread]:
-    """The server of a request with the flags and GPUs of one node, the settings, and how it spreads over nodes."""
+    """(the server with one node's flags and GPUs, settings, spread over nodes); LegroomError where that cannot run."""
     plan, over = spread_over_nodes(request.required_plan, cluster_settings(request.options).gpus_per_node)
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
@@ -187,6 +186,7 @@ def _deployment(server: ExportedServer, settings: pod.ClusterSettings) -> dict[s
 
 
 def service(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The Service of the pods that take requests: of a group over nodes, usually the first pod alone."""
     chosen = pod.pod_selector(server)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER

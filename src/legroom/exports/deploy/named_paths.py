@@ -89,7 +89,7 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
 
 
 def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
-    """The existing paths of flags that a container must mount, without the model."""
+    """Paths of flags that a container must mount: existing ones and --download-dir, without the model's."""
     by_path: dict[str, NamedPath] = {}
     for phrase in _flags_that_may_hold_paths(server):
         for path in _absolute_paths(phrase, server):
@@ -194,7 +194,7 @@ def _paths_mounted_from_node(server: ExportedServer) -> list[NamedPath]:
 
 
 def create_commands(server: ExportedServer, namespace: str | None) -> Iterator[str]:
-    """The kubectl commands that create the ConfigMap and Secret of the files."""
+    """Head comments with the kubectl commands that create the ConfigMap and the Secret of the files."""
     where = f" --namespace {namespace}" if namespace else ""
     for what, name, private in _OBJECTS:
         if files := _files_for_config_map(server, private=private):
@@ -228,12 +228,12 @@ def file_volumes(server: ExportedServer) -> list[Any]:
 
 
 def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The container's mount of the model's folder; empty for a Hub model."""
+    """The container's mount of the model's folder, read-only at the same path."""
     return [{"name": "model", "mountPath": server.model, "readOnly": True}]
 
 
 def model_volumes(server: ExportedServer) -> list[Any]:
-    """The pod's volume of the model's folder; empty for a Hub model."""
+    """The pod's volume of the model's folder on the node."""
     return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
 
 

@@ -124,7 +124,7 @@ def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
 
 
 def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One group for each shift, and a persistent one for servers of every shift."""
+    """(name, group) of each shift, and of servers of every shift; one group of all without shifts."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
     if not shifts:
@@ -144,6 +144,7 @@ def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]
 def _shift_scripts(
     result: PackResult, servers: Sequence[ExportedServer], start: Callable[[str], str]
 ) -> tuple[ExportedFile, ...]:
+    """A script for each shift; `start` makes the shell line that starts the server of a name."""
     level = result.request.servers[0].sleep_level
     return tuple(
         ExportedFile(f"shift-{shift.name}.sh", _shift_script(shift, servers, level, start), executable=True)

@@ -55,7 +55,7 @@ def _export_lines(server: ExportedServer) -> Iterator[str]:
 
 
 def required_variable_line(name: str) -> Iterator[str]:
-    """A line that ends the script where the API key is not set: without it the server answers everybody."""
+    """For VLLM_API_KEY, a line that ends the script where it is not set; nothing for other names."""
     if name == API_KEY_NAME:
         yield f': "${{{name}:?{WITHOUT_API_KEY}}}"'
 

@@ -53,7 +53,7 @@ class ServeCommand:
         return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
     def with_phrase(self, phrase: Phrase) -> ServeCommand:
-        """The command with this flag in place of any earlier one of its name."""
+        """The command with this flag appended; the last of a name counts."""
         return ServeCommand(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     @property
@@ -66,7 +66,7 @@ class ServeCommand:
 
 
 def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
-    """Parse `vllm serve MODEL --flag value ...`; secrets become variables."""
+    """Parse `vllm serve MODEL --flag value ...`; secrets become variables. LegroomError for other commands."""
     head, rest = _split_program(tuple(words))
     model = ""
     if head[-1] == "serve" and rest and not looks_like_flag(rest[0]):
@@ -86,7 +86,7 @@ def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
 
 
 def _split_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words that start vLLM (`vllm serve` or `python -m ...`), and the words after them."""
+    """(`vllm serve` or `python -m ...`, the words after it); LegroomError where neither is there."""
     for i, word in enumerate(words[:8]):
         if word == "serve" and i and basename(words[i - 1]) == "vllm":
             return (words[i - 1], "serve"), words[i + 1 :]
@@ -139,7 +139,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL on the server's own machine."""
+        """The URL on the server's own machine, without a path; `localhost` without a port for a Unix socket."""
         if self.socket:
             return f"{self.scheme}://localhost"
         near = _ALL_ADDRESSES.get(self.host, self.host)
@@ -156,7 +156,7 @@ class Address:
         return shlex.join(self.curl_words(path, *options))
 
     def watch_words(self, url: str = "") -> tuple[str, ...]:
-        """The arguments of `legroom watch`; `url` replaces the local one."""
+        """The arguments of `legroom watch`; `url` replaces the local one. LegroomError for a Unix socket."""
         if self.socket:
             raise LegroomError("legroom watch reads a port, and --uds has none", "leave out --with-sidecar or --uds")
         return ("watch", "--daemon", *(("--insecure",) if self.tls else ()), url or self.url)
@@ -170,7 +170,7 @@ def address_of(words: ServeCommand) -> Address:
 
 
 def check_health_is_reachable(words: ServeCommand) -> None:
-    """Refuse a server without HTTP, or one that requires a client certificate."""
+    """Raise LegroomError for a server without HTTP, or one that requires a client certificate."""
     for flag in ("--headless", "--grpc"):
         if words.get(flag) is not None:
             why = f"a server with {flag} answers no HTTP, so no health check could tell that it has started"
@@ -182,7 +182,7 @@ def check_health_is_reachable(words: ServeCommand) -> None:
 
 
 def check_reachable(words: ServeCommand) -> None:
-    """Refuse a server that is not reachable from outside its container."""
+    """Raise LegroomError for a server that is not reachable from outside its container."""
     check_health_is_reachable(words)
     address = address_of(words)
     if address.socket:

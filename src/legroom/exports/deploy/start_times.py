@@ -70,7 +70,7 @@ class StartTimes:
         return self.drain_s + TEARDOWN_S
 
     def parts(self) -> str:
-        """The parts of the expected time."""
+        """The parts of the expected time as text, each with its seconds."""
         size = f"{self.checkpoint_bytes / GIB:.1f} GiB of weights"
         parts = [f"imports {IMPORT_S} s"]
         if self.download_bytes_s:

@@ -87,7 +87,6 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
     yield f"StateDirectory={server.name}"
     cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
     yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
-    # Environment= lines with comments; secrets come from a file below /etc, checked for the API key.
     yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
@@ -164,7 +163,7 @@ def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word quoted for a systemd unit; `expanded`: variables are escaped too, as in ExecStart."""
+    """A word quoted for a systemd unit; `expanded`: `$` is escaped too, as in ExecStart. LegroomError for two lines."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

@@ -28,13 +28,11 @@ class AlertLevels:
 
     detect: Thresholds = DEFAULT
     down_for_s: float = 120
-    """A restart without the load of large weights takes less: 25 s of imports and up to 71 s of engine start, measured
-    (`start_times.py`)."""
+    """A restart without large weights takes less: 25 s of imports, up to 71 s of engine start (`start_times.py`)."""
     start_limit_s: float = 600
     """Longer than a first start takes; a plan replaces it."""
     crash_window_s: float = DEFAULT.crash_over_s
-    """The window of a restart loop. A plan makes it long enough: a server that loads for seven minutes cannot start
-    often enough in fifteen."""
+    """The window of a restart loop; a plan lengthens it, as a slow load leaves no time for so many starts in it."""
     unexplained_restarts: int = 5
     """More than a rollout makes. Kubernetes' doubling back-off leaves time for five short starts in 15 minutes."""
     failed_ratio: float = 0.5

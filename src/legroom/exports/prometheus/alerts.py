@@ -128,7 +128,7 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _down_query(up: str, levels: AlertLevels) -> str:
-    """PromQL of what no longer answers; what was not scraped for as long as a start takes is in its first start."""
+    """PromQL of `up` series at 0 that were 1, or are older than, a start ago: a first start is not down."""
     start = levels.time(levels.start_limit_s - levels.down_for_s)
     return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
 
@@ -285,6 +285,7 @@ def fill_slots(text: str, slots: Mapping[str, str]) -> str:
 
 
 def threshold_texts(levels: AlertLevels) -> dict[str, str]:
+    """The thresholds as text, by the name of the `<slot>` in alert texts."""
     detect = levels.detect
     return {
         "pool_full": f"{detect.pool_full_ratio:.0%}",
@@ -332,7 +333,7 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
 
 
 def _plan_placeholders(plan: PlanDocument | None) -> dict[str, str]:
-    """Sentences for alert texts with the planned pool size and batch limit; empty without a plan."""
+    """`plan_pool` and `plan_batch`: sentences with the planned pool and batch limit; empty texts without a plan."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
     full = f"{plan.kv.max_concurrency:.1f} requests of {plan.args['max_model_len']:,} tokens"
@@ -363,7 +364,7 @@ def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) 
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
-    """Names of exported alerts that could never fire after an upgrade, as every series they read has `vanished`."""
+    """Names of exported alerts that read a recorded series which an upgrade loses with the `vanished` names."""
     measures, levels = Measures(old), AlertLevels()
     records = record.recorded_expressions(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
@@ -373,6 +374,6 @@ def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
 
 
 def _has_lost_measure(expr: str, measures: Measures, vanished: Collection[str]) -> bool:
-    """Whether the alert uses a metric that is among the vanished names of a release."""
+    """Whether the expression reads a measure whose series names have all `vanished`."""
     roles = {role_of(name) for name in re.findall(r"vllm:[a-z0-9_]+", expr)} - {None}
     return any(role and all(name in vanished for name in measures.series(role)) for role in roles)

@@ -58,7 +58,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The file of alerting and recording rules, and a Prometheus configuration that loads them."""
+    """The rules and a prometheus.yml that loads them; with --operator a PrometheusRule and a monitor instead."""
     options = request.options
     levels = levels_for(request.plan, options)
     job = options.get("job") or "vllm"
@@ -158,7 +158,6 @@ def rules_text(*documents: Any) -> str:
 def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: ExportRequest) -> list[dict[str, Any]]:
     """A PrometheusRule with the groups, and a monitor of the pods or Services whose label names the job."""
     options = request.options
-    # The PrometheusRule's metadata, with the labels of --operator-label; LegroomError for a malformed one.
     labels = {"app.kubernetes.io/part-of": "legroom"}
     for text in options.get("operator_label") or ():
         if not _LABEL.fullmatch(text):

@@ -56,7 +56,7 @@ _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 
 
 def mixer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """The kind of each layer of the language model: full, sliding, chunked, mamba, gdn, none ..."""
+    """The kind of each layer: full, sliding, chunked, mamba, gdn, none ...; LegroomError for a list of wrong length."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
     kinds = _written_pattern(text, count, model_type) or _block_pattern(text)

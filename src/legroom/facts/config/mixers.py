@@ -38,7 +38,7 @@ def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mamba2_widths(text: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions of a Mamba-2 mixer, by name, from the text config."""
+    """The dimensions of a Mamba-2 mixer, by name, from the text config; LegroomError without heads."""
     hidden = int_field(text, "hidden_size")
     heads = _first_number(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
     of_attention = text.get("n_mamba_heads") is not None  # Zamba2's head_dim
@@ -74,7 +74,7 @@ def _gated_delta_net_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _kda_widths(text: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions of a Kimi-delta-attention mixer, by name, from the text config."""
+    """The dimensions of a Kimi-delta-attention mixer, by name; LegroomError without `linear_attn_config`."""
     linear = text.get("linear_attn_config")
     if not isinstance(linear, Mapping):
         raise LegroomError("the model config has no linear_attn_config", "a Kimi linear model needs one")
@@ -149,7 +149,7 @@ def encoder_mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer, .
 
 
 def mtp_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) -> tuple[Mixer, ...]:
-    """The mixers of the checkpoint's multi-token-prediction layers, of the model's own widths; empty without any."""
+    """A mixer for each multi-token-prediction layer, like the last full attention layer; empty without any."""
     names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
     # Qwen3-Next's config does not count its MTP layers; vLLM builds one (measured: 3.07 GiB).
     unnamed = 1 if text.get("model_type") == "qwen3_next" else 0
@@ -165,7 +165,7 @@ def mtp_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) 
 
 
 def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
-    """The layer's attention or state-space mixer; None where the layer has neither."""
+    """The layer's attention or state-space mixer; None where it has neither; LegroomError for an unknown kind."""
     kind = kind.partition("+")[0]
     if kind == "none":
         return None
@@ -268,7 +268,7 @@ def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, .
 
 
 def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> tuple[int, int, int, int]:
-    """heads, kv_heads, head_dim and v_head_dim of one layer, before tensor parallelism."""
+    """heads, kv_heads, head_dim, v_head_dim of one layer before tensor parallelism; LegroomError if they clash."""
     heads = int_field(text, "num_attention_heads")
     hidden = int_field(text, "hidden_size")
     blocks = text.get("block_configs")

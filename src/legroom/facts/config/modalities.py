@@ -73,7 +73,7 @@ def _tower_family(config: Config) -> str:
 
 
 def _default_encoder(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
-    """The family's default encoder; some families choose it by the width of their language model."""
+    """The encoder's default config in this family, some by the language model's width; empty for no row."""
     if row is None:
         return {}
     chosen: dict[str, Any] = dict(row.get("default", {}))

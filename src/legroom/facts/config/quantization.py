@@ -228,7 +228,7 @@ _MODELOPT: dict[str, Quantization] = {
 
 
 def _modelopt_scheme(section: Config) -> Quantization:
-    """The scheme of a ModelOpt quantization config: FP8, NVFP4 or mixed."""
+    """The scheme of a ModelOpt config: FP8, NVFP4 or mixed; LegroomError for an unknown algorithm."""
     inner = section.get("quantization") if isinstance(section.get("quantization"), Mapping) else section
     assert inner is not None
     algo = str(inner.get("quant_algo") or "NVFP4").upper()

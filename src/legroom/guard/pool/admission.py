@@ -150,7 +150,7 @@ class Admission:
         return GuardedRequest(body, demand, bool(changes), client)
 
     def weigh(self, request: GuardedRequest) -> bool:
-        """Estimate the request's blocks; returns whether its prompt must also be counted by the tokenizer."""
+        """Set `request.weight`; returns whether the server's tokenizer should count the prompt too."""
         demand, policy, blocks = request.demand, self.policy, self.pool.limits.blocks
         if demand.kind is Kind.TEXT:
             return False
@@ -161,7 +161,7 @@ class Admission:
         return policy.pool.count == "auto" and blocks is not None and weight.blocks > blocks
 
     async def count(self, request: GuardedRequest) -> Refusal | None:
-        """Count the prompt with the server's tokenizer, and refuse it if it is longer than the policy allows."""
+        """Reweigh by the server's token count, unless `pool.count` is "bytes"; a refusal if too long, else None."""
         demand, weight = request.demand, request.weight
         assert weight is not None
         exact = await self.learner.count(demand, request.body) if self.policy.pool.count != "bytes" else None
@@ -178,7 +178,7 @@ class Admission:
         return self.refuse(refusals.bad_value("prompt_too_long", text, param))
 
     def admit(self, request: GuardedRequest) -> Refusal | None:
-        """Reserve blocks. None: the request is admitted, or waits (`is_waiting`)."""
+        """Reserve blocks, or queue it (None; see `is_waiting`); a refusal if it never fits or the queue is full."""
         if request.demand.kind is Kind.TEXT:
             self.metrics.admitted += 1
             return None
@@ -206,7 +206,7 @@ class Admission:
         return None
 
     def _likely_lengths(self, request: GuardedRequest) -> LikelyLengths | None:
-        """How long its answers will likely be; None where they are counted at their longest."""
+        """Likely lengths of the request's answers; None under the strict policy, which counts the longest."""
         demand, policy, weight = request.demand, self.policy.pool, request.weight
         assert weight is not None
         if policy.admit == "strict":
@@ -224,7 +224,7 @@ class Admission:
         return request.reservation is not None and request.reservation.state is ReservationState.WAITING
 
     async def wait(self, request: GuardedRequest, disconnected: asyncio.Future[Any] | None = None) -> Refusal | None:
-        """Wait until the request is admitted, the queue's time limit passes, or the client disconnects."""
+        """Wait in the queue: None once admitted or the client disconnected, a refusal after the policy's `wait_s`."""
         reservation = request.reservation
         assert reservation is not None
         loop = asyncio.get_running_loop()
@@ -263,12 +263,12 @@ class Admission:
         return self.refuse(self._busy_refusal("queue_timeout", request, reservation.need))
 
     def _schedule_recheck(self) -> None:
-        """Start a timer that checks again for free blocks while requests wait."""
+        """Start a timer for `_recheck_waiting`, unless one runs or admission is strict."""
         if self._recheck is None and not self.pool.limits.is_strict:
             self._recheck = asyncio.get_running_loop().call_later(RECHECK_INTERVAL_S, self._recheck_waiting)
 
     def _recheck_waiting(self) -> None:
-        """Read the engine's step counter, admit what now fits, and come again while requests wait."""
+        """Read the engine's step counter, admit what now fits, and start the timer again while requests wait."""
         self._recheck, now_s = None, self.clock()
         if self._read_steps is not None and now_s - self._steps_read_s >= STEPS_INTERVAL_S:
             self._steps_read_s = now_s
@@ -286,7 +286,7 @@ class Admission:
             self.metrics.left_queue += 1
 
     def release(self, request: GuardedRequest, finished: bool) -> None:
-        """The response ended: free the request's blocks; after an abort some steps later, as vLLM does."""
+        """Free an ended request's blocks, later if aborted (`abort_grace_s`) or background; learn if `finished`."""
         reservation = request.reservation
         if reservation is None or reservation.state is not ReservationState.ADMITTED:
             return
@@ -372,7 +372,7 @@ class Admission:
         return text
 
     def native_flags_hint(self, version: str) -> str | None:
-        """Values for vLLM's own queue bounds, where the release has them and they are not set."""
+        """A sentence with values for vLLM's own queue bounds; None where the release has none or they are set."""
         try:
             queue, pool = self.policy.queue, self.policy.pool
             flags = native_flags(release(version), self.limits, queue.requests, pool.overcommit)

@@ -30,8 +30,7 @@ SEQUENCE_GAIN = 0.6
 """Tokens a step that one more sequence adds, as each makes a step longer. On the H200 loads 0.3 costs 16 % goodput on
 long answers, and 1.0 doubles preemptions (0025)."""
 TAIL_FACTOR = 4
-"""Once the waiting sequences times this are fewer than the running ones, the load ends and preempting costs less: 9 %
-goodput on long answers (0025)."""
+"""Waiting sequences times this below running ones: the load ends, preempting costs less: 9 % goodput (0025)."""
 SMALL_DOUBT = 0.25
 """While small requests are served: share of the estimated steps by which a large one may run longer than expected."""
 LEAD_S = 0.03
@@ -39,8 +38,7 @@ LEAD_S = 0.03
 PREFILL_GAP, MOST_GAP = 2.0, 0.8
 """While small requests are served: time between two large ones, in prefills, and at most in mean completions."""
 RECHECK_INTERVAL_S = 0.05
-"""How often waiting requests are checked; a projection stands that long, or 0.5 ms for each running request (making it
-takes 6 us for each)."""
+"""How often waiting requests are checked; a projection (6 us a running request) stands so long or 0.5 ms each."""
 ACTIVE_CLIENT_S = 60.0
 """Clients heard within this time share the pool."""
 
@@ -87,16 +85,16 @@ class FairQueue:
         return iter(self._waiting.values())
 
     @property
-    def clients(self) -> int:
+    def num_clients(self) -> int:
         return len(self._per_client)
 
     def add(self, item: Reservation, weight: float = 1.0) -> None:
         """Queue a reservation by its client's fair share; a client of a higher `weight` is served more."""
-        heapq.heappush(self._heap, (self.count(item, weight), next(self._numbers), item))
+        heapq.heappush(self._heap, (self.charge(item, weight), next(self._numbers), item))
         self._waiting[id(item)] = item
         self._per_client[item.client] = self._per_client.get(item.client, 0) + 1
 
-    def count(self, item: Reservation, weight: float = 1.0) -> float:
+    def charge(self, item: Reservation, weight: float = 1.0) -> float:
         """Charge a request to its client's fair share, also one that need not wait; returns its virtual start time."""
         tag = max(self._virtual_time, self._ends.get(item.client, 0.0))
         self._ends[item.client] = tag + item.cost / weight
@@ -153,7 +151,7 @@ class ReleaseForecast:
         self._weight = 1.0 - (1.0 - self._weight) * kept
 
     def wait_s(self, need: int, free: int, now_s: float, behind_queue: bool = True) -> float | None:
-        """Seconds until `need` are free for a refused request; None where no rate is known."""
+        """Seconds until `need` are free behind earlier refusals, of which it becomes one; None without a rate."""
         # It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
         # already waited, behind the queue.
         rate = self.per_s(now_s)
@@ -208,7 +206,7 @@ class Pool:
 
     @property
     def waiting_clients(self) -> int:
-        return self._queue.clients
+        return self._queue.num_clients
 
     @property
     def queued_blocks(self) -> int:
@@ -229,7 +227,7 @@ class Pool:
         if limits.blocks is not None and need.blocks > limits.blocks:
             reservation.state = ReservationState.TOO_LARGE
         elif (not self._queue and self._fits(need, now_s)) or self._take_small_share(reservation):
-            self._queue.count(reservation, self._weight(client))
+            self._queue.charge(reservation, self._weight(client))
             self._admit(reservation, now_s)
         elif len(self._queue) >= limits.queue_requests:
             reservation.state = ReservationState.QUEUE_FULL
@@ -278,7 +276,7 @@ class Pool:
         self._step_clock.add(steps, now_s)
 
     def retry_after_s(self, need: BlockNeed, now_s: float, has_waited: bool = False) -> int:
-        """Whole seconds, at least 1, until a refused request will likely fit, for Retry-After."""
+        """Whole seconds, 1 to LONGEST_RETRY_S, until a refused request will likely fit; 2 where no rate is known."""
         limits, waits_s = self.limits, []
         if limits.blocks is not None:
             free = limits.blocks - self.held_blocks
@@ -307,7 +305,7 @@ class Pool:
                     self._admit(reservation, now_s)
 
     def _fits(self, need: BlockNeed, now_s: float) -> bool:
-        """Whether the pool has sequences and blocks for the request now, by reservation or by projected growth."""
+        """Whether the request may run now: always in an empty pool, else by sequences, blocks held or projection."""
         limits = self.limits
         if not self._running:  # a request larger than a pool that shrank still runs alone
             return True
@@ -383,7 +381,7 @@ class Pool:
         return max(1, int(blocks * share)) if blocks and share else 0
 
     def _prefill_gap_s(self, need: BlockNeed) -> float:
-        """Seconds to hold back the next large request: its prefill would slow small requests' decoding."""
+        """Seconds after this large request until the next, as a prefill slows small ones; 0 where no pace is known."""
         pace = self._step_clock.rate or self.steps_per_s
         if need.growth is None or not pace:
             return 0.0
@@ -391,7 +389,7 @@ class Pool:
         return min(PREFILL_GAP * RECOMPUTE_STEPS * need.prompt_tokens, MOST_GAP * between_completions) / pace
 
     def _take_small_share(self, reservation: Reservation) -> bool:
-        """Reserve blocks for a small request from the share kept for such; False where that share is used up."""
+        """Reserve blocks from the share kept for small requests; False where it, or max_num_seqs, has no room."""
         need, limit = reservation.need, self.limits.sequences
         if need.blocks + self._small_blocks > self._reserved_for_small():
             return False

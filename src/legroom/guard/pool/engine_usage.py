@@ -35,7 +35,7 @@ def steps_of_page(page: str) -> float | None:
 
 
 def steps_of_registry() -> float | None:
-    """Steps per engine from prometheus_client's registry inside vLLM's API server."""
+    """Steps per engine from this API server's own registry; None without one, or with several API servers."""
     # With several API servers, the registry of one does not hold all counters.
     prometheus = sys.modules.get("prometheus_client")
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -76,7 +76,7 @@ class StepClock:
                 break
 
     def steps_since(self, since_s: float, now_s: float) -> float | None:
-        """Engine steps between two times, interpolated between scrapes; None where the engine does not count them."""
+        """Engine steps between two times, by scrapes and then by the rate; 0 after the last scrape; None before any."""
         if not self._scrapes:
             return None
         last_s, steps = self._scrapes[-1]

@@ -79,7 +79,7 @@ class GuardMetrics:
 
 
 def append_page(server_page: bytes, own_page: bytes) -> bytes:
-    """A server's metrics page with the guard's series at its end, before the end mark of OpenMetrics."""
+    """A server's metrics page plus the guard's series (before OpenMetrics' `# EOF`), less those of an inner guard."""
     # Behind another guard, the inner one's series are removed, because no series may occur twice.
     if b"legroom_guard_" in server_page:
         server_page = _OWN_LINE.sub(b"", server_page)

@@ -46,7 +46,7 @@ class PrefixLedger:
         return units
 
     def add(self, holder: Reservation) -> None:
-        """Count an admitted request as holder of its prompts' prefix blocks."""
+        """Count an admitted request as holder of its prefix blocks, unless MOST_KEYS_HELD are already counted."""
         if not holder.chains or len(self._places) > MOST_KEYS_HELD:
             return
         number, places = id(holder), self._places
@@ -91,6 +91,6 @@ class PrefixLedger:
         self.saved_blocks += units * holder.blocks_per_unit
 
     def _count_as_shared(self, blocks: float) -> None:
-        """Add to the blocks that several requests hold together; a negative number subtracts."""
+        """Add to `shared_blocks` and subtract from `saved_blocks`; a negative number does the reverse."""
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

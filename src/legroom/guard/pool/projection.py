@@ -122,11 +122,11 @@ class BlockNeed(NamedTuple):
 
     @property
     def mean_blocks(self) -> float:
-        """Mean KV blocks held over the request's run."""
+        """Mean of the blocks at the start and at the end; `blocks` where the growth is unknown."""
         return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
 
     def without(self, blocks: float) -> BlockNeed:
-        """The same need without blocks that other requests hold too; preempting it does not free these."""
+        """The need whose growth and prompt tokens lack `blocks` held by others too; its own `blocks` stay."""
         if not blocks or self.growth is None:
             return self
         kept = max(0.0, 1 - blocks / self.growth.start_blocks)
@@ -225,7 +225,7 @@ class Projection:
         self.totals = [total + sign * more for total, more in zip(self.totals, blocks, strict=True)]
 
     def steps_to_overflow(self, candidate: Progress, pool_blocks: float, ahead_steps: float) -> float:
-        """Steps until pool and candidate overflow, when vLLM would preempt it; infinite beyond `ahead_steps`."""
+        """Steps until running requests and `candidate` exceed `pool_blocks`; infinite if not within `ahead_steps`."""
         before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
         together_before = total_before + candidate.blocks
         if together_before > most:

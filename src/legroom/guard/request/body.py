@@ -33,7 +33,7 @@ def parse_body(body: bytes) -> Any:
 
 
 def _parse_large(body: bytes) -> Any:
-    """Parse without the garbage collector, which would scan the growing document again and again."""
+    """Parse JSON with the garbage collector off, which would scan the growing document again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -159,7 +159,7 @@ def _sequences_per_prompt(sampling: dict[str, Any]) -> int:
 
 
 def _max_output_tokens(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
-    """The value of max_tokens or max_completion_tokens, and the key that has it."""
+    """The largest output length named and its key; else vLLM's default or None (open), 0 for kinds without output."""
     keys = OUTPUT_KEYS.get(kind)
     if keys is None:
         return 0, None
@@ -174,7 +174,7 @@ def _max_output_tokens(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None
 
 
 def count_of(value: Any) -> int | None:
-    """A count as pydantic reads it: 5, 5.0, "5", "5.0"; None for anything else."""
+    """A count as pydantic reads it (5, 5.0, "5", "5.0"), clamped to 0 and MOST; None for anything else."""
     if value is None:
         return None
     count = value if type(value) is int else _whole_number(value)
@@ -192,7 +192,7 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _logprobs(value: Any) -> int:
-    """How many logprobs a value asks for: none 0, true 1 (the sampled token), -1 the whole vocabulary."""
+    """How many logprobs a value asks for: 0 if it is none or no number, true 1, negative WHOLE_VOCABULARY."""
     if value is None or value is False:
         return 0
     if value is True:

@@ -83,7 +83,7 @@ def kind_of_body(body: dict[str, object]) -> Kind:
 
 
 def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: ClientPolicy) -> str:
-    """An identifier of the client, with a hash in place of its API key. Header names are in lower case."""
+    """`header:`, `key:` (hashed) or `address:` and its value; empty if not told apart. Header names: lower case."""
     if policy.by == "none":
         return ""
     named = policy.header.lower().encode()
@@ -104,6 +104,6 @@ def hashed_key(key: bytes) -> str:
 
 
 def weights_by_client(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights by client identifier; the policy names an API key, a header's value or an address."""
+    """Weights by client identifier: each name of the policy is taken as an API key, a header's value and an address."""
     named = {name: (hashed_key(name.encode()), f"header:{name}", f"address:{name}") for name in weights}
     return {client: weights[name] for name, clients in named.items() for client in clients}

@@ -27,6 +27,7 @@ class Media:
 
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
+    """The image, audio or video that a content part holds, with its bytes and pixels; None where it holds none."""
     named_type = part.get("type")
     kind = KINDS.get(named_type) if isinstance(named_type, str) else None
     # In the short form the key alone says the kind; beside a `uuid` the type is ignored (0.32).
@@ -102,7 +103,6 @@ def image_pixels(head: bytes) -> int | None:
         width, height = (int.from_bytes(head[at : at + 4], "little", signed=True) for at in (18, 22))
         return abs(width * height)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
-        # Width times height of a WebP image; None for an unknown chunk type.
         chunk = head[12:16]
         if chunk == b"VP8X":
             return (int.from_bytes(head[24:27], "little") + 1) * (int.from_bytes(head[27:30], "little") + 1)
@@ -116,7 +116,7 @@ def image_pixels(head: bytes) -> int | None:
 
 
 def _jpeg_pixels(head: bytes) -> int | None:
-    """Width x height from the first frame header, after any segments and stray bytes."""
+    """Width x height from the first frame header; None where `head` ends before it, 65,535^2 after 4,096 segments."""
     at = 2
     for _ in range(4096):  # a camera writes a few dozen segments
         at = head.find(b"\xff", at)

@@ -47,7 +47,7 @@ class Prompt(NamedTuple):
 
     @property
     def text_alone(self) -> bool:
-        """Whether all its tokens come from text, none from token ids or media."""
+        """Whether it has no token ids, and no part that is outside the request (`open_ended`)."""
         return not self.tokens and not self.open_ended
 
 
@@ -64,7 +64,7 @@ class BodyWalk:
         self._keys_left = MOST_KEYS_PER_REQUEST if unit is not None else 0
 
     @property
-    def chains(self) -> bool:
+    def can_hash_more(self) -> bool:
         """Whether more prefix hashes may be computed for this body."""
         return self._keys_left > 0
 
@@ -81,7 +81,7 @@ class BodyWalk:
 
 
 def prompts_of(kind: Kind, body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
-    """The prompts of a body, one for each sequence; media are added to the walk."""
+    """The prompts of a body, one for each input; media are appended to `walk.media`."""
     match kind:
         case Kind.COMPLETION:
             yield from _texts_or_ids(body.get("prompt"), walk)
@@ -142,7 +142,7 @@ def _pooling_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
-    """Prompts of scores: each text of one side with the query, or its partner, of the other."""
+    """Prompts of scores: each right text with the longest left one, an upper bound; only the left without right."""
     first, second = _score_side_prompts(body, _SCORE_LEFT, walk), _score_side_prompts(body, _SCORE_RIGHT, walk)
     each = _prompt_of_keys(body, ("instruction", "chat_template_kwargs"))
     if not second:
@@ -184,7 +184,7 @@ def _decision_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _text_prompt(text: str, walk: BodyWalk | None = None) -> Prompt:
-    """A prompt of this text's size in UTF-8 bytes; one token where it is empty."""
+    """A prompt of this text's UTF-8 bytes, with prefix hashes where `walk` is given; one token where it is empty."""
     ascii_only = text.isascii()
     size = len(text) if ascii_only else len(text.encode("utf-8", "surrogatepass"))
     if not size:
@@ -198,7 +198,7 @@ def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
     talk = _measured_prompt(turns, walk, max(1, len(turns)))
     more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _prompt_of_keys(body, _PROMPT_KEYS)
     open_ended = talk.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
-    chain = walk.chain_of(_prefix_text(body, turns)) if walk.chains and not open_ended else None
+    chain = walk.chain_of(_prefix_text(body, turns)) if walk.can_hash_more and not open_ended else None
     ascii_only = talk.ascii_only and more.ascii_only
     return Prompt(0, talk.text_bytes + more.text_bytes, ascii_only, talk.messages, open_ended, chain)
 
@@ -216,7 +216,7 @@ def _prefix_text(body: dict[str, Any], turns: list[Any]) -> str:
 
 
 def _message_text(turn: Any) -> str | None:
-    """The text of a message; None if it has more than text."""
+    """A message's role, text and tool calls as one string; None where it has other content, such as media."""
     if not isinstance(turn, dict):
         return turn if isinstance(turn, str) else None
     content, calls = turn.get("content"), turn.get("tool_calls")
@@ -238,14 +238,14 @@ def _prompt_of_keys(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
 
 
 def _transferred_tokens(body: dict[str, Any]) -> int:
-    """The number of token ids from a prefill server, which 0.32 uses in place of a chat's messages."""
+    """Number of a prefill server's token ids, which 0.32 uses in place of a chat's messages; 0 without."""
     params = body["kv_transfer_params"]
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
     return len(ids) if isinstance(ids, list) else 0
 
 
 def _measured_prompt(value: Any, walk: BodyWalk, messages: int) -> Prompt:
-    """A prompt sized by all text in a JSON value, keys included, media left out; `messages`: chat turns in it."""
+    """A prompt sized by all text and keys in a JSON value; media go to `walk.media`; open-ended past its limit."""
     size, ascii_only, todo = 0, True, [value]
     while todo and walk.left:
         walk.left -= 1

@@ -149,7 +149,7 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
 
 
 def most_logprobs(named: int | None, limits: EngineLimits) -> int:
-    """The most logprobs allowed: the policy's bound (`named`), else the server's, else vLLM's default."""
+    """The most logprobs allowed: the policy's (`named`), else the server's (-1: WHOLE_VOCABULARY), else 20."""
     if named is not None:
         return named
     if limits.max_logprobs is None:
@@ -200,7 +200,7 @@ def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
 
 
 def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Change, ...]:
-    """Values to write into the body: caps, and the output length where none is given."""
+    """The values that the policy's bounds write into the body: caps, and an output length where none is given."""
     bounds, changes = policy.requests, []
     key = demand.output_key or OUTPUT_KEYS.get(demand.kind, (None,))[0]
     if key is not None:

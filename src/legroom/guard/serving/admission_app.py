@@ -56,29 +56,29 @@ class AdmissionApp:
         await self.app(scope, receive, send)
 
     def is_unauthorized(self, scope: Scope) -> bool:
-        """Whether the server will refuse this request for a missing API key, so that it needs no admission."""
+        """Whether the server will refuse this request for a missing API key; False unless overridden."""
         return False
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Read the engine's KV pool and flags before a request is weighed; overridden by proxy and middleware."""
+        """Hook to read the engine's KV pool and flags before a request is weighed; does nothing unless overridden."""
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the server's metrics page with the guard's series appended."""
+        """Send the server's metrics page with the guard's series appended; subclasses define it."""
         raise NotImplementedError
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
-        """The body of the server's response to a request of the guard's own; None where its status is not 200."""
+        """The body of the server's answer, None where it fails or is not a 200; subclasses define it."""
         raise NotImplementedError
 
     async def tokenize(self, body: bytes) -> int | None:
-        """Token count of a `/tokenize` body by the server's tokenizer."""
+        """The server's token count for a `/tokenize` body; None where it gives none."""
         try:
             return int(json.loads(await self.call_server("POST", "/tokenize", body) or b"{}")["count"])
         except (ValueError, KeyError, TypeError):
             return None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        """Apply a drain to the other API servers of this vLLM, and merge their status into `status`."""
+        """Apply a drain to this vLLM's other API servers and merge in their status; `status` unless overridden."""
         return status
 
     async def _admit(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:

@@ -83,8 +83,6 @@ class ClientConnection(HttpToolsProtocol):
             return line + kept + b"\r\n" + data[offer.args[0] :]
         return b""
 
-    # The parser's callbacks.
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[SCOPE_KEY] = self  # type: ignore[literal-required]
@@ -142,8 +140,6 @@ class ClientConnection(HttpToolsProtocol):
             self.deadline_s = 0.0
             super().on_message_complete()
 
-    # Responding.
-
     @property
     def can_write_chunk(self) -> bool:
         """Whether a part of the response may be written directly: it is chunked, and the client keeps up."""
@@ -169,7 +165,7 @@ class ClientConnection(HttpToolsProtocol):
         raise Stop
 
     def refuse_unread(self, refusal: Refusal) -> None:
-        """Refuse a request that was not read to its end, and close the connection."""
+        """Refuse a request not read to its end and close the connection; behind another response only abort it."""
         if self._is_behind_response():
             self.abort()
             return
@@ -201,8 +197,6 @@ class ClientConnection(HttpToolsProtocol):
             self.cycle.disconnected = True
         self.transport.abort()
 
-    # Deadlines.
-
     def pause_writing(self) -> None:
         super().pause_writing()
         self.stalled_since_s = self._proxy.now_s
@@ -213,7 +207,7 @@ class ClientConnection(HttpToolsProtocol):
         self.stalled_since_s = 0.0
 
     def sweep(self, now_s: float) -> None:
-        """Disconnect the client where a read or write deadline has passed; called once a second."""
+        """Disconnect the client, or refuse its unread body, where a deadline has passed; called once a second."""
         if self.stalled_since_s:
             before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
             if self._unsent_bytes < before_bytes:

@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 def answer_control(
     admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, Status]:
-    """HTTP status and JSON document for a request to `/-/legroom/*`: status or drain."""
+    """(HTTP status, JSON document) for a request to `/-/legroom/*`: status, drain, or an error."""
     refused = token_refusal(token, authorization)
     if refused is not None:
         return refused
     if path == STATUS and method == "GET":
         return 200, admission.status()
     if path == DRAIN and method == "POST":
-        # Status code and document after draining is set as the body says; 400 for another body.
         try:
             wanted: Any = json.loads(body or b"{}")["on"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -57,7 +56,7 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
 
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
-    """The status code with an error document in OpenAI's form."""
+    """(status, error document in OpenAI's form)."""
     kind = "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

@@ -68,6 +68,7 @@ class Guard(AdmissionApp):
         super().__init__(app, admission, token or os.environ.get(TOKEN_NAME) or None)
 
     def is_unauthorized(self, scope: Scope) -> bool:
+        """Whether vLLM will refuse the request: it has API keys, the path needs one, and the token is none."""
         if self._key_hashes is None:
             self._key_hashes = _api_key_hashes(scope)
             self._checked_paths = checked_paths(_vllm_version())
@@ -124,7 +125,7 @@ class Guard(AdmissionApp):
             peers.leave()
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Read the KV cache size from vLLM's configuration in this process, else from its metrics page."""
+        """Every 5 s until the pool's size is known, read it from vLLM's configuration here, else its metrics."""
         now_s = self.admission.clock()
         if (self.admission.limits.known and self._learn_at_s) or now_s < self._learn_at_s:
             return
@@ -144,6 +145,7 @@ class Guard(AdmissionApp):
             LOG.info("%s", hint)
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
+        """The body of this vLLM's answer, called in this process; None where it fails, takes 5 s or is not a 200."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},

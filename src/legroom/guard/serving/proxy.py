@@ -105,7 +105,7 @@ class Forwarder:
             on_chunk = scope.get(ON_CHUNK) if server.status == 200 else None
 
             def write_chunks() -> bool:
-                """Pass chunks on without a task switch, which is half of a chunk's CPU time."""
+                """Write what the server sent so far; False where all was sent or the client cannot take it."""
                 if server.is_complete or not client.can_write_chunk:
                     return False
                 chunk = server.take_chunks()
@@ -267,7 +267,6 @@ class Proxy(AdmissionApp):
 
     async def learn_limits_once(self) -> bool:
         """Read the server's limits, and keep earlier ones that are missing now; returns whether its pool is known."""
-        # Limits from the server's /metrics and /v1/models; unknown ones stay None. Its version is stored too.
         page = await self.call_server("GET", METRICS)
         limits = EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
         if page is not None:
@@ -291,6 +290,7 @@ class Proxy(AdmissionApp):
         return limits.known
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
+        """The body of the upstream's answer; None where it fails, takes 5 s or is not a 200."""
         try:
             async with asyncio.timeout(5.0):
                 status, answer = await self.upstreams.request(method, path, self._authorization, body)

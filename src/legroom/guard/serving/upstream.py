@@ -193,7 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def take_chunks(self) -> bytes:
-        """The body received since the last call."""
+        """Returns and drops the body received since the last call, and lets a paused connection read on."""
         data = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
         self.chunks = []
         if self._buffered_bytes > WRITE_BYTES:
@@ -216,8 +216,6 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._pool.busy.discard(self)
             self.transport.abort()
-
-    # asyncio's callbacks.
 
     def pause_writing(self) -> None:
         self._can_write = False
@@ -248,8 +246,6 @@ class UpstreamConnection(asyncio.Protocol):
         elif self.failure is None:
             self.failure = down("the server closed the connection" if error is None else str(error))
         self._wake_reader()
-
-    # The parser's callbacks.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -316,7 +312,7 @@ class UpstreamPool:
             connection = None
 
     async def request(self, method: str, path: str, authorization: bytes, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of a request of the guard's own."""
+        """(status, whole body) of a request of the guard's own; raises UpstreamError."""
         headers = [(b"user-agent", b"legroom-guard"), (b"content-type", b"application/json")]
         if authorization:
             headers.append((b"authorization", authorization))

@@ -69,6 +69,7 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
+        """Whether the number and the size of the KV blocks are known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -83,7 +84,7 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """Block size and uncached tail of shared prefixes; None without prefix caching or blocks, with DP, hybrid."""
+        """Block size and uncached tail of shared prefixes; None without prefix caching, with DP, if hybrid."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None
@@ -92,19 +93,19 @@ class EngineLimits:
         return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
 
     def share_blocks(self, overcommit: float = 1.0) -> int | None:
-        """All engines' blocks times `overcommit`, divided by the API server processes; None where unknown."""
+        """All engines' blocks times `overcommit`, per API server process; None where unknown or without a KV cache."""
         if not self.known or self.cacheless:
             return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
     def share_sequences(self) -> int | None:
-        """The max_num_seqs of all ranks divided by the API server processes; None where unknown."""
+        """max_num_seqs of all ranks, or vLLM's queue bound if lower, per API server process; None where unknown."""
         most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
         most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
         return max(1, min(most) // self.api_servers) if most else None
 
     def blocks(self, tokens: int) -> int:
-        """The most blocks that a sequence of this many tokens holds."""
+        """The most KV blocks that a sequence of this many tokens holds, drafts and sliding or state layers included."""
         size = self.block_size or DEFAULT_BLOCK
         tokens += self.extra_tokens
         plain = cdiv(tokens, size)
@@ -135,6 +136,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.ma
 
 
 def limits_of_plan(plan: PlanDocument) -> EngineLimits:
+    """The pool and flags of a plan; LegroomError where it plans no KV cache."""
     kv, args = plan.kv, plan.args
     # A model without a KV cache has the null block alone.
     blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks
@@ -185,12 +187,12 @@ def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
 
 
 def _per_engine(blocks: int | None, engines: int) -> int | None:
-    """One engine's blocks; vLLM reports the sum of its data-parallel engines (0.9+)."""
+    """One engine's blocks, as vLLM reports the sum of its data-parallel engines (0.9+); None where unknown."""
     return blocks // engines if blocks else None
 
 
 def _full_length_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
-    """Blocks of a full-length request and that length, from the reported concurrency and tokens (0.24+)."""
+    """(blocks, tokens) of a full-length request, from reported concurrency and KV tokens (0.24+); else (None, None)."""
     try:
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
@@ -231,14 +233,14 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
 
 
 def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens per KV block of one sequence, times the context-parallel ranks that share it (0.11+)."""
+    """Tokens per KV block of a sequence over all context-parallel ranks that share it (0.11+); None where unknown."""
     reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
     size = _positive_int(getattr(cache, "block_size", None))
     return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)
 
 
 def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
-    """Ranks that share the tokens of one sequence."""
+    """Ranks that share the tokens of one sequence; `flag` returns a flag's value, or a default, by name."""
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
     return math.prod(_positive_int(flag(name, None)) or 1 for name in names)
 
@@ -252,7 +254,7 @@ def _num_engines(parallel: Any) -> int:
 
 
 def _max_logprobs(value: Any) -> int | None:
-    """vLLM's max_logprobs; -1 is the whole vocabulary."""
+    """vLLM's max_logprobs (-1: the whole vocabulary); None for any other value."""
     return value if isinstance(value, int) and value >= -1 else None
 
 

@@ -78,7 +78,7 @@ def need_of(
     sequences: int | None,
     block_size: int = DEFAULT_BLOCK,
 ) -> BlockNeed:
-    """KV blocks and sequences that the pool reserves for a request; `answer` None: at its longest."""
+    """What a pool of `blocks` and `sequences` (None: no limit) reserves for a request; `answer` None: the longest."""
     # A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole
     # pool, or by projection as half of it.
     fewer = 1 if answer is None else 2
@@ -125,7 +125,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """Tokens that media may add; the model's context length until enough responses show what one item takes."""
+    """Tokens that all media may add; until 32 responses showed one's, the model's context length or 4,096 each."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:

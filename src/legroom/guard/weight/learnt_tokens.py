@@ -95,7 +95,7 @@ class Quantiles:
             self._previous, self._current, self._seen = self._current, [0] * len(self._EDGES), 0
 
     def at(self, share: float, prior: int = 0, prior_count: int = 0) -> int:
-        """The quantile at `share`, rounded up to its bucket's edge; `prior` counts as `prior_count` more values."""
+        """The quantile at `share`, at its bucket's upper edge; `prior` counts `prior_count` times, and by default."""
         total = sum(self._current) + sum(self._previous) + prior_count
         reached, wanted, counted = 0, share * total, not prior_count
         for edge, new, old in zip(self._EDGES, self._current, self._previous, strict=True):
@@ -109,7 +109,7 @@ class Quantiles:
         return prior
 
     def recent(self, share: float) -> int:
-        """The quantile of the newest 16 values, which shows a change at once."""
+        """The quantile of the newest 16 values, which shows a change at once; 0 before the first."""
         newest = sorted(self._newest)
         return newest[min(len(newest) - 1, int(share * len(newest)))] if newest else 0
 
@@ -211,7 +211,7 @@ class AnswerLengths:
         self._learnt = BoundedCache(_LearntLengths, 1024)  # about 4 kB each
 
     def likely(self, model: str, client: str, max_tokens: int | None, longest: int) -> LikelyLengths:
-        """Lengths of an answer; `longest` is what one without max_tokens may grow to."""
+        """Likely tokens of the client's next answer; `longest` is what one without max_tokens may grow to."""
         if max_tokens == 0:
             return LikelyLengths(0, ())
         learnt = self._learnt.get((model, client)) or self._learnt.get((model, None))

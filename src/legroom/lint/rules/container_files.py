@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 from legroom.deployments.container_images import is_published_by_vllm, is_server_image
 from legroom.deployments.container_parts import Mount
-from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
-from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
-from legroom.lint.rules.container_start import runs_plain_image
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
 from legroom.vllm.args import ServeArgs, other_value
 
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
@@ -122,26 +119,3 @@ def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
 @cache
 def _gated_models() -> re.Pattern[str]:
     return re.compile("|".join(read_data("model_access.json")["gated"]), re.IGNORECASE)
-
-
-@checks(StartedServer, "path-missing")
-def paths_outside_volumes(server: StartedServer, context: Context) -> Findings:
-    """Absolute paths of a model or a file in vLLM's own image, which neither the image nor a volume holds."""
-    mounts = server.mounts
-    if mounts is None or not runs_plain_image(server) or not server.read_as.startswith(_WITHOUT_CONTROLLER):
-        return
-    if any("$" in mount.path for mount in mounts) or server.may_have_variable("VLLM_USE_MODELSCOPE"):
-        return
-    for word, path in _given_paths(server, context.parsed_args(server).args.model):
-        is_path = path.startswith("/") and not re.search(r"[${<*]", path) and not _IN_IMAGE.match(path)
-        if is_path and _mount_that_holds(mounts, path) is None:
-            message = f"no volume holds {path}, and vLLM's image does not have it"
-            yield finding("path-missing", server.place_of(word), message, f"mount it at {path}", len(word.text))
-
-
-def _given_paths(server: StartedServer, model: str) -> Iterator[tuple[Word, str]]:
-    """The paths that the command names, each with its word."""
-    yield from ((word, model) for word in server.words if model and word.text.removeprefix("--model=") == model)
-    for flag in _PATH_FLAGS:
-        if (word := flag_word(server, flag)) is not None:
-            yield word, flag_value(server, word)

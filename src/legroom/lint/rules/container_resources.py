@@ -42,15 +42,17 @@ def too_little_shared_memory(server: StartedServer, context: Context) -> Finding
 @checks(StartedServer, "host-memory")
 def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findings:
     """A container memory limit below the host memory that the server's processes hold."""
-    if not server.memory_limit_bytes or not server.gpu_count:
+    if not server.memory_limit_bytes:
         return
-    args = context.parsed_args(server).args
-    ranks = min(args.engine_ranks, server.gpu_count)
-    engines = max(min(args.gpus_needed, server.gpu_count) // ranks, 1)
+    args, gpus = context.parsed_args(server).args, server.gpu_count or 1
+    ranks = min(args.engine_ranks, gpus)
+    engines = max(min(args.gpus_needed, gpus) // ranks, 1)
     needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))
     if server.memory_limit_bytes >= needs.held_bytes:
         return
     is_short = server.memory_limit_bytes < needs.least_bytes
+    if not is_short and server.gpu_count is None:
+        return  # how many ranks it starts is not known
     limit, held = human_bytes(server.memory_limit_bytes), needs.least_bytes if is_short else needs.held_bytes
     count, verb = ranks * engines, "hold at least" if is_short else "may come to hold"
     ranks_text = f"{count} ranks {verb}" if count > 1 else f"one rank {verb.replace('hold at', 'holds at')}"

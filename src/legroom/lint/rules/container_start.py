@@ -6,6 +6,7 @@ import re
 
 from legroom.deployments import container_images as images
 from legroom.deployments.container_parts import Probe
+from legroom.deployments.server_words import API_SERVERS
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
@@ -29,7 +30,9 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
     """A program as an argument of an image that runs `vllm serve`, and `python` in an image that has none."""
     image, word = server.image, server.repeated_entry
     if word is not None:
-        message = f"{image} runs `vllm serve` already, and {word.text} is its argument here"
+        is_old = context.release_of(server).before(_image_facts("serve_is_entry_point_from"))
+        entry = f"python3 -m {API_SERVERS[0]}" if is_old and server.named_release else "vllm serve"
+        message = f"{image} runs `{entry}` already, and {word.text} is its argument here"
         suggestion = "give the model and its flags alone, or set the entry point (command: in Kubernetes)"
         yield finding("container-command", server.place_of(word), message, suggestion, len(word.text))
     is_added = len({word.offset for word in server.words[:2]}) == 1  # `vllm serve` is meant to be the image's

@@ -9,22 +9,11 @@ from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.facts import read_data
-from legroom.facts.flags import flag_name, flags_ever
+from legroom.facts.flags import flag_name
 from legroom.facts.gpus import gpu, is_known_gpu
-from legroom.lint.rule import (
-    Context,
-    Findings,
-    checks,
-    finding,
-    flag_place,
-    flag_value,
-    flag_word,
-    has_open_words,
-    runs_on_rocm,
-)
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
-from legroom.vllm.command_line import plain_name
 
 
 @checks(StartedServer, "eager")
@@ -68,28 +57,11 @@ def flags_without_companions(server: StartedServer, context: Context) -> Finding
         is_met = flag_word(server, *row["needs"]) is not None or context.release_of(server).at_least(
             row.get("before", _NO_RELEASE)
         )
+        is_met = is_met or (row["rule"] == "code-trusted" and context.parsed_args(server).args.model[:1] in ("/", "."))
         if word is not None and not is_met and re.fullmatch(row.get("value", ".*"), flag_value(server, word)):
             is_certain = row["rule"] != "flag-value" or (server.runs != "python" and not server.launcher)
             found = finding(row["rule"], server.place_of(word), row["message"], row["suggestion"], len(row["flag"]))
             yield found if is_certain else replace(found, severity="warning")
-
-
-_SINGLE_VALUES = frozenset({"int", "float", "str", "human"})
-
-
-@checks(StartedServer, "flag-repeated")
-def flags_given_twice(server: StartedServer, context: Context) -> Findings:
-    """A flag of one value with two different ones: vLLM takes the last."""
-    given: dict[str, str] = {}
-    for word in server.words if server.runs not in ("shell", "python", "config") else ():
-        flag = flags_ever().get(plain_name(word.text)) if word.text.startswith("--") else None
-        if flag is None or flag.kind not in _SINGLE_VALUES or word.raw.startswith("$") or flag.name == "--middleware":
-            continue
-        value = flag_value(server, word)
-        if given.get(flag.name, value) != value and "$" not in value + given[flag.name]:
-            message = f"{flag.name} is {given[flag.name]} before, and {value} here: the last one counts"
-            yield finding("flag-repeated", server.place_of(word), message, "leave one of them", len(word.text))
-        given[flag.name] = value
 
 
 @checks(StartedServer, "flag-ignored", "tool-parser")
@@ -115,19 +87,6 @@ def _tool_parsers(model: str) -> tuple[str, ...]:
     name = model.rstrip("/").rpartition("/")[2].lower()
     rows = read_data("tool_parsers.json")["models"]
     return next((tuple(row["parsers"]) for row in rows if re.match(row["name"], name)), ())
-
-
-@checks(StartedServer, "block-size")
-def unsupported_block_size(server: StartedServer, context: Context) -> Findings:
-    """A --block-size that is not a multiple of 16."""
-    size = context.parsed_args(server).args.block_size
-    word = flag_word(server, "--block-size")
-    is_taken = runs_on_rocm(server)  # AITER's kernels take blocks of 1
-    if size is not None and word is not None and size % 16 and not is_taken:
-        message = (
-            f"--block-size {size}: FlashAttention takes multiples of 16, and 16 wastes at most 15 tokens a sequence"
-        )
-        yield finding("block-size", server.place_of(word), message, "leave it out", len(word.text))
 
 
 _COMPARED = ["max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"]

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from legroom.deployments.container_images import is_published_by_vllm
+from legroom.deployments.container_images import is_published_by_vllm, mount_of
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
 from legroom.deployments.yaml_nodes import Node, is_template
 from legroom.lint.rule import Context, Findings, checks, finding
@@ -109,6 +109,12 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
                 yield device, "a reservation of devices names no capabilities", "add capabilities: [gpu]"
             elif device.get("count") is not None and device.get("device_ids") is not None:
                 yield device, "count and device_ids exclude each other", "leave one of them"
+        seen: set[str] = set()
+        for item in service.list("volumes"):
+            target = mount_of(item.scalar).path if item.scalar and ":" in item.scalar else item.text("target")
+            if target in seen and "$" not in target:
+                yield item, f"two volumes are mounted at {target}", "leave one of them"
+            seen |= {target} - {""}
         is_merged = document.get("include") is not None or not _BASE_FILE.search(path)
         for item in service.list("volumes") if not is_merged else ():
             name, colon, _ = (item.scalar or "").partition(":")

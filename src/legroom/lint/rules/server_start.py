@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
-from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
+from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S, SHORTEST_LIMIT_S
 from legroom.facts.flags import default
-from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, flag_word, runs_on_rocm
+from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, runs_on_rocm
 from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
-from legroom.vllm.args import other_value
 
+_NO_MEMORY = re.compile(r"exporter|dcgm|monitor|metrics|ray")
+"""Services that look at a card, or start a server that is read itself."""
+_USUAL_SHARE = 0.9
+"""What vLLM takes by default: hardly any other program runs in the rest of a card."""
 _SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
 _NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
@@ -59,7 +64,9 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     for gpu_name, plan in zip(server.gpu_names, own.plans if own is not None else (), strict=False):
         failure = plan.memory.failure
         if own is not None and (failure is not None or plan.verdict == "does_not_fit"):
-            message = f"it does not fit {gpu_name}: {failure.message if failure else plan.reason}"
+            on_any = failure is not None and failure.id in _NO_CARD_HELPS
+            what = f"vLLM {release} will not start" if on_any else f"it does not fit {gpu_name}"
+            message = f"{what}: {failure.message if failure else plan.reason}"
             suggestion = "legroom plan --file FILE shows the flags that do"
             yield finding("does-not-fit", server.place, message, suggestion, is_certain=own.verdict == "does_not_fit")
             return
@@ -67,18 +74,41 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
 
 @checks(StartedServer, "does-not-fit")
 def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
-    """A service that uses a GPU of which the services before it leave less than it asks for."""
-    used = _shares(server, context)
-    for other in context.servers[: context.servers.index(server)] if used and server in context.servers else ():
-        can_meet = {*server.profiles} & {*other.profiles} or not (server.profiles or other.profiles)
-        for gpu, share in _shares(other, context).items() if can_meet else ():
-            if used.get(gpu, 0.0) + share > 1:
-                message = f"it asks for {used[gpu]:g} of GPU {gpu}, and {other.read_as} for {share:g}"
-                suggestion = "give each its own GPU (device_ids), or shares of 1 in sum"
-                where = flag_place(server, "--gpu-memory-utilization")
-                # A file may list alternatives, of which one is started at a time.
-                yield replace(finding("does-not-fit", where, message, suggestion), severity="note")
-                return
+    """A service on a GPU of which the services before it, or of other programs, leave less than it asks for."""
+    used, where = _shares(server, context), flag_place(server, "--gpu-memory-utilization")
+    before = context.servers[: context.servers.index(server)] if server in context.servers else ()
+    others = [(each.read_as, _shares(each, context)) for each in before if _can_meet(server.profiles, each.profiles)]
+    for gpu, share in used.items():
+        taken = {name: shares[gpu] for name, shares in others if gpu in shares}
+        beside = [
+            name for name, is_engine in _other_programs(server, context, gpu) if is_engine or share >= _USUAL_SHARE
+        ]
+        is_full = round(sum(taken.values()), 6) > 1  # said at the service before
+        if beside or (taken and not is_full and round(share + sum(taken.values()), 6) > 1):
+            parts = [f"{name} for {part:g}" for name, part in taken.items()] + [f"{name} uses it" for name in beside]
+            message = f"it asks for {share:g} of GPU {gpu}, and {', '.join(parts)}"
+            suggestion = "give each its own GPU (device_ids), or shares of 1 in sum"
+            # A file may list alternatives, of which one is started at a time.
+            yield replace(finding("does-not-fit", where, message, suggestion), severity="note")
+            return
+
+
+def _can_meet(profiles: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether some `compose up` starts services with these profiles together."""
+    return not {*profiles}.isdisjoint(others) or not (profiles or others)
+
+
+def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterator[tuple[str, bool]]:
+    """The Compose services without vLLM that reserve the GPU, and whether they are engines that fill it too."""
+    known = {each.read_as for each in context.servers}
+    for name, service in (each for document in context.documents for each in document.items("services")):
+        devices = service.list("deploy", "resources", "reservations", "devices")
+        ids = [item.scalar for device in devices for item in device.list("device_ids")]
+        profiles = [item.scalar or "" for item in service.list("profiles")]
+        is_other = f"compose service {name}" not in known and not _NO_MEMORY.search(name)
+        uses_gpu = bool(devices) and (str(gpu) in ids or (not ids and gpu == 0))
+        if is_other and uses_gpu and _can_meet(server.profiles, profiles):
+            yield f"compose service {name}", "sglang" in service.text("image") or "ollama" in service.text("image")
 
 
 def _shares(server: StartedServer, context: Context) -> dict[int, float]:
@@ -129,31 +159,26 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
         is_close = bool(plan) and limit.seconds * SAFETY > needed_s
         severity: Severity = "error" if size and limit.seconds < least_s and is_restarted else found.severity
         yield replace(found, severity="note" if is_close else severity)
-    elif why := _why_first_start_is_long(server, own):
+    elif why := _why_first_start_is_long(server, own, context.parsed_args(server).args.model):
         message = f"a start is given {limit.seconds:.0f} s: {why}"
-        yield replace(finding("start-too-short", limit.place, message, "add a longer startup probe"), severity="note")
+        longer = "write a longer start_period" if server.runs == "compose" else "add a longer startup probe"
+        yield replace(finding("start-too-short", limit.place, message, longer), severity="note")
 
 
-def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None) -> str:
+def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
     """Why a start that is long enough with weights at hand may fail the first time; empty where it is not limited."""
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
     if "liveness" in kinds and "startup" not in kinds:
         return "there is no startup probe, and a first start that downloads and compiles longer is killed"
-    times = planned_server(plan_document(own.plan)).times if own is not None and server.runs == "compose" else None
-    if limit is None or times is None or limit.seconds >= times.expected_s:
+    if limit is None or server.runs != "compose" or model.startswith(("/", ".")):
+        return ""
+    if own is None:
+        is_short = limit.seconds < SHORTEST_LIMIT_S
+        return "a first start that downloads and compiles longer counts as unhealthy" if is_short else ""
+    times = planned_server(plan_document(own.plan)).times
+    if limit.seconds >= times.expected_s:
         return ""
     return f"with its download a first start takes about {times.expected_s:.0f} s, and counts as unhealthy"
-
-
-@checks(StartedServer, "stop-too-short")
-def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
-    """A stop timeout that is not longer than --shutdown-timeout."""
-    limit, drain_s = server.stop_limit, other_value(context.parsed_args(server).args, "--shutdown-timeout")
-    if limit is None or drain_s is None or not drain_s.isdigit() or flag_word(server, "--shutdown-timeout") is None:
-        return
-    if limit.seconds <= int(drain_s):
-        message = f"it is killed {limit.seconds:.0f} s after the stop, --shutdown-timeout drains for {drain_s} s"
-        yield finding("stop-too-short", limit.place, message, f"allow at least {int(drain_s) + 30} s")
 
 
 @checks(Node, "key-repeated")

@@ -15,6 +15,7 @@ from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plu
 from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
 from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
 from legroom.vllm.args import other_values
+from legroom.vllm.command_line import plain_name
 
 _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 """vLLM in any spelling; a plugin such as vllm_gaudi has its own modules."""
@@ -51,7 +52,8 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         value = expand_variables(word.text, {}) if word is not None else ""
-        if word is None or not re.fullmatch(row.get("value", ".*"), value) or (flag and other_values(args, flag)):
+        is_met = (flag and other_values(args, flag)) or row.get("unless") in server.env
+        if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met:
             continue
         is_built = server.runs not in ("docker", "compose", "kubernetes") or (
             kind_of(server.place_of(word).path, "") == "dockerfile"
@@ -86,9 +88,10 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
                 suggestion = f"write {instead}" if instead else "leave it out"
                 message = f"no vLLM release reads {name}"
                 found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
-                # An image may hold other programs.
-                is_shared = server.read_as == "a Dockerfile" and not is_typo and not is_flag
-                yield replace(found, severity="note") if is_shared else found
+                # An image may hold other programs, and beside its flag it changes nothing.
+                is_harmless = server.read_as == "a Dockerfile" and not is_typo and not is_flag
+                is_harmless = is_harmless or any(plain_name(each.text) == flag for each in server.words)
+                yield replace(found, severity="note") if is_harmless else found
             continue
         is_read = any(not release.before(first) and not release.after(last) for first, last in history)
         if is_read or (server.is_release_assumed and not server.named_release):
@@ -129,9 +132,9 @@ def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
 _LINE_RULES = dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"])
 
 
-@checks(DoubtfulLine, "flag-removed", "env-unknown", "model-gated", *_LINE_RULES)
+@checks(DoubtfulLine, "flag-removed", "env-unknown", "model-gated", "release-unsafe", *_LINE_RULES)
 def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
-    if line.row["rule"] != "image-moving" or not context.is_release_given:
+    if line.row["rule"] not in ("image-moving", "release-unsafe") or not context.is_release_given:
         found = finding(line.row["rule"], line.place, line.row["message"], line.row["suggestion"])
         yield replace(found, severity="note")

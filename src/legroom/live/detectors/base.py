@@ -81,8 +81,7 @@ class Detector(ABC):
     begins_after: ClassVar[Hold | str] = "hold"
     """How long it must be bad before the finding begins: a duration, or the name of a threshold."""
     ends_after: ClassVar[Hold | str] = "calm"
-    """How long it must not be bad before the finding ends. The name of a threshold in seconds is the window in which
-    a detector counts events."""
+    """How long it must not be bad before the finding ends; a threshold in seconds is the window of counted events."""
 
     def __init__(self, thresholds: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.levels = thresholds
@@ -101,7 +100,7 @@ class Detector(ABC):
         """The condition in the last scrape; None where the server does not report what is needed."""
 
     def _hold_of(self, given: Hold | str) -> Hold:
-        """The hold itself, or the one that the thresholds have under this name."""
+        """The hold itself, or the threshold of this name; one in seconds becomes a hold of one scrape."""
         duration = getattr(self.levels, given) if isinstance(given, str) else given
         return duration if isinstance(duration, Hold) else Hold(1, duration)
 
@@ -111,14 +110,13 @@ class Detector(ABC):
         return 60.0 + self._hold_of(self.begins_after).seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
-        """The finding while it lasts, with the numbers of the last bad scrape."""
+        """Measures the last scrape; the finding while it lasts, with the numbers of the last bad scrape, else None."""
         if self._last_s is not None and now_s < self._last_s:
             self.reset_durations()
         self._last_s = now_s
         condition = self.measure(window, now_s)
         self._unknown_scrapes = self._unknown_scrapes + 1 if condition is None else 0
         if condition is not None and condition.is_bad:
-            # Counts one bad scrape; sets `is_active` once bad scrapes have lasted as long as `begins_after` asks.
             self._calm_since_s, self._calm_scrapes = None, 0
             self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
             self._bad_scrapes += 1
@@ -135,7 +133,7 @@ class Detector(ABC):
         return replace(self.finding(window, now_s, shown), since_s=since_s, is_seen_now=shown is condition)
 
     def _count_calm(self, now_s: float) -> None:
-        """Counts one calm scrape; clears `is_active` once calm has lasted as long as `ends_after` asks."""
+        """Counts a calm scrape: ends an active finding after `ends_after`, else forgets earlier bad scrapes."""
         if not self.is_active:
             self._bad_since_s, self._bad_scrapes = None, 0
             return
@@ -171,13 +169,13 @@ class Detector(ABC):
 
 
 def _has_held(hold: Hold, scrapes: int, seconds: float) -> bool:
-    """Whether a condition has lasted for as many scrapes and seconds as the hold asks for."""
+    """Whether a condition has lasted for the hold's scrapes and nine tenths of its seconds."""
     # Scrapes may come a tenth of the duration early.
     return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 
 
 def worst_condition(conditions: Sequence[Condition]) -> Condition | None:
-    """The first bad condition of a server's engines, else the first that is not calm, else GOOD; None without any."""
+    """The first bad condition of several engines, else the first that is not calm, else the first; None without any."""
     return min(conditions, key=lambda condition: (not condition.is_bad, condition.is_calm), default=None)
 
 

@@ -19,7 +19,7 @@ class Fragmentation(Detector):
     begins_after = "fragmentation_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Compares reserved with allocated bytes; None without telemetry."""
+        """Bad where much of the reserved bytes is not allocated, by share and size; None without telemetry."""
         levels, sample = self.levels, window.latest
         if not window.is_answering or sample is None or not sample.reserved_bytes or sample.allocated_bytes is None:
             return None

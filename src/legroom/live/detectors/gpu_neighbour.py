@@ -23,7 +23,7 @@ class GpuNeighbour(Detector):
     _start_s: float = 0.0
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Compares other processes' bytes with their minimum; None where the workers do not report them."""
+        """Bad where other processes hold `neighbour_bytes` above their minimum; None where workers report none."""
         levels, sample = self.levels, window.latest
         if not window.is_answering or sample is None or sample.others_bytes is None:
             return None

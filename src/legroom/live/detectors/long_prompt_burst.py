@@ -16,7 +16,7 @@ class LongPromptBurst(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Compares the mean prompt length of the last 30 s with that of the time before."""
+        """Bad where prompts of the last 30 s are long for the pool and against earlier ones; None: no history."""
         levels = self.levels
         if not window.is_answering or not window.steps:
             return None

@@ -41,7 +41,7 @@ class MemoryCreep(Detector):
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Refits the slope of used memory when a point was added, else the last result; None without points."""
+        """Refits the slope of used memory when a point was added, else the last result; None with too few points."""
         since_s = window.restarts[-1] if window.restarts else 0.0
         points = [point for point in window.points if point.time_s >= since_s]
         # No slope is fitted across a gap in time.
@@ -84,6 +84,6 @@ class MemoryCreep(Detector):
         return Condition(True, reason, numbers)
 
     def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """Hours until the GPUs are full; None without a plan."""
+        """Hours until the GPUs are full; None without a plan, or where more is used than it says they have."""
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None

@@ -18,7 +18,7 @@ class NoTraffic(Detector):
     _active_s: float | None = None
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where no request ran, waited or finished for a threshold time."""
+        """Bad where no request ran, waited or finished for `no_traffic_s`; None before two scrapes."""
         if not window.is_answering or not window.steps:
             return None
         last = window.steps[-1]

@@ -66,7 +66,7 @@ class PlanDrift(Detector):
     begins_after = "drift_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The engine that deviates most; None without a plan or a reported pool."""
+        """Bad where the engine that deviates most is outside the tolerance; None without a plan or a reported pool."""
         planned = _planned_tokens(self.plan) if self.plan else None
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None

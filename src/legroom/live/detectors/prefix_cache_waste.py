@@ -17,7 +17,7 @@ class PrefixCacheWaste(Detector):
     situation = "prefix-cache"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The prefix cache hit rate over five minutes, because a cache needs time to fill; None without queries."""
+        """Bad where five minutes' hit rate is low and a pool is full; None where queries or KV use are not reported."""
         levels = self.levels
         if not window.is_answering or window.latest is None or not window.steps:
             return None

@@ -16,7 +16,7 @@ class QueueBacklog(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Waiting against running requests, summed over engines, because a request may go to any of them."""
+        """Bad where many wait, as many as run, and for long, in all engines and the guard; None: not reported."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels

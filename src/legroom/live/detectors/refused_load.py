@@ -16,7 +16,7 @@ class RefusedLoad(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The share of requests refused over a minute, because a guard refuses in waves."""
+        """Bad where too large a share of a minute's requests was refused; None before two scrapes."""
         steps = window.recent(self.levels.refused_over_s)
         if not window.is_answering or not any(step.guard is not None or step.rejections for step in steps):
             return None if not window.is_answering or not steps else GOOD

@@ -20,7 +20,7 @@ class SeveralServers(Detector):
         return self.levels.switch_over_s
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where the process start time switched back and forth: several servers answer at one address."""
+        """Bad where the process start time switched `switch_least` times between old ones, else good."""
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]
         if len(switches) < self.levels.switch_least:
             return GOOD

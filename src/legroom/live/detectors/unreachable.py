@@ -23,7 +23,7 @@ class Unreachable(Detector):
     """Two answers in a row."""
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Counts the scrapes that failed since the last one that succeeded."""
+        """Bad while scrapes fail; critical if it answered before and not a setting (host, TLS, token) is the reason."""
         if not window.failures:
             return GOOD
         last = window.failures[-1]

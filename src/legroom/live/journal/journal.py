@@ -66,8 +66,6 @@ class Journal:
                 raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                # Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another
-                # version.
                 if schema_version(db) == 0:
                     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 db.execute("PRAGMA journal_mode = WAL")
@@ -94,8 +92,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # Incidents
 
     def open_incident(
         self,
@@ -159,8 +155,6 @@ class Journal:
             notes = tuple(Note(at_s, text, json.loads(more)) for at_s, text, more in db.execute(select, (incident_id,)))
             return _incident_of_row(row, notes, self._select_actions("incident_id = ?", (incident_id,)))
 
-    # Actions
-
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
         """Records a planned action, before it begins, and returns its id."""
         values = (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail))
@@ -177,7 +171,7 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome and merges `detail`, secrets masked; also where `done` becomes `undone`."""
+        """Sets an action's outcome, also of a finished one, and merges `detail`, masked; ValueError for others."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
@@ -215,8 +209,6 @@ class Journal:
             actions.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
         return tuple(actions)
 
-    # Leases
-
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
         """Takes or prolongs the lease of a group; False while another holder has it."""
         now_s = self._given_or_now(None)
@@ -232,8 +224,6 @@ class Journal:
     def release_lease(self, group: str, holder: str) -> None:
         with self._write_transaction() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
-
-    # Samples
 
     def add_samples(self, samples: Iterable[Sample]) -> None:
         """Stores samples in one transaction."""
@@ -276,8 +266,6 @@ class Journal:
                 db.execute(f"DELETE FROM {table} WHERE {old}", ended_before)
         with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
-
-    # Transactions
 
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:

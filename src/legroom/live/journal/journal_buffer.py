@@ -80,7 +80,7 @@ class BufferedJournal:
         try:
             return call(journal)
         except JournalUnavailable as error:
-            self._set_aside_if_damaged(error)
+            self._move_aside_if_damaged(error)
             raise
 
     def maintain(self) -> None:
@@ -89,7 +89,7 @@ class BufferedJournal:
             self._try_write(lambda journal: journal.maintain())
 
     def close(self) -> None:
-        """Makes a last attempt to write what is buffered."""
+        """Makes a last attempt to write what is buffered, and closes the file."""
         self._retry_s = float("-inf")
         self._flush()
         self._close_file()
@@ -119,7 +119,7 @@ class BufferedJournal:
         return True
 
     def _check_file(self) -> None:
-        """Finds a file that was removed, truncated or overwritten, where SQLite goes on writing beside it (WAL)."""
+        """Closes a file that was removed or replaced, and moves an overwritten one aside: SQLite would go on (WAL)."""
         if self._open is None:
             return
         try:
@@ -130,13 +130,14 @@ class BufferedJournal:
             self._close_file()
             self.replaced = f"the journal was removed or replaced: what it held is lost, begun anew at {_now_text()}"
         elif os.pread(self._file, len(SQLITE_HEAD), 0) != SQLITE_HEAD:
-            self._set_aside()
+            self._move_file_aside()
 
-    def _set_aside_if_damaged(self, error: JournalUnavailable) -> bool:
+    def _move_aside_if_damaged(self, error: JournalUnavailable) -> bool:
         """Moves a damaged file away, so that the next write starts a new one; not a file that was just made."""
-        return is_damaged(error.__cause__) and not self._is_new and self._set_aside()
+        return is_damaged(error.__cause__) and not self._is_new and self._move_file_aside()
 
-    def _set_aside(self) -> bool:
+    def _move_file_aside(self) -> bool:
+        """Closes the journal and renames it, with its WAL, to `.damaged-TIME`; False where that fails."""
         self._close_file()
         moved = self._path.with_name(f"{self._path.name}.damaged-{_now_text()}")
         try:
@@ -157,7 +158,7 @@ class BufferedJournal:
         self._open = None
 
     def _reopen(self, _: Journal | None = None) -> None:
-        """Opens the file anew; the argument is ignored, so that it can stand for a write."""
+        """Opens the file anew, or raises JournalUnavailable; takes an unused argument to be callable as a write."""
         opened = Journal.open(self._path, busy_s=self._busy_s)
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -176,13 +177,13 @@ class BufferedJournal:
             return True
 
     def _try_write(self, write: Callable[[Journal], object]) -> bool:
-        """Whether the write succeeded; a journal that is unavailable is noted as the problem and retried later."""
+        """Whether it was written; False sets `problem` and the time to retry. Raises what SQLite will never accept."""
         try:
             write(self._open)  # type: ignore[arg-type]  # only `_reopen` is called without one
         except JournalUnavailable as error:
             if isinstance(error.__cause__, _NEVER):
                 raise error.__cause__ from None
-            if self._set_aside_if_damaged(error) and self._try_write(self._reopen):
+            if self._move_aside_if_damaged(error) and self._try_write(self._reopen):
                 return write == self._reopen or self._try_write(write)
             self.problem = error.message
             self._retry_s = self._clock() + _PAUSE_S
@@ -215,7 +216,7 @@ class JournalThread:
         await self._run_in_thread(self.buffer.maintain)
 
     def take_error(self) -> str | None:
-        """The error of a dropped write since the last call."""
+        """The error of a write dropped since the last call; None without one."""
         error_text, self.buffer.error_text = self.buffer.error_text, None
         return error_text
 

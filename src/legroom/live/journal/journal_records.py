@@ -127,5 +127,5 @@ class Incident:
     """An identifier that the writer chose."""
 
     def to_json(self) -> dict[str, Any]:
-        """The entry of `legroom incidents --json` and of the sidecar's `/incidents`."""
+        """The entry of `legroom incidents --json` and the sidecar's `/incidents`, without notes and actions."""
         return {name: value for name, value in vars(self).items() if name not in ("notes", "actions", "key")}

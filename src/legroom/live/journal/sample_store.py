@@ -82,7 +82,7 @@ class JournalPoint(NamedTuple):
 
 
 def stored_values(sample: Sample) -> tuple[float | None, ...]:
-    """The stored values in the order of FIELDS: sums over engines, and the KV use of the fullest engine."""
+    """The values in the order of FIELDS: sums over engines, KV use of the fullest; None: not reported or not finite."""
     own = {
         "kv_use": sample.kv_use_max,
         "waiting": sample.waiting,
@@ -111,7 +111,7 @@ class SampleStore:
         return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
-        """Points between two times at the finest kept step that stays within `max_points`."""
+        """Points between two times, of the finest step within `max_points`, coarser where only that is kept."""
         server_id = self.servers().get(server)
         if server_id is None or until_s < since_s:
             return ()

@@ -57,15 +57,15 @@ def endpoint(
     path = parts.path.rstrip("/")
     if not path.endswith(METRICS_PATH):
         path = path.removesuffix("/v1") + METRICS_PATH
-    url = urlunsplit((parts.scheme, _bracketed_host(parts), path, "", ""))
+    url = urlunsplit((parts.scheme, _host_and_port(parts), path, "", ""))
     return Endpoint(url, all_headers, verify_tls, ca_file, parts.query)
 
 
 def masked_url(address: str) -> str:
-    """An address without user, password and query."""
+    """An address without user and password, its query replaced by `[masked]`."""
     try:
         parts = urlsplit(address.strip())
-        host = _bracketed_host(parts)
+        host = _host_and_port(parts)
     except ValueError:
         return "[an address that cannot be read]"
     query = "[masked]" if parts.query else ""
@@ -119,7 +119,7 @@ def _split_url(url: str) -> SplitResult:
     return parts
 
 
-def _bracketed_host(parts: SplitResult) -> str:
+def _host_and_port(parts: SplitResult) -> str:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return f"{host}:{parts.port}" if parts.port is not None else host

@@ -205,7 +205,7 @@ class _Page:
         return self.engines.setdefault(key, {})
 
     def add(self, slot: Slot, labels: _Labels, value: float) -> None:
-        """Stores one series' value in the field that `slot` names, of the engine, guard or server in `labels`."""
+        """Stores a series' value under `slot` for the engine, guard or server in `labels`, or notes why not."""
         part, field, rank = slot.part, slot.field, slot.rank
         self.series += 1
         if part in {"bucket", "sum", "count"}:
@@ -263,7 +263,7 @@ def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _histogram(buckets: _Buckets) -> Histogram | None:
-    """The histogram; None where a bucket is missing, falling or not a number."""
+    """The histogram, of one bucket where only its count is known; None for one missing, falling or no number."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
     if any(a > b for a, b in pairwise(bounds)):  # Prometheus answers in no order
         bounds, counts = map(tuple, zip(*sorted(zip(bounds, counts, strict=True)), strict=True))
@@ -278,7 +278,6 @@ def _histogram(buckets: _Buckets) -> Histogram | None:
 def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
     """A sample of a /metrics response. Unreadable lines are left out and noted. Raises NotMetrics without any line."""
     body = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    # Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary.
     start = body[:200].lstrip().lower()
     if not start:
         raise NotMetrics("the answer is empty")
@@ -361,7 +360,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
 
 
 def _finished_counts(success: _Parts) -> dict[str, float]:
-    """Totals of ended requests, and of those aborted or failed, from `request_success` by finish reason."""
+    """Totals `finished` and, of these, `aborted` and `errored`, from `request_success` by reason; {} without it."""
     counts: dict[str, float] = {}
     for labels, value in _newest_values(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
@@ -371,7 +370,7 @@ def _finished_counts(success: _Parts) -> dict[str, float]:
 
 
 def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
-    """The pool's size from the labels of `vllm:cache_config_info`: one row per server in V0, per engine in V1."""
+    """EngineSample's pool fields from the labels of `vllm:cache_config_info`; {} where none is of this engine."""
     model, engine = key
     of_model = (row for row in configs if row.get("model_name", model) == model)
     config = next((row for row in of_model if "engine" not in row or _engine_name(row) == engine), None)
@@ -396,6 +395,7 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_number(text: str | None) -> float | None:
+    """The text as a number from 0 to below 2^53; None for anything else."""
     try:
         value = float(text or "nan")
     except ValueError:

@@ -53,7 +53,7 @@ class KubernetesPods:
         self._api = api if api is not None else _api_client(context)
 
     def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods with an IP address that the label selector matches."""
+        """Running pods with an address that match the label selector; None: in all namespaces. Raises LegroomError."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
         try:
@@ -75,7 +75,7 @@ class KubernetesPods:
 
 
 def _api_client(context: str | None) -> Any:
-    """A CoreV1Api client from the in-cluster config, or the kubeconfig; a named context always means the latter."""
+    """A CoreV1Api client of the pod's own cluster or, also for a named context, the kubeconfig's; else LegroomError."""
     try:
         client: Any = import_module("kubernetes.client")
         config: Any = import_module("kubernetes.config")
@@ -105,7 +105,7 @@ def _running_pod(item: Any) -> Pod | None:
 
 
 def discovered_endpoints(pods: KubernetesPods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
-    """The metrics endpoint of each selected pod by `namespace/name`."""
+    """The metrics endpoint of each selected pod by `namespace/name`; LegroomError for an empty selector."""
     if not selector.strip():
         raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")
     return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running_pods(selector, namespace)}

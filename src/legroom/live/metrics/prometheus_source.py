@@ -38,8 +38,7 @@ _FORGET_AFTER_POLLS = 120
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
-"""Above this many servers one sample in fifteen seconds is taken: ten minutes of thousands of servers at five seconds
-would be half a gigabyte."""
+"""Above this many servers one sample in 15 s is taken: ten minutes of thousands at 5 s would be half a gigabyte."""
 _TURNS = 3
 """A large fleet is polled in three parts, one per five-second poll, so that polls take equally long."""
 _SERVERS_A_QUERY = 250
@@ -180,7 +179,7 @@ class PrometheusSource:
         # Prometheus runs 20 queries at once by default (--query.max-concurrency).
         gate = asyncio.Semaphore(4)
 
-        async def part(matcher: str) -> _SeriesByServer:
+        async def query_part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
                 rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)}, timeout_s)
@@ -188,7 +187,7 @@ class PrometheusSource:
                 return _series_by_server(rows)
 
         series: _SeriesByServer = {}
-        for answered in await _gather(*map(part, _server_matchers(servers, rows))):
+        for answered in await _gather(*map(query_part, _server_matchers(servers, rows))):
             series |= answered
         return series
 
@@ -199,7 +198,7 @@ class PrometheusSource:
         return self._take_samples(turn, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
 
     def _due_servers(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """The servers to sample now, with their scrape times."""
+        """Server -> scrape time of those to sample now; remembers the scrape times of all."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
@@ -230,7 +229,7 @@ class PrometheusSource:
     def _due_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
     ) -> list[tuple[float, str, float]]:
-        """Of the due servers those to poll now, longest due first; a cap spreads a large fleet after a pause."""
+        """Of (due time, server, scrape time) those to poll now, longest due first; caps a large fleet after a pause."""
         passed_s, self._polled_s = max(time_s - self._polled_s, 0.0), time_s
         if not apart_s or passed_s >= apart_s:
             return due
@@ -241,7 +240,7 @@ class PrometheusSource:
     def _missing_servers(
         self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float
     ) -> list[ScrapeResult]:
-        """A failure for each server whose scrape failed; a target Prometheus no longer lists was removed."""
+        """A failure per scrape interval of each known server without figures, unless Prometheus removed its target."""
         self._targets |= is_up.keys() & present.keys()
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
@@ -268,7 +267,7 @@ class PrometheusSource:
         return (await self._post_query(session, {"query": query}, timeout_s))[0]
 
     async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
-        """The rows of an instant query and its evaluation time in seconds; None for the time without rows."""
+        """(rows of an instant query, its evaluation time in seconds or None without rows); raises ScrapeFailed."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
             with _gc_paused():
@@ -322,7 +321,7 @@ def _scrape_times(times: _Rows) -> dict[str, float]:
 
 
 def _up_by_server(up: _Rows) -> dict[str, bool]:
-    """Whether `up` is nonzero for all of a server's targets."""
+    """Server -> whether `up` is nonzero for all its targets."""
     is_up: dict[str, bool] = {}
     for labels, value in up:  # a pod may be scraped at several ports
         server = server_of_labels(labels)

@@ -171,7 +171,7 @@ async def scrape_fleet(
     gate = asyncio.Semaphore(max_concurrent)
     async with open_session() as session:
 
-        async def one(target: Endpoint) -> None:
+        async def scrape_one(target: Endpoint) -> None:
             async with gate:
                 result = await scrape_result(session, target, timeout_s)
             done = take(result)
@@ -187,5 +187,5 @@ async def scrape_fleet(
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
                 number = turn % len(targets)
                 if number not in busy or busy[number].done():
-                    busy[number] = group.create_task(one(targets[number]))
+                    busy[number] = group.create_task(scrape_one(targets[number]))
                 turn += 1

@@ -188,7 +188,7 @@ class Recorder:
 
 
 def replay(path: Path) -> Iterator[ScrapeResult]:
-    """The scrape results of a recording. A truncated last line is ignored."""
+    """The scrape results of a recording; a truncated last line is ignored. LegroomError where it is damaged."""
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
     lines = _readable_lines(path)
@@ -253,7 +253,7 @@ def _open_text(path: Path, mode: Literal["r", "w"]) -> IO[str]:
 
 
 def _readable_lines(path: Path) -> Iterator[str]:
-    """The lines of a file that may be truncated, or compressed otherwise than its name says."""
+    """The lines of a file up to where it is truncated; LegroomError where it is damaged or compressed otherwise."""
     with _open_text(path, "r") as file:
         try:
             yield from file

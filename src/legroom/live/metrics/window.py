@@ -36,8 +36,7 @@ _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefi
 
 @dataclass(frozen=True, slots=True)
 class EngineStep(samples.EngineSample):
-    """One engine between two samples: gauges at the end, and counters and histograms as increases. None: not
-    reported."""
+    """One engine between two samples: gauges at the end, counters and histograms as increases. None: not reported."""
 
     seconds: float = 0.0
     kv_use_before: float | None = None
@@ -71,14 +70,14 @@ class EngineStep(samples.EngineSample):
 
     @property
     def tokens_per_request(self) -> float | None:
-        """Mean KV tokens of a running request."""
+        """Mean KV tokens of a running request; None where nothing runs or the pool is not reported."""
         if self.kv_use is None or self.pool_tokens is None or not self.running:
             return None
         return self.kv_use * self.pool_tokens / self.running
 
     @property
     def has_progress(self) -> bool:
-        """Whether any metric of the engine changed in the step."""
+        """Whether a counter, the KV use, the running or waiting requests changed in the step, or it restarted."""
         if any(getattr(self, counter) for counter in samples.COUNTERS):
             return True
         names = ("kv_use", "running", "waiting")
@@ -189,7 +188,7 @@ class Window:
         return snapshot
 
     def add(self, result: samples.ScrapeResult) -> None:
-        """Takes in a scrape: failures are kept; a sample becomes a step, and may count as a restart or switch."""
+        """Takes in a scrape, or forgets all before it where the clock went back; a sample becomes a step."""
         is_sample = isinstance(result, samples.Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
@@ -226,7 +225,7 @@ class Window:
             self.points.append(point)
 
     def _step_to(self, sample: samples.Sample) -> WindowStep | None:
-        """The step from the last sample to this one; None where they are too far apart."""
+        """The step from the last sample; None without one, after too long a gap, or where another replica answered."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
             return None
@@ -295,13 +294,13 @@ class Window:
         return sum(grown) if grown else None
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
-        """A counter's increase per second over the last `seconds`."""
+        """A counter's increase per second over the last `seconds`; None where it is not reported."""
         grown = [(value, step.seconds) for step in self.recent(seconds) if (value := step.total(field)) is not None]
         spent_s = sum(step_s for _, step_s in grown)
         return sum(growth for growth, _ in grown) / spent_s if spent_s > 0 else None
 
     def histogram(self, field: str, seconds: float = 60.0) -> samples.Histogram | None:
-        """A histogram of the last `seconds`, summed over engines."""
+        """A histogram of the last `seconds`, summed over engines; None without observations."""
         total: samples.Histogram | None = None
         for step in self.recent(seconds):
             for engine in step.engines:
@@ -311,12 +310,12 @@ class Window:
         return total
 
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
-        """Quantiles of the last `seconds`; None without observations."""
+        """One value for each share of the last `seconds`' observations; None without observations."""
         seen = self.histogram(field, seconds)
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Prefix-cache hits per query (0 to 1) over `seconds`; the V0 gauge where there are no counters."""
+        """Prefix-cache hits per query (0 to 1) over `seconds`; without counters the V0 gauge; None where unknown."""
         queried = self.increase("prefix_queries", seconds)
         if queried:
             return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)

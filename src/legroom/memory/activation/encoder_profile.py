@@ -130,7 +130,7 @@ def _video_frame_steps(item: MediaItem, length: int) -> int:
 
 
 def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
-    """Tokens of the dummy video: max_num_batched_tokens before 0.10, those of `steps` in 0.10.0, then max_model_len."""
+    """Tokens of the dummy video: max_num_batched_tokens up to 0.9, `steps` x tokens in 0.10.0, then max_model_len."""
     release = known_release(settings.release)
     if release.before("0.10.0"):
         return settings.max_num_batched_tokens

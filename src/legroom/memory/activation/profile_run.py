@@ -221,7 +221,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
-    """A model of the layers that draft after this one, and how many hidden states per token wait beside them."""
+    """The layers that draft after this model (None without any), and the hidden states per token kept beside them."""
     method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
     if predicts_itself(method) and model.draft_layers:
         fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))

@@ -225,7 +225,7 @@ def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[in
 
 
 def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
-    """The check of hybrid models from 0.20 on: full CUDA graphs need a state block per sequence."""
+    """The failure of hybrid models (0.20+) with full CUDA graphs and fewer state blocks than sequences; else None."""
     full_graphs = not settings.enforce_eager and "FULL" in settings.cudagraph_mode
     if not shape.has_states or not full_graphs or settings.max_num_seqs <= blocks:
         return None

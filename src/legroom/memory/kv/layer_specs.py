@@ -71,7 +71,7 @@ def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
 
 
 def _boundary_layers(model: Model, settings: EngineSettings) -> frozenset[int]:
-    """The layers that a packed KV cache leaves in the model's dtype."""
+    """Indices of the layers (the first and last two) that a packed KV cache leaves in the model's dtype; or empty."""
     if not keeps_boundary_layers(model, settings):
         return frozenset()
     last = len(model.layers)
@@ -146,7 +146,7 @@ def _kv_heads(mixer: Attention, settings: EngineSettings) -> int:
 
 
 def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
-    """The cache specs of a layer's mixer, by cache name; a sparse MLA layer has an indexer's too."""
+    """The cache specs of a layer's mixer, by cache name, an indexer's among them; empty where it stores no KV."""
     if isinstance(mixer, StateSpace):
         return {name: _state_spec(mixer, deployment)}
     if isinstance(mixer, LatentAttention):

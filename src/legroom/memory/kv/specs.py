@@ -121,7 +121,7 @@ class FullAttentionSpec(AttentionSpec):
     @property
     def merge_key(self) -> CacheSpec:
         """The spec without window and chunk, so that promoted layers merge with full ones."""
-        return replace(self, window=None, chunk=None)
+        return self if self.window is self.chunk is None else replace(self, window=None, chunk=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
 
 
 def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
-    """DeepSeek-V4's hyper-connections, before attention and before the experts."""
+    """DeepSeek-V4's hyper-connections, before attention and before the experts; empty without `hc_mult`."""
     copies = _number(config, "hc_mult")
     if not copies:
         return []
@@ -109,7 +109,7 @@ def workspace(name: str, size_bytes: int) -> Module:
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """Workspaces allocated before the layers: DeepGEMM's, where linear layers quantize inputs to FP8 (0.20+)."""
+    """Workspaces before the layers: DeepGEMM's, where linear layers quantize inputs to FP8 (0.20+); else empty."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
     # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):

@@ -36,7 +36,7 @@ def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
 
 
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """The weight matrices of one mixer on one tensor-parallel rank."""
+    """The weight matrices of one mixer on one tensor-parallel rank; LegroomError for an unknown kind."""
     if isinstance(mixer, Attention):
         return _attention(mixer, hidden, anatomy, ranks)
     if isinstance(mixer, LatentAttention):
@@ -124,7 +124,7 @@ def _latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
 
 
 def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
-    """The indexer of DeepSeek sparse attention, replicated on every rank."""
+    """The indexer of DeepSeek sparse attention, replicated on every rank; empty without one."""
     if not mixer.index_head_dim:
         return []
     queries = mixer.index_heads * mixer.index_head_dim

@@ -14,6 +14,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Experts, Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
+from legroom.memo import Memo
 from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, segment_bytes
 from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_draft_estimated
@@ -83,10 +84,10 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
     """The weights of one rank after loading, and the peak while loading with its reason."""
     stored, offloaded = _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)
-    allocator = CachingAllocator(_allocator_settings(settings, gpu), ascending_addresses=True)
     from_files = other_value(settings.given, "--load-format") != "dummy"
-    _replay_loading(allocator, _in_file_order(stored) if from_files else stored)
-    total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
+    in_order = _in_file_order(stored) if from_files else stored
+    allocated, peak_allocated, free_blocks = _allocator_totals(_allocator_settings(settings, gpu), in_order)
+    total = allocated + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
     terms = _weights_terms(stored)
     tensors = sum(term.bytes for term in terms)
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
@@ -94,9 +95,8 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
     figure = _weights_figure(model, settings, gpu, total, terms, _uncertain_bytes(model, settings, stored))
     staged = _staged_bytes(settings, stored)
-    peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
-    allocator.empty_cache()
-    return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes), allocator.free_blocks)
+    peak = max(peak_allocated * figure.bytes // max(total, 1), figure.bytes) + staged
+    return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes), free_blocks)
 
 
 def unused_bytes(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
@@ -291,9 +291,28 @@ def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
 
 
 def _last_tensor(module: Module) -> str:
-    """The name of a module's last tensor in a checkpoint."""
+    """The alphabetically last name of a module's tensors in a checkpoint."""
     path, _, own = module.name.rpartition(".")
     return f"{path}.{max(module.shards, default=own)}"
+
+
+_totals: Memo[tuple[int, int, tuple[int, ...]]] = Memo(most=1024)
+
+
+def _allocator_totals(settings: AllocatorSettings, stored: list[StoredModule]) -> tuple[int, int, tuple[int, ...]]:
+    """Bytes allocated after loading, at its peak, and of each free block; many settings store the same tensors."""
+
+    def replay() -> tuple[int, int, tuple[int, ...]]:
+        allocator = CachingAllocator(settings, ascending_addresses=True)
+        _replay_loading(allocator, stored)
+        allocator.empty_cache()
+        return allocator.allocated_bytes, allocator.peak_allocated_bytes, allocator.free_blocks
+
+    # Equal layers share their StoredModule objects: each is hashed once.
+    distinct = {id(each): each for each in stored}
+    numbers = {key: number for number, key in enumerate(distinct)}
+    tensors = ((each.storage, each.ropes) for each in distinct.values())
+    return _totals.get((), (settings, *tensors, tuple(numbers[id(each)] for each in stored)), replay)
 
 
 def _replay_loading(allocator: CachingAllocator, stored: list[StoredModule]) -> None:

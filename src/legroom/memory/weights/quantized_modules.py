@@ -165,7 +165,7 @@ class Schemes:
         return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 
     def of_lm_head(self) -> Quantization | None:
-        """The scheme of the output layer, which is quantized only where the checkpoint names it."""
+        """The scheme of the output layer, if the checkpoint says that it is quantized; else None."""
         main = self._quantization
         if main is None:
             return None

@@ -54,7 +54,7 @@ def default_name(args: ServeArgs) -> str:
 
 
 def with_own_names_and_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """The servers with unique names (a repeated one gets a number) and ports (those without one count from 8000)."""
+    """Servers with numbered names and, if several, ports from 8000 on; LegroomError for a port given twice."""
     given = [other_value(server.args, "--port") for server in servers]
     for twice in {port for port in given if port is not None and given.count(port) > 1}:
         raise LegroomError(f"two servers have --port {twice}", "give each its own")
@@ -179,7 +179,7 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """Bytes of the smallest and largest useful KV cache (equal where a flag sets them), and of one block."""
+    """Bytes of the least and most useful KV cache (equal if given) and of a block; zeros for a model without one."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:

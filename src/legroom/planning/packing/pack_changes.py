@@ -110,7 +110,7 @@ def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, 
 def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
-    """The request packed with one server replaced by name; nothing where vLLM refuses its flags."""
+    """The request packed with the server of that name replaced; nothing where the flags cannot be planned."""
     servers = tuple(changed if each.name == changed.name else each for each in request.servers)
     try:
         yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)
@@ -119,7 +119,7 @@ def _with_server(
 
 
 def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
-    """Tensor parallelism for the one server that is larger than a card."""
+    """Tensor parallelism for the one server that is larger than a card; nothing for none or several such."""
     total = result.request.cards[0].gpu.total_bytes
     large = [needs.server for needs in result.needs if needs.server.gpus == 1 and needs.least_bytes > total]
     if len(large) != 1:

@@ -78,7 +78,7 @@ def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
 
 
 def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
-    """Sentences about printed figures that the two releases compute differently."""
+    """Sentences about printed figures that the two releases compute differently; empty without a KV cache."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         return ()
     return (*_token_count_remark(old, new), *_request_bytes_remark(old, new), *_cache_groups_remark(old, new))
@@ -209,7 +209,7 @@ class Upgrade:
 def upgrade(
     args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
 ) -> Upgrade:
-    """A command planned on two releases and compared; `every_release`: also on those between, `advice`: fixes."""
+    """A command planned on two releases (or also all between) and compared; LegroomError where either refuses it."""
     try:
         before = make_plan(args, old, machine, advice=False)
     except RefusedByVllm as error:
@@ -252,7 +252,7 @@ def _refused_by_old(
 
 
 def _plan_on_release(before: Plan, release: Release) -> Plan:
-    """The plan of the same server on another release, on the same card."""
+    """The plan of the same server and card on another release; LegroomError where that release refuses it."""
     args = args_on_release(before.args, release)
     try:
         target = replace(before.target, release=release, seen=None)
@@ -324,7 +324,7 @@ def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
 
 
 def _compared(made: Plan) -> tuple[Any, ...]:
-    """What is compared to tell whether a release plans the server differently."""
+    """KV and headroom bytes, blocks, tokens, concurrency and verdict, which tell whether two plans differ."""
     kv = made.memory.kv
     return (
         made.layout.kv_cache.bytes,

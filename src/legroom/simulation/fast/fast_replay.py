@@ -232,8 +232,10 @@ class FastReplay:
 
     def _spare_rows(self, kind: Any, link: str, count: int) -> Any:
         """Row 0, which stands for none, and `count` unused rows, each linked to the next by the field `link`."""
-        made = rows.rows(kind, count + 1, self.use_numba)
-        rows.fill(made, link, [0, *range(2, count + 1)], self.use_numba)
+        if not self.use_numba:
+            return rows.SpareRows(kind, link, count)
+        made = rows.rows(kind, count + 1, compiled=True)
+        rows.fill(made, link, [0, *range(2, count + 1)], compiled=True)
         return made
 
     def run(self, progress: Progress | None = None) -> Timeline:

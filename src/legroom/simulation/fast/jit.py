@@ -46,25 +46,20 @@ def cache_folder() -> Path:
 def compiled(name: str) -> Callable[..., Any]:
     """The compiled version of a registered function; its calls to other registered functions are compiled too."""
     if not _compiled:
-        _compile_all()
+        import numba
+
+        can_cache = _use_cache_folder(numba)
+        # Numba looks names up in a function's globals: the copies share globals in which all of them are compiled.
+        names: dict[str, Any] = {}
+        for function in _compilable:
+            names.update(function.__globals__)
+        for function in _compilable:
+            copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+            copy.__module__ = function.__module__
+            copy.__qualname__ = function.__qualname__
+            _compiled[function.__name__] = numba.njit(cache=can_cache)(copy)
+        names.update(_compiled)
     return _compiled[name]  # type: ignore[no-any-return]
-
-
-def _compile_all() -> None:
-    """Wrap every registered kernel function with numba.njit; compilation itself follows at the first call."""
-    import numba
-
-    can_cache = _use_cache_folder(numba)
-    # Numba looks names up in a function's globals: the copies share globals in which all of them are compiled.
-    names: dict[str, Any] = {}
-    for function in _compilable:
-        names.update(function.__globals__)
-    for function in _compilable:
-        copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-        copy.__module__ = function.__module__
-        copy.__qualname__ = function.__qualname__
-        _compiled[function.__name__] = numba.njit(cache=can_cache)(copy)
-    names.update(_compiled)
 
 
 def _use_cache_folder(numba: Any) -> bool:

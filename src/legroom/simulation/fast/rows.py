@@ -163,6 +163,17 @@ def rows(kind: Any, count: int, compiled: bool) -> Any:
     return made
 
 
+class SpareRows(dict[int, Any]):
+    """Plain rows made at their first use, each linked to the next of `count` by the field `link`; row 0 is none."""
+
+    def __init__(self, kind: Any, link: str, count: int) -> None:
+        self.kind, self.link, self.count = kind, link, count
+
+    def __missing__(self, index: int) -> Any:
+        row = self[index] = self.kind(**{self.link: index + 1 if 0 < index < self.count else 0})
+        return row
+
+
 def numbers(count: int, compiled: bool) -> Any:
     """`count` zeros: a NumPy array where compiled, else a list."""
     if not compiled:

@@ -29,7 +29,7 @@ class CsvFormat:
         return all(name.lower() in first for name in self.columns)
 
     def read(self, lines: Iterable[str], name: str) -> Trace:
-        """The trace of a CSV file; arrivals are in seconds since the first request."""
+        """The trace of a CSV file; arrivals are in seconds since the first request; LegroomError for a bad cell."""
         trace = Trace(name, in_seconds=True)
         start: float | None = None
         for line, (time, prompt, output) in self._numbered_rows(lines, name):
@@ -45,7 +45,7 @@ class CsvFormat:
         return trace
 
     def _numbered_rows(self, lines: Iterable[str], file: str) -> Iterator[tuple[int, list[str]]]:
-        """Line number and the named cells of every row."""
+        """Line number and the named cells of every row; LegroomError for a missing column or cell."""
         reader = csv.reader(lines)
         header = [cell.strip().lower() for cell in next(reader, [])]
         missing = [name for name in self.columns if name.lower() not in header]

@@ -19,7 +19,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """The trace of JSON lines with `arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`."""
+    """JSON lines with `arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`; LegroomError for others."""
     trace = Trace(name)
     clocks: set[str] = set()
     decode = json.JSONDecoder().decode

@@ -18,7 +18,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """A Mooncake trace; `hash_ids` name 512-token blocks, so equal leading ids are a shared prefix."""
+    """A Mooncake trace; `hash_ids` name 512-token blocks, equal leading ids a shared prefix; else LegroomError."""
     trace = Trace(name, in_seconds=True)
     chains: list[list[int]] = []
     for number, line in enumerate(lines, 1):

@@ -19,7 +19,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """A request per conversation (its first two turns), lengths estimated; all arrive at once."""
+    """A request per conversation (its first two turns), lengths estimated, all at once; LegroomError if not JSON."""
     try:
         conversations = json.loads("".join(lines))
     except json.JSONDecodeError as error:

@@ -21,7 +21,7 @@ Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """A random trace by `poisson`, `uniform` or `bursts` arrivals at `rate` a second; lengths are drawn."""
+    """A random trace: `poisson`, `uniform` or `bursts` arrivals at `rate` a second, drawn lengths, or LegroomError."""
     # `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     words: dict[str, str] = {}
     process = ""
@@ -63,7 +63,7 @@ def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> 
 
 
 def _length_distribution(text: str) -> Draw:
-    """A function that draws lengths in tokens, from a number or from words like lognormal(500,0.8)."""
+    """Draws lengths in tokens by a number or words like lognormal(500,0.8); LegroomError for other text."""
     call = _CALL.fullmatch(text)
     if not call:
         value = _parse_number(text, "a length")

@@ -42,7 +42,7 @@ _MAX_DOCUMENT_BYTES = GIB
 
 
 def read_trace(path: str, format_name: str | None = None, limit: int | None = None) -> Trace:
-    """The requests of a trace file, its format detected where None; `limit` reads only that many lines."""
+    """The requests of a trace file (format detected if None), `limit` lines at most; LegroomError if unreadable."""
     if limit is not None and limit < 1:
         raise LegroomError(f"--limit {limit} leaves nothing to read", "give 1 or more")
     try:

@@ -72,7 +72,7 @@ class BadRequest(LegroomError):
 
 
 def answer(name: str, request: Any) -> Document:
-    """The document of an endpoint; a `BadRequest` where the request does not match the schema."""
+    """The document of an endpoint; `BadRequest` where it is unknown or the request does not match its schema."""
     from legroom.web.schemas import check_request, with_whole_numbers
 
     endpoint = ENDPOINTS.get(name)

@@ -182,7 +182,7 @@ def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
 
 @contextmanager
 def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
-    """The deployment of a request; inside the context, its model name resolves to the config of the request."""
+    """The request's deployment, LegroomError without a model; within it the name resolves to the request's config."""
     from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")
@@ -197,7 +197,7 @@ def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
 
 
 def _config_name(config: dict[str, Any] | None) -> str:
-    """The name inside a config, where it looks like a model name."""
+    """The name inside a config where it looks like a model's, else `your-model`; empty without a config."""
     if config is None:
         return ""
     own = config.get("_name_or_path")
@@ -235,7 +235,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
-    """The load to simulate: the uploaded trace, or the synthetic mix."""
+    """The load: the uploaded trace or the synthetic mix; LegroomError for both, neither or too many requests."""
     from legroom.api.simulate_request import MAX_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")

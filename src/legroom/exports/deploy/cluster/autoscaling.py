@@ -46,7 +46,6 @@ def scaling_queries(server: ExportedServer, settings: ClusterSettings) -> tuple[
 def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The HorizontalPodAutoscaler or, unless the scaler is `hpa`, the KEDA ScaledObject of the server."""
     policy = server_scaling_policy(server, settings)
-    # The scaleTargetRef: the LeaderWorkerSet of a server over several nodes, else the Deployment.
     scale_target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
     if over.nodes > 1:
         about = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}

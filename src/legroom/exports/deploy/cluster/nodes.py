@@ -115,7 +115,7 @@ _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod a
 
 
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags, and its distribution over nodes."""
+    """The plan with multi-node flags, and its distribution over nodes; LegroomError where they do not divide alike."""
     words = parse_command(plan.command, plan.release)
     args = plan.args
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
@@ -147,7 +147,7 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """Distribute a server without multi-node flags, where it needs more GPUs than a node has."""
+    """Distribute a server without multi-node flags if a node has too few GPUs; LegroomError where copies span nodes."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
@@ -179,7 +179,7 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
 
 
 def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
-    """The plan with this flag added to or replaced in its command."""
+    """The plan with this flag appended to its command, in which the last of a name counts."""
     return replace(plan, command=(*plan.command, *phrase.words))
 
 
@@ -197,7 +197,7 @@ def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[st
 
 
 def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[CommentedFlag]:
-    """Flags for longer torch.distributed timeouts: the first node that has loaded waits for the last."""
+    """Flags for collective timeouts where loading takes longer than the defaults; for one rank also executor `mp`."""
     load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
         if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:

@@ -102,7 +102,7 @@ def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, A
 
 
 def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
-    """The annotation that names the planned GPU for `legroom gate` and `plan --file`."""
+    """The annotation that names the planned GPU for `legroom gate` and `plan --file`; {} without a GPU."""
     card = server.plan.gpu
     if not card.name:
         return {}
@@ -156,7 +156,7 @@ def container(
     *,
     takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The server's container, a headless worker's without port and HTTP probes; `more`: flags of its rank."""
+    """The server's container; `more`: flags of its rank, `wrapper`: sh script around it. Headless: without probes."""
     why, pre_stop = _pre_stop_hook(server)
     if not takes_requests:
         why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
@@ -211,7 +211,7 @@ def secret_key(name: str) -> str:
 
 
 def secret_command(server: ExportedServer, namespace: str | None) -> Iterator[str]:
-    """The kubectl command that creates the Secret with its API keys and tokens."""
+    """A head comment with the kubectl command that creates the Secret; nothing without secrets."""
     if server.secrets:
         where = f" --namespace {namespace}" if namespace else ""
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
