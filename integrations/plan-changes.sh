@@ -3,13 +3,18 @@
 # Usage: plan-changes.sh BASE [HEAD]
 # LEGROOM_GPU      the GPU of files that name none (h100, l4, 24GiB)
 # LEGROOM_PATHS    git pathspecs to look at, separated by blanks (default: all)
-# Exit codes: 0 every server starts, 1 one does not, 2 the call is wrong. A file that cannot be read is said in the text.
+# Exit codes: 0 every server starts, 1 one does not, 2 the call is wrong or a commit is not there. A file that cannot be
+# read is said in the text.
 set -euo pipefail
 
 [ $# -ge 1 ] || { echo "usage: plan-changes.sh BASE [HEAD]" >&2; exit 2; }
 base=$1
 head=${2:-HEAD}
-from=$(git merge-base "$base" "$head") || { echo "there is no common commit of $base and $head: fetch more of the history" >&2; exit 2; }
+for commit in "$base" "$head"; do
+  git rev-parse --verify --quiet --end-of-options "$commit^{commit}" >/dev/null ||
+    { echo "error: '$commit' is no commit here: fetch it, or more of the history (fetch-depth: 0, GIT_DEPTH: 0)" >&2; exit 2; }
+done
+from=$(git merge-base "$base" "$head") || { echo "error: there is no common commit of $base and $head: fetch more of the history" >&2; exit 2; }
 gpu=()
 [ -z "${LEGROOM_GPU:-}" ] || gpu=(--gpu "$LEGROOM_GPU")
 read -r -a paths <<<"${LEGROOM_PATHS:-}"

@@ -9,6 +9,7 @@ import pytest
 from legroom.diagnosis.causes.host_ram_oom import is_bare_kill
 from legroom.diagnosis.confidence import share_worked
 from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.render.diagnosis_text import diagnosis_text
 from legroom.units import GIB, MIB
@@ -188,6 +189,42 @@ def test_an_adapter_above_the_largest_rank_is_a_setting() -> None:
     text = "ValueError: LoRA rank 48 is greater than max_lora_rank 16."
     assert first(text).cause == "wrong_flag"
     assert fix(text).flags == {"max_lora_rank": 64}
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(100, 128), (1000, 512), (0, 1)])
+def test_a_number_that_pydantic_refuses_becomes_the_next_that_it_lists(asked: int, taken: int) -> None:
+    text = (
+        f"vllm serve Qwen/Qwen3-8B --enable-lora --max-lora-rank {asked}\n"
+        "(APIServer pid=9) pydantic_core._pydantic_core.ValidationError: 1 validation error for LoRAConfig\n"
+        "(APIServer pid=9) max_lora_rank\n(APIServer pid=9)   Input should be 1, 8, 16, 32, 64, 128, 256, 320 or 512 "
+        f"[type=literal_error, input_value={asked}, input_type=int]\n"
+    )
+    assert fix(text).flags == {"max_lora_rank": taken}
+    assert fix(text).command[-1] == str(taken)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags"), [(2, {"tensor_parallel_size": 2}), (3, {"tensor_parallel_size": 2}), (1, {})]
+)
+def test_with_fewer_gpus_than_ranks_the_plan_says_on_how_many_it_starts(gpus: int, flags: dict[str, int]) -> None:
+    text = f"ValueError: World size (8) is larger than the number of available GPUs ({gpus}) in this node."
+    command = "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 8 --max-model-len 8192"
+    hints = Hints(command=command, gpu="a100-40gb", gpus=gpus)
+    told = read_log([text.encode()], "log", hints).runs[0].findings[0].fixes[0]
+    assert (told.flags, "does not fit" in told.why) == (flags, not flags)
+
+
+def test_a_share_that_holds_no_weights_quantized_at_load_is_told_beside_the_neighbour() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 340.00 MiB. GPU 0 has a total capacity of "
+        "139.80 GiB of which 120.00 MiB is free. Process 77 has 122.00 GiB memory in use. Including non-PyTorch "
+        "memory, this process has 17.60 GiB memory in use. Of the allocated memory 16.90 GiB by PyTorch, and "
+        '100.00 MiB is reserved by PyTorch but unallocated.\n  File "fp8.py", line 5, in process_weights_after_loading'
+    )
+    command = "vllm serve Qwen/Qwen3-14B --gpu-memory-utilization 0.1 --max-model-len 4096 --quantization fp8"
+    found = read_log([text.encode()], "log", Hints(command=command, gpu="h200")).runs[0].findings[0]
+    assert found.cause == "gpu_shared_or_not_free"
+    assert re.search(r"--gpu-memory-utilization 0\.1[4-9] or more: the weights take 15", " ".join(found.fixes[0].steps))
 
 
 def test_prompt_logits_in_chunks_do_not_follow_the_tokens_of_a_step() -> None:

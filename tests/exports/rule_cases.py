@@ -198,6 +198,20 @@ CASES = (
         fires="VllmCrashLoop",
     ),
     case(
+        "three restarts of which the guard below legroom run says that nobody asked for them",
+        HEALTHY.but({"process_start_time_seconds": _THREE_STARTS, "legroom_guard_start_requested": "1x17 0x15"}),
+        fires="VllmCrashLoop",
+    ),
+    case(
+        "two crashes between four restarts that somebody asked for",
+        HEALTHY.but(
+            {
+                "process_start_time_seconds": "1000x17 2000x1 3000x1 4000x1 5000x1 6000x1 7000x7",
+                "legroom_guard_start_requested": "1x17 0x1 1x1 1x1 0x1 1x1 1x7",
+            }
+        ),
+    ),
+    case(
         "four servers behind the address of one Service",
         HEALTHY.but({"process_start_time_seconds": in_turn((100, 200, 300, 400, 100, 300, 200, 400))}),
     ),

@@ -35,7 +35,9 @@ def deployment(
     }
 
 
-def review(thing: dict, operation: str = "CREATE", old: dict | None = None, namespace: str = "models") -> dict:
+def review(
+    thing: dict, operation: str = "CREATE", old: dict | None = None, namespace: str = "models", user: str = "admin"
+) -> dict:
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "operation": operation,
@@ -45,7 +47,7 @@ def review(thing: dict, operation: str = "CREATE", old: dict | None = None, name
         "name": "llm",
         "object": thing,
         "oldObject": old,
-        "userInfo": {"username": "admin"},
+        "userInfo": {"username": user},
         "options": None,
     }
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}

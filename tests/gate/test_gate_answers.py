@@ -82,7 +82,28 @@ def test_what_an_owner_makes_is_checked_unless_the_owner_was(gate, owner):
     thing = deployment()
     version, kind = owner
     thing["metadata"]["ownerReferences"] = [{"apiVersion": version, "kind": kind, "controller": True, "name": "x"}]
-    assert gate.ask(thing)["allowed"] is OWNERS[owner]
+    user = "system:serviceaccount:kube-system:replicaset-controller"
+    assert gate.ask(thing, user=user)["allowed"] is OWNERS[owner]
+
+
+LWS, REPLICA_SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), ("apps/v1", "ReplicaSet")
+
+
+@pytest.mark.parametrize(
+    ("owner", "user", "passes"),
+    [
+        (REPLICA_SET, "admin", False),
+        (REPLICA_SET, "system:serviceaccount:argocd:argocd-application-controller", False),
+        (REPLICA_SET, "system:kube-controller-manager", True),
+        (LWS, "system:serviceaccount:models:deployer", False),
+        (LWS, "system:serviceaccount:lws-system:lws-controller-manager", True),
+    ],
+)
+def test_an_owner_that_anybody_wrote_does_not_spare_the_check(gate, owner, user, passes):
+    thing = deployment()
+    version, kind = owner
+    thing["metadata"]["ownerReferences"] = [{"apiVersion": version, "kind": kind, "controller": True, "name": "x"}]
+    assert gate.ask(thing, user=user)["allowed"] is passes
 
 
 def test_every_owner_whose_pods_pass_as_checked_is_in_the_webhooks_rules():

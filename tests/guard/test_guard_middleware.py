@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from guard_asgi import Call, Server, settle, until, vllm_state
@@ -227,6 +228,15 @@ async def test_usage_in_answers_tightens_the_bound():
 async def test_vllms_own_refusals_get_a_retry_after():
     call = await Call(Guard(Server(status=503)), body=SMALL)
     assert int(call.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(("errored", "status"), [(True, 503), (False, 500)])
+async def test_the_500_of_an_engine_that_has_ended_becomes_a_503_with_retry_after(errored, status):
+    app = vllm_state()
+    app.state.engine_client = SimpleNamespace(errored=errored)
+    call = await Call(Guard(Server(status=500)), body=SMALL, app=app)
+    assert call.status == status and ("retry-after" in call.headers) is errored
+    assert len(call.body) == int(call.headers["content-length"])
 
 
 async def test_uploads_are_not_read_before_admission_and_take_a_full_place():

@@ -143,9 +143,26 @@ def test_what_a_file_says_is_no_markup(repository):
     assert "<b>" not in told
 
 
-def test_a_base_that_is_not_there_is_said(repository):
+BAD_BASES = ("nowhere", "", "0" * 40, "--all")
+
+
+@pytest.mark.parametrize("base", BAD_BASES)
+def test_a_base_that_is_not_there_is_said_in_one_line(repository, base):
     repository.commit(a__yaml="x: 1\n")
-    assert repository.run("plan-changes.sh", "nowhere").returncode == 2
+    done = repository.run("plan-changes.sh", base)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: '{base}' is no commit here") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("base", BAD_BASES)
+@pytest.mark.parametrize(("fail", "code"), [("true", 2), ("false", 0)])
+def test_a_base_that_is_not_there_writes_no_comment_and_fails_only_where_it_may(changed, base, fail, code):
+    repository, _, head = changed
+    for job in (github, gitlab):
+        forge = Forge()
+        done = job(repository, base, head, forge, LEGROOM_FAIL=fail)
+        assert (done.returncode, forge.writes) == (code, []), done.stderr
+        assert "is no commit here" in done.stderr
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from legroom.actions.child import Child
-from legroom.process_table import cpu_ticks, descendants, process_title
+from legroom.process_table import cpu_ticks, descendants, exit_signal, process_title
 from legroom.run.health import HANG_CHECKS, HangWatch, api_server_cpu_ticks
 
 PATIENCE_S = 40.0
@@ -147,6 +148,16 @@ def test_an_engine_that_was_stopped_hangs_though_its_api_server_lives():
     server = Server()
     watch = HangWatch(PATIENCE_S, lambda: server.ticks, server.ask, lambda: server.now_s, lambda: True)
     assert server.looks(watch, HANG_CHECKS, ticks=5) == [False] * (HANG_CHECKS - 1) + [True]
+
+
+def test_the_signal_that_ended_an_engine_is_known_also_after_its_parent_collected_it():
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as engine:
+        handle = os.pidfd_open(engine.pid)
+        engine.send_signal(signal.SIGKILL)
+    ended_by = exit_signal(engine.pid, handle)
+    os.close(handle)
+    keeps_status = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
+    assert ended_by == (signal.SIGKILL if keeps_status else None)
 
 
 def test_a_stopped_engine_is_told_by_its_state():

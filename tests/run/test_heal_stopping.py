@@ -20,6 +20,7 @@ from legroom.run.stopping import (
     KILL_GRACE_S,
     SHUTDOWN_GRACE_S,
     STARTING_GRACE_S,
+    STOPPED_REPLY_S,
     Signals,
     Stopping,
 )
@@ -82,7 +83,7 @@ def test_a_stopped_engine_is_not_waited_for(behind_a_guard, number):
     stopping, _, _, closed = behind_a_guard
     server = Recorder(has_engines=True, is_stopped=True)
     stopping.on_signal(number, server)
-    assert (closed, server.got, stopping.left_s()) == ([], ["kill engines"], ERROR_REPLY_S)
+    assert (closed, server.got, stopping.left_s()) == ([], ["kill engines"], STOPPED_REPLY_S)
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_a_server_whose_clients_have_all_gone_is_asked_to_go_before_the_deadline
     connected[0] = False
     stopping.check(server)
     assert server.got == ["kill engines", "SIGINT"]
-    assert stopping.left_s() == ERROR_REPLY_S + EXIT_GRACE_S
+    assert stopping.left_s() == EXIT_GRACE_S
 
 
 def test_several_api_servers_whose_clients_have_all_gone_are_killed_at_once():

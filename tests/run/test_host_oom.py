@@ -6,17 +6,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from own_cgroup import limited_cgroup
 
-from legroom.live.kernel_memory import KernelKill
+from legroom.live.kernel_memory import Cgroup, KernelAccount, KernelKill
 from legroom.run.expectation import Gpus
 from legroom.run.healing import Bounds, death_text, find_remedy
 from legroom.run.restart_policy import ProcessDeath
 from legroom.run.run_file import ProcessRecord
 from legroom.run.server_command import read_command
+from legroom.run.tasks import find_fix
 from legroom.units import GIB
 
 NO_BOUNDS, NO_GPU = Bounds(), Gpus()
@@ -116,3 +118,34 @@ def test_an_engine_whose_status_its_parent_collected_is_still_named(diagnosed):
     death = ProcessDeath("EngineCore", 7, None)
     remedy = diagnosed(death=death, ended=death_text(death, None))
     assert remedy.failed.startswith("EngineCore (pid 7) ended") and not remedy.words
+
+
+@pytest.mark.parametrize(
+    ("number", "kills", "said"),
+    [
+        (9, 0, "died of SIGKILL, sent by somebody and not by the kernel"),
+        (9, None, "died of SIGKILL; whether the kernel"),
+        (None, 0, "not by the kernel's out-of-memory killer"),
+        (11, 0, "died of SIGSEGV"),
+    ],
+)
+def test_the_words_name_the_signal_and_whether_the_kernel_sent_it(number, kills, said):
+    assert said in death_text(ProcessDeath("EngineCore", 7, number), KernelAccount(None, None, kills, 0.0))
+
+
+def test_a_kill_that_only_the_cgroup_counts_names_the_process_that_died(diagnosed, tmp_path):
+    cgroup = tmp_path / "cgroup"
+    cgroup.mkdir()
+    (cgroup / "memory.events").write_text("oom_kill 1\n")
+    account = asdict(KernelAccount(Cgroup(str(cgroup), str(tmp_path), 2), 0, None, 1e12))  # the kernel's log is older
+    question = {"words": [str(tmp_path / "vllm"), "serve", "Qwen/Qwen3-8B"], "env": {}, "vllm": "0.32.0"}
+    question |= {"keep": [], "min_context": None, "min_concurrency": None, "tried": [], "gpus": asdict(NO_GPU)}
+    question |= {"log": str(tmp_path / "log"), "account": account, "death": asdict(ProcessDeath("EngineCore", 7, 9))}
+    assert "The kernel killed EngineCore (pid 7)" in find_fix(question)["failed"]
+
+
+def test_a_warning_of_python_is_not_quoted_as_the_last_word(diagnosed, tmp_path):
+    said = "[core_client.py:818] engine core exited unexpectedly"
+    warning = "tracker.py:254: UserWarning: leaked objects\n  warnings.warn('leaked')\n"
+    (tmp_path / "log").write_text(f"{said}\n{warning}")
+    assert diagnosed().failed.endswith(said)

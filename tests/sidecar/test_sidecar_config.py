@@ -114,6 +114,8 @@ SERVER = '[[servers]]\nurl = "http://a"\n'
         (SERVER + "\n[groups.other]\n", "line 4: groups.other: no server is in this group"),
         (SERVER + '\n[[notify]]\nformat = "slack"\n', "line 4: notify.1.url: is missing"),
         (SERVER + '\n[[notify]]\nurl = "slack"\n', "line 5: notify.1.url: must begin with http"),
+        (SERVER + '\n[[notify]]\nurl = "http://[::1"\n', "line 5: notify.1.url: must begin with http"),
+        (SERVER + '\n[[notify]]\nurl = "http://a:99999/x"\n', "line 5: notify.1.url: must begin with http"),
         (
             SERVER + '\n[servers.answers.sadness]\n"--seed" = "1"\n',
             "line 4: servers.1.answers.sadness: is not something",

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 from aiohttp import web
 from loopback import listening
 
 from legroom.actions.platform import ActionFailed
-from legroom.sidecar.notifier import FORMATS, Webhook, body_of, message_of, post_with_retries
+from legroom.sidecar.notifier import FORMATS, Notifier, Webhook, body_of, message_of, post_with_retries
 from legroom.sidecar.open_incidents import OpenIncident
+from legroom.sidecar.sidecar_metrics import SidecarMetrics
 
 
 def message(title="no tokens for 30 s", text="restart it", closed_s=None, **numbers):
@@ -87,6 +89,31 @@ def test_alertmanager_gets_labels_and_times():
 def test_no_format_shows_a_secret(style):
     secret = message("https://u:s3cret@host is down", "Bearer s3cret-s3cret", **MESSAGE["detail"])
     assert "s3cret" not in json.dumps(body_of(secret, style))
+
+
+def test_the_end_of_an_incident_is_sent_again_until_it_is_taken(monkeypatch):
+    monkeypatch.setattr("legroom.sidecar.notifier.REPEAT_S", 0.05)
+    monkeypatch.setattr("legroom.sidecar.notifier.post_with_retries", partial(post_with_retries, first_pause_s=0.001))
+    heard, metrics = [], SidecarMetrics()
+    incident = OpenIncident("key", "http://a:8000", "llama", "stuck_engine", "no tokens", 0.0, "critical", None)
+    incident.number = 17
+
+    async def take(request):
+        heard.append((await request.json())["closed_s"])
+        return web.Response(status=500 if len(heard) < 6 else 200)
+
+    async def go():
+        async with listening(web.post("/", take)) as port:
+            notifier = Notifier([Webhook(f"http://127.0.0.1:{port}/")], metrics, lambda line: None)
+            sending = asyncio.create_task(notifier.run(lambda: ()))
+            notifier.notify(incident, "over", 60.0)
+            while len(heard) < 6:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            sending.cancel()
+
+    asyncio.run(asyncio.wait_for(go(), 30.0))
+    assert heard == [60.0] * 6
 
 
 def test_every_message_names_the_incident_by_its_number():

@@ -15,6 +15,8 @@ Mode = Literal["warn", "enforce"]
 OWN_PREFIX = "legroom/"
 SWITCH = "legroom/gate"
 """Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
+_ACCOUNT = "system:serviceaccount:"
+_CONTROLLERS = ("system:kube-controller-manager", f"{_ACCOUNT}kube-system:")
 _VERSION = "admission.k8s.io/v1"
 _IRRELEVANT_FIELDS = frozenset(
     {"replicas", "selector", "strategy", "updateStrategy", "revisionHistoryLimit", "minReadySeconds", "paused"}
@@ -35,6 +37,8 @@ class AdmissionRequest:
     namespace: str
     new: Mapping[str, Any]
     old: Mapping[str, Any]
+    creator: str
+    """The user or service account that sends the object, as the API server has authenticated it."""
 
     @property
     def switch(self) -> str:
@@ -43,14 +47,22 @@ class AdmissionRequest:
 
     @property
     def is_owned(self) -> bool:
-        """Whether a controller that was reviewed itself created this object."""
+        """Whether the controller of an owner that was reviewed created this object; anybody can write an owner."""
         owners = _mapping_or_empty(self.new.get("metadata")).get("ownerReferences")
         return any(
             owner.get("controller") is True
-            and owner.get("kind") in WORKLOADS.get(str(owner.get("apiVersion")).rpartition("/")[0], ())
+            and owner.get("kind") in WORKLOADS.get(group := str(owner.get("apiVersion")).rpartition("/")[0], ())
+            and self._is_by_controller(group)
             for owner in (owners if isinstance(owners, list) else ())
             if isinstance(owner, Mapping)
         )
+
+    def _is_by_controller(self, group: str) -> bool:
+        """Whether Kubernetes' own controllers sent the object; for other groups, an account of another namespace."""
+        if self.creator.startswith(_CONTROLLERS):
+            return True
+        account = self.creator.startswith(_ACCOUNT) and not self.creator.startswith(f"{_ACCOUNT}{self.namespace}:")
+        return account and "." in group
 
     @property
     def is_deleted(self) -> bool:
@@ -75,7 +87,8 @@ def parse_review(document: Any) -> AdmissionRequest:
     kind = _mapping_or_empty(request.get("kind"))
     operation, namespace = (str(request.get(name) or "") for name in ("operation", "namespace"))
     new, old = (_mapping_or_empty(request.get(name)) for name in ("object", "oldObject"))
-    return AdmissionRequest(uid, operation, str(kind.get("kind") or ""), namespace, new, old)
+    creator = str(_mapping_or_empty(request.get("userInfo")).get("username") or "")
+    return AdmissionRequest(uid, operation, str(kind.get("kind") or ""), namespace, new, old, creator)
 
 
 def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:

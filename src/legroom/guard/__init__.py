@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from legroom.guard.request.endpoints import START_REQUESTED as START_REQUESTED
 from legroom.guard.request.endpoints import TOKEN_NAME as TOKEN_NAME
 
 if TYPE_CHECKING:
     from legroom.guard.serving.middleware import Guard as Guard
     from legroom.guard.weight.engine_limits import native_flags as native_flags
 
-__all__ = ["MIDDLEWARE", "TOKEN_NAME", "Guard", "native_flags"]
+__all__ = ["MIDDLEWARE", "START_REQUESTED", "TOKEN_NAME", "Guard", "native_flags"]
 
 MIDDLEWARE = "legroom.guard.Guard"
 """The value of `--middleware`."""

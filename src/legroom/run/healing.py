@@ -167,6 +167,7 @@ NOT_A_FIX = frozenset(
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _LAST_LINES, _LONGEST_WORDS = 10, 300
 _EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
+_PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\s*warnings\.warn\(")
 _NEVER_CHANGED = frozenset({"model"})
 """Settings that a fix must not change."""
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
@@ -239,7 +240,8 @@ def find_remedy(
     if death and death.signal and not any(cause_of(finding.cause).is_memory for finding in findings):
         return Remedy("not_memory", "", ended, False, refused="a signal from outside asks for no other flags")
     if not findings:
-        last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
+        said = (line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if not _PYTHON_WARNING.search(line))
+        last_line = next(filter(None, said), "")
         last = f" Its last line: {masked_log_text(last_line)[:_LONGEST_WORDS]}" if last_line else ""
         why = f"{ended}, and the log does not say why" if ended else "the log does not say why"
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
@@ -265,16 +267,16 @@ def signal_name(number: int) -> str:
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
     """How a process died of a signal, or unseen, and whether the OOM killer sent it; empty where it exited itself."""
-    if death.signal is None:
-        return f"{death.who} (pid {death.pid}) ended; its parent collected the exit status before it could be read"
-    if not death.signal:
+    if death.signal == 0:
         return ""
-    text = f"{death.who} (pid {death.pid}) died of {signal_name(death.signal)}"
-    if death.signal != signal.SIGKILL:
+    how = "ended, and its parent collected the exit status first (Linux 6.15 keeps it)"
+    text = f"{death.process} {f'died of {signal_name(death.signal)}' if death.signal else how}"
+    if death.signal not in (None, signal.SIGKILL):
         return text
     if account is None or (account.kills is None and account.machine_kills is None):
-        return f"{text}; whether the kernel's out-of-memory killer sent it cannot be read here"
-    return f"{text}, sent by somebody and not by the kernel's out-of-memory killer, which counts no kill"
+        return f"{text}; whether the kernel's out-of-memory killer did it cannot be read here"
+    sender = ", sent by somebody and" if death.signal else ";"
+    return f"{text}{sender} not by the kernel's out-of-memory killer, which counts no kill"
 
 
 def _launch_key(

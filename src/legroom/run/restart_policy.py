@@ -25,6 +25,10 @@ class ProcessDeath:
     signal: int | None
     """0: it exited. None: not known."""
 
+    @property
+    def process(self) -> str:
+        return f"{self.who} (pid {self.pid})"
+
 
 @dataclass(frozen=True)
 class ServerExit:
@@ -256,7 +260,7 @@ class RestartPolicy:
 
     def _after_crash(self, ending: ServerExit) -> float | None:
         """After a crash of a serving server: open an incident, diagnose; seconds until the restart, None for none."""
-        if ending.code == 0:
+        if ending.code == 0 and not ending.hung:
             self._say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
         title = f"the server {what} after {ending.lived_s:.0f} s (exit {ending.code})"

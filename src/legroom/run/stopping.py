@@ -78,9 +78,11 @@ SHUTDOWN_GRACE_S = 15.0
 ERROR_REPLY_S = 1.0
 """Time for a server with killed engines to answer its clients and exit. Without requests it checks its engines every
 five seconds only (0.32), so it gets SIGINT when no client is left, or after this."""
+STOPPED_REPLY_S = 10.0
+"""The same time where an engine is stopped and nobody asked for an end at once: a busy machine needs seconds."""
 _CLIENT_POLL_S = 0.1
-EXIT_GRACE_S = 0.5
-"""Time to exit after that, plus what is left of `ERROR_REPLY_S`."""
+EXIT_GRACE_S = 1.5
+"""Time to exit after that."""
 KILL_GRACE_S = 5.0
 STARTING_GRACE_S = 10.0
 """A starting server has no requests to finish, and vLLM 0.32 ignores SIGTERM before it is up."""
@@ -162,7 +164,7 @@ class Stopping:
             if server.has_several_api_servers():  # they would wait for each other (0.32)
                 self._kill(server)
             else:
-                self._signal_with_grace(server, signal.SIGINT, (self.left_s() or 0.0) + EXIT_GRACE_S)
+                self._signal_with_grace(server, signal.SIGINT, EXIT_GRACE_S)
             return
         if self.left_s() != 0.0:
             return
@@ -189,7 +191,7 @@ class Stopping:
             return
         if self._has_stopped_engine(server):
             self._say(f"SIGHUP: {_STOPPED}: ending it at once, then starting again")
-            self._terminate_now(server, signal.SIGINT)
+            self._terminate_now(server, signal.SIGINT, STOPPED_REPLY_S)
             return
         self._say("SIGHUP: draining, then starting again")
         self._terminate(server, signal.SIGTERM, self._sigterm_grace_s())
@@ -212,7 +214,8 @@ class Stopping:
             why = f"{_STOPPED}: " if self._has_stopped_engine(server) else ""
             self._say(f"{signal.Signals(number).name}: {why}ending at once; once more kills")
             self._immediate_signal = number
-            self._terminate_now(server, signal.SIGINT if number == signal.SIGTERM else number)
+            reply_s = STOPPED_REPLY_S if number == signal.SIGTERM and self._stop_signals == 1 else ERROR_REPLY_S
+            self._terminate_now(server, signal.SIGINT if number == signal.SIGTERM else number, reply_s)
 
     def _has_stopped_engine(self, server: Child) -> bool:
         """Whether an engine process is stopped (SIGSTOP), so that a drain would only end at its deadline."""
@@ -231,12 +234,12 @@ class Stopping:
         elif not self._is_draining:
             self._signal_with_grace(server, signal_number, grace_s)
 
-    def _terminate_now(self, server: Child, signal_number: int) -> None:
-        """Ends open requests by killing the engines; sends the signal instead if the server is not up."""
+    def _terminate_now(self, server: Child, signal_number: int, reply_s: float) -> None:
+        """Kills the engines and lets open requests get their error; sends the signal if the server is not up."""
         self._is_draining = False
         if self.is_up and server.kill_engines():
             self._is_replying = True
-            self._deadline_s = self._clock() + ERROR_REPLY_S
+            self._deadline_s = self._clock() + reply_s
         else:
             self._signal_with_grace(server, signal_number, KILL_GRACE_S)
 

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from legroom.actions.child import Child
 from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.guard import START_REQUESTED
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.process_table import engines_below, exit_signal, is_engine_core, process_start_ticks, process_title
 from legroom.run import restart_policy
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
-from legroom.run.stopping import Signals, Stopping
+from legroom.run.stopping import STOPPED_REPLY_S, Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_task_process
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Supervisor:
         began = time.monotonic()
         self._setups.mark_launched()
         # Python would buffer lines that it writes to a pipe.
-        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
+        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env, START_REQUESTED: str(+self._is_start_requested)}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
         child = Child(
@@ -249,8 +250,8 @@ class Supervisor:
         readable, _, _ = select.select([*waits, *self._handles], [], [], timeout_s)
         for handle in self._handles.keys() & set(readable):
             title, pid = self._handles.pop(handle)
+            self._first_death = self._first_death or restart_policy.ProcessDeath(title, pid, exit_signal(pid, handle))
             os.close(handle)
-            self._first_death = self._first_death or restart_policy.ProcessDeath(title, pid, exit_signal(pid))
         reap()  # orphans of a killed keeper, or of the container whose init process this is
         if self._signals in readable:
             # A server that came up since the last check may have requests already, and be too busy to answer /health.
@@ -308,6 +309,9 @@ class Supervisor:
         self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
 
     def _kill(self, child: Child) -> None:
+        """Kills the server; one with a stopped engine first loses its engines, so that it answers its clients."""
+        if child.has_stopped_engine() and child.kill_engines():
+            child.wait_gone(STOPPED_REPLY_S)
         child.kill()
         child.wait_gone(self._timing.port_timeout_s)
 

@@ -14,9 +14,10 @@ import math
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,14 @@ def find_fix(question: Question) -> Answer:
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     account = kernel_account_from(question["account"]) if question.get("account") else None
     kill = kernel_kill(account) if account is not None else None
-    death = ProcessDeath(**question["death"]) if question.get("death") and not kill else None
-    ended = death_text(death, account) if death else ""
+    death = ProcessDeath(**question["death"]) if question.get("death") else None
+    ended = death_text(death, account) if death and not kill else ""
+    if kill and death and not kill.victim and death.signal in (None, signal.SIGKILL):
+        kill = replace(kill, victim=death.process)
     log, gpus = Path(question["log"]), Gpus(**question["gpus"])
-    remedy = find_remedy(log, command, bounds, gpus, os.environ, question["tried"], kill, death, ended)
+    remedy = find_remedy(
+        log, command, bounds, gpus, os.environ, question["tried"], kill, None if kill else death, ended
+    )
     answer = asdict(remedy)
     if remedy.words:
         answer["line"] = _masked_command(remedy.words, remedy.env or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import datetime
 import hashlib
 import time
@@ -164,13 +165,16 @@ class Notifier:
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's messages in order and, at first and every REPEAT_S, the open incidents that it lacks."""
+        """Posts a webhook's messages in order; at first and every REPEAT_S, open incidents and ends that it lacks."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
+        ends: collections.deque[tuple[OpenIncident, dict[str, Any]]] = collections.deque(maxlen=200)
         while True:
             if queue.empty() and clock() >= repeat_s:
                 for incident in lasting():
                     if hook.lacks(incident) and incident in lasting():
                         await self._post(hook, incident, message_of(incident), tries=1)
+                while ends and await self._post(hook, *ends[0], tries=1):
+                    ends.popleft()
                 repeat_s = clock() + REPEAT_S
             try:
                 async with asyncio.timeout_at(repeat_s):
@@ -178,12 +182,14 @@ class Notifier:
             except TimeoutError:
                 continue
             try:
-                await self._post(hook, incident, message)
+                is_taken = await self._post(hook, incident, message)
+                if not is_taken and message["closed_s"] is not None and hook.format != "alertmanager":
+                    ends.append((incident, message))  # Alertmanager ends by itself what is not repeated
             finally:
                 queue.task_done()
 
-    async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> None:
-        """Posts a message, counts it as taken or failed, and notes at the incident who was told."""
+    async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> bool:
+        """Posts a message, counts it, and notes at the incident who was told; returns whether it was taken."""
         for _ in range(20):  # its number is written asynchronously
             if incident.number is None:
                 await asyncio.sleep(0.05)
@@ -192,14 +198,15 @@ class Notifier:
         except ActionFailed as error:
             self._metrics.notified.labels("failed").inc()
             if self._problems.get(hook.key) != error.message:
-                self._log(f"{error.message}; an open incident is sent again every {REPEAT_S:g} s")
+                self._log(f"{error.message}; it is sent again every {REPEAT_S:g} s")
             self._problems[hook.key] = error.message
-            return
+            return False
         self._metrics.notified.labels("taken").inc()
         self._problems.pop(hook.key, None)
         if message["closed_s"] is None and incident.told.get(hook.key) != message["severity"]:
             incident.told[hook.key] = message["severity"]
             self.note(incident, f"{hook.shown_host} was told", {"told": dict(incident.told)})
+        return True
 
     async def drain(self, seconds: float) -> None:
         """Waits up to this long for queued messages to be sent."""

@@ -274,8 +274,13 @@ def _webhook(table: TomlTable) -> Webhook:
     url = table.secret("url")
     if url is None:
         raise table.error("url", "is missing, as url, url_env or url_file")
-    if not url.startswith(("http://", "https://")):
-        raise table.error("url", "must begin with http:// or https://")
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an open bracket, a port that is no number
+        is_web = False
+    if not is_web:
+        raise table.error("url", "must begin with http:// or https://, then a host and a port that exist")
     with table:
         token, style = table.secret("token"), table.choice("format", FORMATS, "json")
         known = next(known for known in FORMATS if known == style)

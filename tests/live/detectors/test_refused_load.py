@@ -21,6 +21,7 @@ def test_refusals_of_the_guard_are_counted_with_its_time_outs() -> None:
     ]
     assert findings[2] is None and findings[-1] is not None
     assert findings[-1].numbers == pytest.approx({"refused": 72, "timed_out": 12, "refused_ratio": 0.9})
+    assert f"in {4 * server.interval_s:.0f} s" in findings[-1].reason
 
 
 def test_vllms_own_rejections_count_too() -> None:

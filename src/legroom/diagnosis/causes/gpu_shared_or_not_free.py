@@ -348,9 +348,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
     layout = planner.failed_plan.layout if planner.failed_plan is not None else None
-    if case.site in ("build", "load") and layout is not None and layout.weights.bytes > layout.budget_bytes:
+    if layout is not None and layout.kv_cache.bytes <= 0:
         # The share was made for what is free beside the others: on a free card it still holds no weights.
-        needed = layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes + GIB
+        needed = layout.budget_bytes - layout.kv_cache.bytes + GIB
         share = math.ceil(needed / layout.total_bytes * 100) / 100
         more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
         free_it = replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it

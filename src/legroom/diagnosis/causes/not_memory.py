@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.flag_repair import named_value_fix
+from legroom.diagnosis.fixes.flag_repair import fewer_ranks_fix, named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.facts import read_data
 from legroom.vllm_logs.evidence import Evidence
@@ -69,6 +69,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     case = planner.case
     known = list(lookalike_fixes(planner, _LABEL))
     if known:
+        yield fewer_ranks_fix(planner)
         yield from known
         return
     if case.has("profiling_error"):

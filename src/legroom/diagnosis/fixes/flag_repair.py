@@ -150,6 +150,11 @@ _MEGAPIXEL = 1003520
 _MISSPELT_RATIO = 0.85
 """One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
 _SWITCHES = ("switch", "bool", "optbool")
+_LITERAL = re.compile(
+    r"\b(?P<name>\w{1,60})\s+Input should be (?P<allowed>[\d, ]{1,200}? or \d+) "
+    r"\[type=literal_error, input_value=(?P<value>\d+)"
+)
+"""pydantic's refusal of a number that is not among those it lists."""
 
 REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
     "len_not_positive": ("max_model_len", "Without it vLLM takes the model's own length."),
@@ -336,6 +341,32 @@ def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     return _flag_fix(planner, {"max_lora_rank": min(holds)}, f"The adapter has rank {rank}.") if holds else None
 
 
+def _literal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """Of the values that pydantic lists, the least that is not below the refused one, else the largest."""
+    match = _LITERAL.search(evidence.window)
+    if match is None or flag_kind_ever(flag_name(match["name"])) is None:
+        return None
+    name, allowed = match["name"], [int(number) for number in re.findall(r"\d+", match["allowed"])]
+    value = min((size for size in allowed if size >= int(match["value"])), default=max(allowed))
+    return _flag_fix(planner, {name: value}, f"{flag_name(name)} takes {match['allowed']}, not {match['value']}.")
+
+
+def fewer_ranks_fix(planner: FixPlanner) -> Fix | None:
+    """As many tensor-parallel ranks as there are GPUs, where the plan fits on them; else that it does not."""
+    error, stages = planner.case.first("too_few_gpus"), planner.known.args.pipeline_parallel_size or 1
+    have = error.number("have_count") if error is not None else None
+    if not have or have < stages:
+        return None
+    kind: FixKind = "more_or_fewer_gpus_tp_pp"
+    why = f"vLLM sees {have} GPU{'s' * (have > 1)} here."
+    sizes = [{"tensor_parallel_size": size} for size in range(have // stages, 0, -1)]
+    if planner.failed_plan is None:
+        return planner.plan_change(kind, sizes[0], why)
+    fix = planner.first_change_that_fits(kind, sizes, why)
+    enough = ("legroom size MODEL says how many of which GPU hold it",)
+    return fix or Fix(kind, f"{why} It does not fit on {'them' if have > 1 else 'it'}, by the plan.", steps=enough)
+
+
 def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     """The setting that the message names taken out; None for a name that is no flag of any release."""
     name, value = (str(evidence.facts[key]) for key in ("name", "value"))
@@ -352,6 +383,7 @@ _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "heads_and_ranks": _tensor_parallel_fix,
     "lora_rank": _lora_rank_fix,
     "setting_unsupported": _unsupported_setting_fix,
+    "pydantic_extra": _literal_fix,
 }
 
 

@@ -116,9 +116,10 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
     stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
     few, many = levels.detect.crash_restarts, levels.unexplained_restarts
-    # The sidecar knows which starts somebody asked for.
+    # The sidecar, and the guard of a server below `legroom run`, know which starts somebody asked for.
     found = f'{record.RESTARTS} >= {few}\nand on (cluster, namespace) legroom_incidents_open{{kind="crash_loop"}} > 0'
-    crashes = f"{record.RESTARTS} >= {many}\nor\n{record.FAILED_STARTS} >= {few}\nor\n({found})"
+    unknown = f"({record.RESTARTS} >= {many} unless {record.CRASHES})"
+    crashes = f"{unknown}\nor\n{record.CRASHES} >= {few}\nor\n{record.FAILED_STARTS} >= {few}\nor\n({found})"
     down = _down_query(f'up{{job="{job}"}}', levels)
     return [
         AlertCondition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),

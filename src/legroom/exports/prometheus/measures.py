@@ -175,6 +175,7 @@ PREFIX_HITS = "engine:legroom_vllm_prefix_hit:ratio"
 RECOMPUTED = "engine:legroom_vllm_recomputed:ratio"
 SERVER_ERRORS = "instance:legroom_vllm_server_errors:rate"
 RESTARTS = "instance:legroom_vllm_restarts:count"
+CRASHES = "instance:legroom_vllm_crashes:count"
 FAILED_STARTS = "instance:legroom_vllm_failed_starts:count"
 MODEL_RUNNING = "model:legroom_vllm_running:sum"
 _MODEL = "cluster, namespace, job, model_name"
@@ -226,6 +227,12 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
         Measures(measures.release, measures.selector, BY_INSTANCE).resets("prompt_tokens", crash_window),
         _replaced_pods_query(seen),
     )
+    # The guard inside `legroom run` knows starts that follow no crash: 0 instead of a start time with its sign changed,
+    # which every crash lowers.
+    asked = f'max {BY_INSTANCE} (legroom_guard_start_requested{{job="{job}"}} == bool 0)'
+    unasked = f'-max {BY_INSTANCE} (process_start_time_seconds{{job="{job}"}})\n*\n{asked}'
+    one_server = f"max {BY_INSTANCE} (resets({started}) == bool 0)"
+    records[CRASHES] = f"resets((\n{unasked}\n)[{crash_window}:])\n*\n{one_server}"
     records[FAILED_STARTS] = _replaced_pods_query(f"{seen} == 0")
     # vLLM counts HTTP 5xx even when its engine is dead.
     records[SERVER_ERRORS] = f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'

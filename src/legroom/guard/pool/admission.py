@@ -24,7 +24,7 @@ from legroom.guard.pool.guard_metrics import GuardMetrics
 from legroom.guard.pool.projection import BlockNeed, ReservationState
 from legroom.guard.request import refusals
 from legroom.guard.request.body import Demand, demand_of, parse_body
-from legroom.guard.request.endpoints import Kind, weights_by_client
+from legroom.guard.request.endpoints import START_REQUESTED, Kind, weights_by_client
 from legroom.guard.request.prompts import Prompt
 from legroom.guard.request.refusals import Refusal, apply_changes, changes_of, refusal_of
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, NULL_BLOCK, EngineLimits, native_flags
@@ -351,6 +351,8 @@ class Admission:
             values["upstream_up"] = ("1 if the server behind the guard answered this scrape.", int(upstream_up))
         if stopped_engines is not None:
             values["stopped_engines"] = ("Engine processes that a signal has stopped (SIGSTOP).", stopped_engines)
+        if requested := os.environ.get(START_REQUESTED):
+            values["start_requested"] = ("0 if this start follows a crash, else 1.", int(requested == "1"))
         labels = {"api_server": str(os.getpid())} if self.limits.api_servers > 1 else {}
         return self.metrics.page(values, labels, open_metrics)
 

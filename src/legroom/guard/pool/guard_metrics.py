@@ -13,8 +13,8 @@ from legroom.guard.request.refusals import REASONS
 WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 CAPPED = ("output", "default_output", "logprobs", "prompt_logprobs")
 
-_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_(?!stopped_engines).*\n?", re.MULTILINE)
-"""Series that an outer guard replaces; only the one inside vLLM sees stopped engines."""
+_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_(?!stopped_engines|start_requested).*\n?", re.MULTILINE)
+"""Series that an outer guard replaces; only the one inside vLLM knows its process and engines."""
 _OPEN_METRICS_END = b"# EOF"
 
 

@@ -56,6 +56,8 @@ DRAIN = "/-/legroom/drain"
 STATUS = "/-/legroom/status"
 TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
 """The environment variable with the token for these two paths."""
+START_REQUESTED = "LEGROOM_RUN_START_REQUESTED"
+"""The environment variable in which `legroom run` tells the server's guard whether the start follows no crash."""
 
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:

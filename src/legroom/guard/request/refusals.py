@@ -110,6 +110,11 @@ def draining(retry_after_s: int) -> Refusal:
     return Refusal(503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s)
 
 
+def engine_dead(retry_after_s: int) -> Refusal:
+    """A 503 response in place of vLLM's 500 for an engine that has ended."""
+    return Refusal(503, "engine_dead", "The engine has ended; the server must restart.", SERVER, None, retry_after_s)
+
+
 def pool_unknown(why: str) -> Refusal:
     """A 503 response while the pool's size is unknown, under `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."

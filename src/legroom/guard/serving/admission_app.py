@@ -59,6 +59,10 @@ class AdmissionApp:
         """Whether the server will refuse this request for a missing API key; False unless overridden."""
         return False
 
+    def has_dead_engine(self) -> bool:
+        """Whether the server's engine has ended, so that only a restart helps; overridden by the middleware."""
+        return False
+
     async def learn_limits(self, scope: Scope) -> None:
         """Hook to read the engine's KV pool and flags before a request is weighed; does nothing unless overridden."""
 
@@ -122,23 +126,27 @@ class AdmissionApp:
         self, request: GuardedRequest, scope: Scope, receive: Receive, pending: Pending, send: Send
     ) -> None:
         """Run an admitted request in the server, and release its blocks when the response ends or fails."""
-        admission, status, is_complete = self.admission, 0, False
+        admission, status, is_complete, is_replaced = self.admission, 0, False, False
 
         async def observe_and_send(message: Message) -> None:
-            nonlocal status, is_complete
+            nonlocal status, is_complete, is_replaced
             if message["type"] == "http.response.body":
                 if status == 200 and (chunk := message.get("body")):
                     admission.on_chunk(request, chunk)
                 is_complete = not message.get("more_body", False)
             elif message["type"] == "http.response.start":
                 status = message["status"]
+                if status == 500 and self.has_dead_engine():
+                    is_replaced = True
+                    await send_refusal(refusals.engine_dead(admission.policy.queue.drain_retry_s), send)
                 if status in (429, 503):
                     headers = list(message.get("headers", ()))
                     if not any(name.lower() == b"retry-after" for name, _ in headers):
                         seconds = admission.policy.queue.drain_retry_s if admission.draining else 1
                         headers.append((b"retry-after", b"%d" % seconds))
                     message["headers"] = headers
-            await send(message)
+            if not is_replaced:
+                await send(message)
 
         if request.changed:
             replaced = (b"content-length", b"transfer-encoding")

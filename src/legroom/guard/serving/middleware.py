@@ -81,6 +81,9 @@ class Guard(AdmissionApp):
         digest = hashlib.sha256(key).digest()
         return scheme.lower() != b"bearer" or not any(hmac.compare_digest(digest, known) for known in self._key_hashes)
 
+    def has_dead_engine(self) -> bool:
+        return getattr(getattr(getattr(self._server, "state", None), "engine_client", None), "errored", False) is True
+
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.learn_limits(scope)
         stopped = await asyncio.to_thread(self._stopped_engines)

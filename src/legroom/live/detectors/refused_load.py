@@ -28,5 +28,6 @@ class RefusedLoad(Detector):
         if refused < self.levels.queue_least or share < self.levels.refused_ratio:
             return GOOD
         waited = f", {timed_out:,.0f} of them after the longest wait that the policy allows" if timed_out else ""
-        reason = f"{counted(refused, 'request')} of {refused + served:,.0f} in a minute were refused{waited}"
+        over_s = sum(step.seconds for step in steps)
+        reason = f"{counted(refused, 'request')} of {refused + served:,.0f} in {over_s:.0f} s were refused{waited}"
         return Condition(True, reason, {"refused": refused, "timed_out": timed_out, "refused_ratio": share})

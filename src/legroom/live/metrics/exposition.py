@@ -51,7 +51,7 @@ SERVER_SERIES = {
     "process_resident_memory_bytes": "api_server_rss_bytes",
     "legroom_guard_stopped_engines": "stopped_engines",
     "process_start_time_seconds": "process_start_s",
-    "legroom_run_start_requested": "start_requested",
+    "legroom_guard_start_requested": "start_requested",
 }
 """Series of the worker plugin (summed over GPUs), prometheus_client, the guard and recordings -> field of Sample."""
 GUARD_SERIES = {
