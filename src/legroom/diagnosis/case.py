@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
+from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
@@ -323,24 +324,8 @@ def is_traceback_line(text: str) -> bool:
     return 'File "' in text or "ERROR" in text or "[rank" in text
 
 
-_SITES: tuple[tuple[str, Phase, frozenset[str]], ...] = (
-    ("wake", "serving", frozenset({"frame_wake"})),
-    ("sampler", "startup_graph", frozenset({"frame_dummy_sampler"})),
-    ("quant", "startup_load", frozenset({"frame_quant"})),
-    ("graph_profile", "startup_profile", frozenset({"frame_graph_profile"})),
-    ("graph", "startup_graph", frozenset({"frame_capture"})),
-    ("profile", "startup_profile", frozenset({"frame_profile"})),
-    ("warmup", "startup_graph", frozenset({"frame_warmup"})),
-    ("build", "startup_load", frozenset({"frame_create_weights", "frame_model_init"})),
-    ("load", "startup_load", frozenset({"frame_load"})),
-    ("kv", "startup_kv", frozenset({"frame_kv_alloc"})),
-    ("spec", "serving", frozenset({"frame_spec"})),
-    ("lora", "serving", frozenset({"frame_lora"})),
-    # torch.compile compiles in the first forward pass, the profile run.
-    ("profile", "startup_profile", frozenset({"frame_compile"})),
-    ("serving", "serving", frozenset({"frame_serving", "frame_logits"})),
-    ("sampling", "serving", frozenset({"frame_sampler"})),
-    ("device", "startup_load", frozenset({"frame_device_init"})),
+_SITES = tuple(
+    (str(site), cast(Phase, phase), frozenset(frames)) for site, phase, frames in read_data("evidence.json")["sites"]
 )
 """Sites with their phase and the functions in a traceback that identify them, the most specific first."""
 _FRAMES_OF_ANY_STEP = frozenset({"frame_sampler", "frame_logits", "frame_compile"})

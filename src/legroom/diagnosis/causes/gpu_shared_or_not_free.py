@@ -320,7 +320,9 @@ def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
     whole = (pool + (planner.case.startup.weights_bytes or 0)) / planner.utilization
     room = named if named is not None and named < whole else whole * 3 / 4
     flags = {"gpu_memory_utilization": math.floor(planner.utilization * room / whole * 100) / 100}
-    why = f"At {planner.utilization:g} the card has {gib(round(whole))} or more; {gib(round(room))} of it are to be used."
+    why = (
+        f"At {planner.utilization:g} the card has {gib(round(whole))} or more; {gib(round(room))} of it are to be used."
+    )
     return Fix("lower_util", why, flags, trades="a smaller KV pool", command=planner.command(flags), is_unplanned=True)
 
 

@@ -170,7 +170,9 @@ def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
         return None
     fits = 1 << int(length * math.sqrt(GIB / oom.wanted_bytes)).bit_length() - 1
     flags = {"max_model_len": fits, "max_num_batched_tokens": fits}
-    why = f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
+    why = (
+        f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
+    )
     trades, line = "requests longer than this are refused", planner.command(flags)
     return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
 

@@ -32,8 +32,8 @@ def examine(case: Case) -> Assessment | None:
     oom = case.oom
     if oom and refuses_one_block(case):
         why = (
-            f"Nothing was allocated on the card of {gib(oom.total_bytes or 0)} when {gib(oom.wanted_bytes)} were refused: "
-            "the card is not full. The driver, or the virtual machine below it, refuses one block of that size."
+            f"Nothing was allocated on the card of {gib(oom.total_bytes or 0)} when {gib(oom.wanted_bytes)} were "
+            "refused: the card is not full. The driver, or the virtual machine below it, refuses one block of that size."
         )
         return Assessment(Strength.NAMED, proof(case.first("torch_oom"), case.first("wsl")), why)
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
@@ -60,7 +60,7 @@ def refuses_one_block(case: Case) -> bool:
     oom = case.oom
     is_empty = oom is not None and oom.torch_bytes == 0 and not oom.others_bytes and oom.free_bytes is None
     is_small = oom is not None and 0 < 4 * oom.wanted_bytes <= (oom.total_bytes or 0)
-    return is_empty and is_small and (case.platform.wsl or case.oom is not None and case.oom.platform == "XPU")
+    return is_empty and is_small and (case.platform.wsl or (case.oom is not None and case.oom.platform == "XPU"))
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
