@@ -628,3 +628,139 @@ def test_words_of_a_person_place_the_failure(text: str, cause: str) -> None:
 def test_heads_are_split_over_a_power_of_two_that_kv_heads_take_too() -> None:
     log = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).\n"
     assert first(log).fixes[0].flags == {"tensor_parallel_size": 4}
+
+
+SERVING = 'File "/opt/vllm/v1/engine/core.py", line 700, in run_busy_loop\n'
+
+
+def served_oom(own: float, total: float = 80.0) -> str:
+    """A step of a server that holds `own` of the card fails for lack of 100 MiB."""
+    return (
+        f"{SERVING}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0 has a total "
+        f"capacity of {total:.2f} GiB of which 100.00 MiB is free. Process 7 has {total - own - 0.1:.2f} GiB memory in "
+        f"use. Including non-PyTorch memory, this process has {own:.2f} GiB memory in use. Of the allocated memory "
+        f"{own - 1:.2f} GiB is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated.\n"
+    )
+
+
+@pytest.mark.parametrize(("own", "highest"), [(76.0, 0.9), (40.0, 0.5), (24.0, 0.3)])
+def test_a_share_that_is_not_shown_is_at_most_what_the_server_holds(own: float, highest: float) -> None:
+    fixes = [fix for finding in diagnosis(served_oom(own)).findings for fix in finding.fixes]
+    shares = [fix.flags["gpu_memory_utilization"] for fix in fixes if fix.kind == "lower_util"]
+    assert shares
+    assert max(shares) < highest
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "OutOfMemoryError: 3 worker(s) were killed due to the node running low on memory. Memory on the node was "
+        "95.0GB / 100.0GB (0.950000)",
+    ],
+)
+def test_ray_s_out_of_memory_error_is_of_the_node_also_under_a_trainer(message: str) -> None:
+    found = first(f"python3 -m verl.trainer.main_ppo\n{message}\n")
+    assert found.cause == "host_ram_oom"
+    assert ("95.00 GiB of the node's 100.00 GiB" in found.why) == ("95.0GB" in message)
+
+
+def test_vllm_s_own_summary_of_a_start_is_no_shortage() -> None:
+    summary = (
+        "Free memory on device (70.1/79.2 GiB) on startup. Desired GPU memory utilization is (0.8, 63.3 GiB). Actual"
+    )
+    assert not any(finding.cause == "gpu_shared_or_not_free" for finding in diagnosis(f"vLLM\n{summary}\n").findings)
+
+
+def test_of_several_killed_processes_the_largest_is_named_with_its_shared_memory() -> None:
+    line = "Memory cgroup out of memory: Killed process {} ({}) total-vm:9kB, anon-rss:{}kB, shmem-rss:{}kB\n"
+    log = "memory: usage 4194304kB, limit 4194304kB, failcnt 9\n"
+    log += line.format(7, "VLLM::Worker", 1 << 20, 2 << 20) + line.format(8, "python", 9, 0)
+    found = first(log)
+    assert "killed VLLM::Worker because the container's limit was used up. It held 3.00 GiB" in found.why
+    assert "4.00 GiB" in found.fixes[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "step"),
+    [
+        (
+            "ValueError: Too large swap space. 90.00 GiB out of the 100.00 GiB total CPU memory is allocated for it.",
+            {"swap_space": 4},
+            "",
+        ),
+        (
+            "vllm serve /dev/shm/model\nOut of memory: Killed process 7 (VLLM::EngineCor) anon-rss:9999999kB",
+            {},
+            "put the checkpoint on a disk",
+        ),
+        (
+            "--load-format runai_streamer\nOut of memory: Killed process 7 (VLLM::EngineCor) anon-rss:9999999kB",
+            {"model_loader_extra_config": {"concurrency": 8, "memory_limit": 6 << 30}},
+            "",
+        ),
+    ],
+)
+def test_what_the_text_names_of_host_memory_is_given_back_first(text: str, flags: dict[str, object], step: str) -> None:
+    fix = first(f"{text}\n").fixes[0]
+    assert fix.flags == flags
+    assert any(step in given for given in (*fix.steps, ""))
+
+
+LOADING = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 384.00 MiB. GPU 0 has a total capacity of 79.33 GiB "
+    "of which 351.81 MiB is free. Of the allocated memory 78.33 GiB is allocated by PyTorch, and 12.36 MiB is reserved "
+    "by PyTorch but unallocated.\n"
+)
+
+
+@pytest.mark.parametrize("seen", ["CUDA_VISIBLE_DEVICES=0,1,2,3", "# 4 GPUs\n", "GPU 3: NVIDIA A100-SXM4-80GB\n"])
+def test_gpus_that_no_rank_uses_come_before_another_checkpoint(seen: str) -> None:
+    split = first(f"{seen} vllm serve Qwen/Qwen2.5-72B-Instruct --max-model-len 8192\n{LOADING}").fixes[0]
+    assert 2 <= split.flags["tensor_parallel_size"] <= 4
+
+
+def test_weights_of_32_bits_are_halved_before_anything_is_bought() -> None:
+    log = "vllm serve Qwen/Qwen2.5-7B-Instruct --dtype float --max-model-len 4096\n" + LOADING.replace("79.33", "22.0")
+    assert first(log.replace("78.33", "21.30")).fixes[0].flags == {"dtype": "half"}
+
+
+def test_a_forward_pass_is_no_loading() -> None:
+    frame = (
+        'File "/opt/vllm/model_executor/layers/linear.py", line 135, in apply\n    return F.linear(x, layer.weight)\n'
+    )
+    findings = diagnosis(frame + LOADING).findings
+    assert all(finding.cause != "weights_too_big" for finding in findings)
+
+
+@pytest.mark.parametrize(("largest", "smaller"), [(512, 128), (64, 16)])
+def test_the_largest_captured_batch_shrinks_from_what_the_log_prints(largest: int, smaller: int) -> None:
+    log = (
+        f"INFO 04-19 09:36:56 [gpu_model_runner.py:5000] Profiling CUDA graph memory: PIECEWISE=9 (largest={largest})\n"
+        'File "/opt/vllm/v1/worker/gpu_worker.py", line 9, in profile_cudagraph_memory\n'
+        "torch.AcceleratorError: CUDA error: out of memory\n"
+    )
+    assert first(log).fixes[0].flags == {"max_cudagraph_capture_size": smaller}
+
+
+def test_a_value_beside_the_default_that_fails_is_the_cure() -> None:
+    text = '"--max-num-seqs", "16",  # the sampler is warmed up with max_num_seqs;\n  # the 256 default OOMs here.\n'
+    assert first(text).fixes[0].flags == {"max_num_seqs": 16}
+
+
+def test_nccl_that_has_no_memory_names_its_buffers_after_a_word_of_the_same_passage() -> None:
+    text = "It OOMs on the first request, with\nncclUnhandledCudaError: Cuda failure 2 'out of memory'\n"
+    assert first(text).cause == "nccl_or_custom_allreduce_buffers"
+
+
+def test_a_message_that_ends_with_a_comma_goes_on_in_the_next_line() -> None:
+    text = "vllm\nRuntimeError: write_cache_kernel,\n  /src/cache.cu:86, width must be 64\n"
+    assert "width must be 64" in first(text).fixes[0].why
+
+
+def test_flags_of_other_programs_are_not_given_to_vllm() -> None:
+    text = "--dtype half\n--num-prompts 100 --dataset /data/prompts.json\n"
+    command, args = pasted_command(text, None, release("0.20.0"))
+    assert command is None
+    assert args.others == ()
+    assert args.dtype == "half"

@@ -206,10 +206,10 @@ def test_cpu_blocks_tell_the_size_of_a_pool_that_could_not_be_allocated(
 
 
 def test_a_card_s_name_with_a_smaller_size_is_a_slice_of_it() -> None:
-    for card, share in (("H100 40GB (using MIG)", 0.86), ("an A100 20GB slice", 0.82), ("H100 80GB", 0.88)):
+    for card, size in (("H100 40GB (using MIG)", 40), ("an A100 20GB slice", 20), ("H100 80GB", 80)):
         text = f"vLLM on {card}: GPU OOM\nERROR 05-20 10:42:56 [dump_input.py:81] Dumping scheduler stats: x"
-        fixes = run(text).findings[0].fixes
-        assert fixes[0].flags == {"gpu_memory_utilization": share}
+        share = run(text).findings[0].fixes[0].flags["gpu_memory_utilization"]
+        assert 1 <= (0.9 - share) * size < 3  # GiB
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_card_s_name_with_a_smaller_size_is_a_slice_of_it() -> None:
             True,
         ),
         (
-            "XPU out of memory. Tried to allocate 1.02 GiB (GPU 0; 15.56 GiB total capacity; 14.8 GiB already allocated",
+            "XPU out of memory. Tried to allocate 1.02 GiB (GPU 0; 15.56 GiB total capacity; 14 GiB already allocated",
             False,
         ),
     ],
@@ -232,7 +232,7 @@ def test_a_card_s_name_with_a_smaller_size_is_a_slice_of_it() -> None:
 def test_a_refusal_on_an_empty_intel_gpu_is_a_limit_of_one_block(text: str, is_block: bool) -> None:
     found = run(f"RuntimeError: {text}; 0 bytes reserved in total by PyTorch)").findings[0]
     assert (found.cause == "unified_memory_or_wsl") == is_block
-    assert ("one block" in found.why) == is_block
+    assert ("a block of" in found.why) == is_block
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,22 @@ LINES = {
     "every address": ("start.sh", "#!/bin/sh\nvllm serve m/m --port 8000\n", "api-open"),
     "a home of root": ("a.yaml", "vllm:\n  runAsUser: 1000\n  mountPath: /root/.cache\n", "path-missing"),
     "a second GPU for an update": ("a.yaml", "services:\n  vllm:\n    order: start-first\n", "rollout-stuck"),
+    "a cold start without a volume": (
+        "app.py",
+        "# vllm\n@app.function(image=vllm_image, gpu='H100')\n@modal.web_server(8000)\ndef serve(): ...\n",
+        "cache-lost",
+    ),
+    "a type that is none": ("a.service", "[Service]\nExecStart=run vllm --dtype bf16\n", "flag-value"),
+    "a unit that listens everywhere": (
+        "vllm.service",
+        "[Service]\nEnvironment=HOST=0.0.0.0\nExecStart=/srv/vllm.sh\n",
+        "api-open",
+    ),
+    "kernels on a network mount": (
+        "compose.yml",
+        "services:\n  vllm:\n    volumes:\n      - /mnt/nas/triton:/root/.triton\n",
+        "env-meaning",
+    ),
     "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
@@ -94,6 +110,8 @@ def test_a_line_is_noted(what):
         ),
         ("Dockerfile", "FROM acme/vllm:1\nHEALTHCHECK --start-period=10m CMD curl :8000/health\n", "start-too-short"),
         ("a.sh", "vllm serve m/m --max-num-seqs 16\n", "flag-costly"),
+        ("start.sh", "#!/bin/sh\nvllm serve /m --served-model-name meta-llama/Llama-3.1-8B\n", "model-gated"),
+        ("a.sh", "docker run -p 1:1 me/vllm-tuned:v0.0.1 --model /m\n", "release-unsafe"),
         ("a.sh", "for P in 1 2; do\n  CUDA_VISIBLE_DEVICES=$P vllm serve m/m --port $P &\ndone\n", "does-not-fit"),
         ("a.yaml", "other: {network_mode: host}\n", "api-open"),
         ("a.yaml", "vllm:\n- name: dshm\n  emptyDir: {medium: Memory}\n", "cache-lost"),

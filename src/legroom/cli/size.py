@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
-    """Whether the load is a rate or a trace, and not a number of requests at once."""
+    """Whether the load is a rate or a trace, not a number of requests at once; LegroomError where both are mixed."""
     named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and args.rate is None and args.trace is None:

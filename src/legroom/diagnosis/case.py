@@ -24,7 +24,7 @@ FAILED_ALLOCATIONS = message_group("failed_allocation")
 _SHORTAGE_WORDS = re.compile(
     r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
 )
-_SENTENCE_LINES = 12
+SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
@@ -221,7 +221,7 @@ class Case:
             for evidence in before
             if failure is None
             or failure.is_told
-            or evidence.line <= failure.line + (_SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
+            or evidence.line <= failure.line + (SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
         )
 
     @cached_property

@@ -51,7 +51,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             if failed or (_words("worked").search(clause) and not fails_later):
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _words("bare_value").search(clause)):
-                    settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2] or bare[3]}", release, shares))
+                    settings = dict(_mentions(f"{last_flag} {next(filter(None, bare.groups()))}", release, shares))
                 if not failed:
                     settings |= dict(_remedies(clause, last_flag or last_feature))
                 if settings:

@@ -73,9 +73,10 @@ def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
     ]
     lines = text.split("\n") if len(failures) > 1 else []
     told = [number for number, line in enumerate(lines, 1) if prose("attempt").match(line)]
-    commands = sorted({*(number for number, _, _ in command_lines(lines)), *told})
+    # What a heading calls another attempt follows a first one, also where no command is shown.
+    commands = sorted({*(number for number, _, _ in command_lines(lines)), *told, *([0] if told else [])})
     between = (any(first < line < then for line in failures) for first, then in pairwise(commands))
-    return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then < max(failures)]
+    return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then <= max(failures)]
 
 
 def split_services(contents: LogContents) -> list[LogContents]:
@@ -164,7 +165,11 @@ def _with_false_oom(item: Evidence) -> Evidence:
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    evidence = _promote_told_failures(_demote_own_kills([_with_false_oom(item) for item in items]))
+    # Ray's OutOfMemoryError is of the node; vLLM's summary of a start names free memory, too.
+    nodes = {item.line for item in items if item.id == "ray_node_memory"}
+    own = [item for item in items if item.line not in nodes or item.id != "torch_oom_unsized"]
+    own = [_with_false_oom(item) for item in own if "summary" not in item.facts]
+    evidence = _promote_told_failures(_demote_own_kills(own))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )
@@ -232,13 +237,17 @@ def _with_pasted_command(
         own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]
         args = merge_args(args, own)
         cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
-    card, reported = named_card(full_text), tuple((settings, worked) for settings, worked, _ in told)
+    card, reported = named_card(full_text), [(settings, worked) for settings, worked, _ in told]
+    for settings, _, _ in (item for item in told if not item[1] and "default" in item[2]):
+        for name, value in settings.items():  # the text gives another value than the default that failed
+            if (given := getattr(args, name, None)) not in (None, value):
+                args, reported = replace(args, **{name: value}), [({name: given}, True), *reported]
     failed, starved = failed_shares(told)
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
     least = max(starved | {cases[-1].too_small_share or 0}) or None
     launcher = launcher_in(full_text)
-    cases = tuple(replace(case, reported=reported, too_small_share=least, launcher=launcher) for case in cases)
+    cases = tuple(replace(case, reported=tuple(reported), too_small_share=least, launcher=launcher) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 

@@ -33,7 +33,7 @@ _START = re.compile(
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
 _SETTING = re.compile(
     r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
-    r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
+    r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
@@ -50,7 +50,7 @@ _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 @cache
 def prose(name: str) -> re.Pattern[str]:
     """How people write a setting, a card, a model or a release in a sentence."""
-    return re.compile(read_data("evidence.json")["prose"][name], re.ASCII)
+    return re.compile(read_data("evidence.json")["prose"][name], re.ASCII)  # a name may follow a Chinese character
 
 
 def pasted_command(
@@ -161,7 +161,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
 def _named_models(plain: str) -> set[str]:
     """The models that sentences name without their owner, also in words: `Llama 3.1 70B`; of one model the longest."""
     names = {re.sub(r"[ _]", "-", name) for name in prose("model_name").findall(plain)}
-    models = {name: found for name in sorted(names, key=len) if (found := find(name) or derived(name))}
+    ordered = sorted(sorted(names, reverse=True), key=len)
+    models = {name: found for name in ordered if (found := find(name) or derived(name))}
     return set({found.base or found.name: name for name, found in models.items()}.values())
 
 
@@ -211,7 +212,7 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
         return ServeArgs()
     parsed, lost = parse_flags(words, release), []
     refused = {item.flag for item in parsed.problems if item.kind not in ("bad_value", "ignored")}
-    for flag in {flag for flag in refused if flag.startswith("--") and flag in words}:
+    for flag in sorted(flag for flag in refused if flag in flags_ever() and flag in words):
         at = words.index(flag)
         lost += [flag, *itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
     return replace(parsed.args, others=(*parsed.args.others, *lost), model="")

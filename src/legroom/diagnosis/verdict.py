@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
+from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
@@ -179,7 +179,7 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    if not is_open or case.has_site_frame or case.platform.trainer:
+    if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
     if plan is None and case.has("parameters_told") and total and (weights or 0) > FULL_OF_WEIGHTS * total:
@@ -204,7 +204,8 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
         return assessment
-    if first in failing or min(evidence.line for evidence in failing) <= first.line:
+    later = min(evidence.line for evidence in failing) - first.line
+    if first in failing or later <= 0 or (first.id == "torch_oom_unsized" and later <= SENTENCE_LINES):
         return assessment
     return replace(assessment, strength=Strength(max(assessment.strength - 2, Strength.FAINT)))
 

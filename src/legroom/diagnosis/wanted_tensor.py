@@ -38,7 +38,7 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
         return ()  # a whole weight of more than a GiB is on one rank; other sizes may be of several
     if case.has_site_frame:
         return tuple(tensor for tensor in same if case.site in _SITES[tensor.moment])
-    is_loading = case.phase_reached in (None, "startup_load")
+    is_loading = case.phase_reached in (None, "startup_load") and not case.has("forward_frame")
     return tuple(tensor for tensor in same if is_loading or tensor.moment != "load")
 
 
@@ -49,9 +49,10 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
         return ""
     if case.has("frame_scores"):
         return "" if case.site else "profile"  # attention runs after the weights are loaded
+    computes = case.has("forward_frame")  # nothing is computed before the weights are there
     if plan.layout.weights.low > plan.layout.total_bytes and case.phase_reached in (None, "startup_load"):
-        return "build"
-    moments = possible_moments(case.ledger, plan.layout)
+        return "" if computes else "build"
+    moments = possible_moments(case.ledger, plan.layout) - ({"load"} if computes else frozenset())
     if wanted and {tensor.moment for tensor in wanted} == {"kv"}:
         return "kv"
     if wanted:

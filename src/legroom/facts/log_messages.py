@@ -16,7 +16,7 @@ from legroom.units import GIB
 
 Value = int | float | str
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d*)?")
-_UNITS = {"bytes": 1, "B": 1} | {
+_UNITS = {"bytes": 1, "B": 1, "kB": 1 << 10} | {
     prefix + suffix: 1 << 10 * power for power, prefix in enumerate("KMGT", 1) for suffix in ("iB", "B", "")
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes.profiling_activation_peak import reduced_limit
 from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.fix_planner import bytes_without_kv
 from legroom.units import GIB, gib
 
 _GRAPH_BYTES = 3 * GIB
@@ -66,10 +69,7 @@ def _explanation(case: Case) -> str:
         room = f" Outside the budget of {share:g} x {gib(total)} only {gib(round(total * (1 - share)))} are left."
     elif oom and oom.free_bytes is not None and oom.total_bytes:
         room = f" {gib(oom.free_bytes)} of {gib(oom.total_bytes)} were free."
-    return (
-        "The KV cache has taken the whole budget before graphs are captured; the graphs need memory beside it (before "
-        f"0.20 all of it, since then what the estimate missed).{room}"
-    )
+    return reason("pool_before_graphs", {"room": room})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -84,7 +84,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "eager_or_fewer_graphs", why, flags, trades=trades, proven=case.site == "graph" and case.has_site_frame
     )
     if case.site == "graph_profile":
-        yield from (known_fix("smaller_captures"), eager)
+        yield from (_smaller_captures_fix(planner), eager)
         return
     if planner.failed_plan is None and 0 < (planner.accounting.pool_bytes or 0) < 2 * need:
         yield eager  # half of the pool would go
@@ -96,6 +96,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.release_is_within("0.22.0", "") and case.startup.runner == "V2":
         yield known_fix("v1_runner_counts_graphs")
     yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.")
+
+
+def _smaller_captures_fix(planner: FixPlanner) -> Fix:
+    """A smaller largest captured batch, which is also the number of KV blocks that the graphs are measured with."""
+    args, made = planner.known.args, planner.failed_plan
+    printed = [int(size) for item in planner.case.all("capturing") for size in re.findall(r"largest=(\d+)", item.text)]
+    given = args.max_cudagraph_capture_size or max((*printed, *(args.cudagraph_capture_sizes or ())), default=0)
+    given = given or min(2 * (planner.in_force("max_num_seqs") or 256), 512)  # `_set_cudagraph_sizes` of vLLM's config
+    size = reduced_limit(planner, given)
+    if made is not None and made.memory.kv.num_blocks and made.layout.kv_cache.bytes > 0:
+        room = made.layout.total_bytes - bytes_without_kv(made.layout)
+        size = min(size, max(room // 2 * made.memory.kv.num_blocks // made.layout.kv_cache.bytes, 1))
+    flags = {"max_cudagraph_capture_size": size}
+    why = f"{size} instead of {given} as the largest captured batch: fewer graphs, and fewer KV blocks to measure them."
+    return Fix("eager_or_fewer_graphs", why, flags, trades="larger batches run without a graph", is_unplanned=True)
 
 
 def _graph_shortage_bytes(planner: FixPlanner) -> int:

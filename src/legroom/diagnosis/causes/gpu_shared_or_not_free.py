@@ -55,7 +55,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     strength, desired = Strength.NAMED, _desired_bytes(case)
-    total, free = check.number("total_bytes"), check.number("free_bytes")
+    free, total = _free_and_total_bytes(case)
     if free is None or total is None or desired is None:
         return Assessment(
             Strength.SUGGESTED if case.platform.unified and case.has("page_cache_told") else Strength.LIKELY,
@@ -68,11 +68,8 @@ def _assess_startup_check(case: Case) -> Assessment | None:
         strength = Strength.SHOWN  # the trainer itself is the neighbour
     cut = None if check.number("desired_bytes") else case.startup.args.gpu_memory_utilization
     share = check.facts.get("utilization_ratio") or cut or round(desired / max(total, 1), 2)
-    why = (
-        f"At start-up {gib(free)} of {gib(total)} were free, but {share} x {gib(total)} "
-        f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
-        "allocated anything."
-    )
+    facts = {"free": free, "total": total, "desired": desired, "short": desired - free, "used": total - free}
+    why = reason("short_at_start", {"share": share, **{name: gib(size) for name, size in facts.items()}})
     return Assessment(strength, proof(check), why)
 
 
@@ -111,11 +108,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
     if before is not None and before == after:
         return None
     numbers = f" from {gib(before)} to {gib(after)}" if before is not None and after is not None else ""
-    why = (
-        f"Free memory grew{numbers} while vLLM measured its own use: another process on the same card released memory "
-        "in between, so the measurement is worthless and vLLM stops."
-    )
-    return Assessment(Strength.SHOWN, proof(error), why)
+    return Assessment(Strength.SHOWN, proof(error), reason("free_memory_grew", {"numbers": numbers}))
 
 
 def _assess_neighbour_start(case: Case) -> Assessment | None:
@@ -130,10 +123,7 @@ def _assess_neighbour_start(case: Case) -> Assessment | None:
     )
     if not taken or taken < -pool:
         return None
-    why = (
-        f"Another service of this log took {gib(taken)} while this one started; on the same card that is charged to "
-        f"this one's share, which is {gib(-pool)} short."
-    )
+    why = reason("neighbour_started", {"taken": gib(taken), "short": gib(-pool)})
     return Assessment(Strength.NAMED, proof(case.last("available_kv"), case.first("no_cache_blocks")), why)
 
 
@@ -155,10 +145,8 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
     if len(pools) < 2 or case.has("pp_on") or pools[-1][0] - pools[0][0] < _UNEQUAL_BYTES:
         return None
     (least, rank), (most, other) = pools[0], pools[-1]
-    why = (
-        f"Rank {rank} has {gib(least)} for its KV cache and rank {other} {gib(most)}, with equal shares of the model: "
-        f"{gib(most - least)} on the card of rank {rank} belong to another process."
-    )
+    facts = {"rank": rank, "other": other, "least": gib(least), "most": gib(most), "more": gib(most - least)}
+    why = reason("unequal_ranks", facts)
     return Assessment(Strength.SHOWN if least <= 0 else Strength.POSSIBLE, proof(lines[rank], lines[other]), why)
 
 
@@ -168,25 +156,20 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     if oom is None or oom.total_bytes is None:
         return None
     if (unowned := case.ledger.unowned_bytes) and not case.platform.unified:
-        why = (
-            f"{gib(unowned)} of the {gib(oom.total_bytes)} card are neither free ({gib(oom.free_bytes or 0)}) nor "
-            f"torch's ({gib(oom.torch_bytes or 0)} and {gib(oom.unallocated_bytes or 0)} unused). One server never "
-            "holds that much outside torch: it is another process's, or the trainer's that runs this engine."
-        )
-        return Assessment(
-            Strength.POSSIBLE if case.platform.trainer else Strength.NAMED, proof(case.first("torch_oom")), why
-        )
+        sizes = (unowned, oom.total_bytes, oom.free_bytes or 0, oom.torch_bytes or 0, oom.unallocated_bytes or 0)
+        names = ("unowned", "total", "free", "torch", "unused")
+        why = reason("unowned_memory", dict(zip(names, map(gib, sizes), strict=True)))
+        strength = Strength.POSSIBLE if case.platform.trainer else Strength.NAMED
+        return Assessment(strength, proof(case.first("torch_oom")), why)
     others = case.ledger.other_processes_bytes or 0
     if others < 512 * MIB or others < oom.wanted_bytes:
         return None
     own = oom.own_bytes or (own_process_bytes(oom) if oom.others_bytes else 0)
     named = [f"process {pid} {gib(size)}" for pid, size in zip(oom.other_pids, oom.others_bytes, strict=False)]
     named = [text for text in named if oom.own_bytes or not text.endswith(f" {gib(own)}")]
-    why = (
-        f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({', '.join(named[:3]) or 'unnamed'}; "
-        f"this one {gib(own) if own else 'the rest'}). Without them the "
-        f"{gib(oom.wanted_bytes)} that failed would have fitted."
-    )
+    facts = {"others": gib(others), "total": gib(oom.total_bytes), "wanted": gib(oom.wanted_bytes)}
+    listed, rest = ", ".join(named[:3]) or "unnamed", gib(own) if own else "the rest"
+    why = reason("others_hold", {**facts, "named": listed, "own": rest})
     strength = Strength.NAMED
     error = case.first("torch_oom")
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
@@ -221,10 +204,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
         weights, total = startup.weights_bytes or 0, startup.gpu_total_bytes or 0
         if total and weights and weights < total // 4:
-            why = (
-                f"The weights take {gib(weights)} of {gib(total)}, yet nothing is left for the KV cache: memory that "
-                "others took or released while vLLM measured is charged to it."
-            )
+            why = reason("charged_by_others", {"weights": gib(weights), "total": gib(total)})
             return Assessment(Strength.LIKELY, proof(error), why)
         return None
     charging = any(engine.within(*span) for span in (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1")))
@@ -292,11 +272,8 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
     """The pool that was computed from what was free could not be allocated; None where the failure was elsewhere."""
     if case.oom is None or case.site != "kv" or not case.has_site_frame or is_pool_oversized(case):
         return None
-    why = (
-        f"The pool was sized by what was free during profiling. Now {gib(case.oom.wanted_bytes)} of it were asked for "
-        f"and {case.ledger.free_words}: another process took memory in between, or the share leaves too little outside "
-        "the budget."
-    )
+    facts = {"wanted": gib(case.oom.wanted_bytes), "free": case.ledger.free_words}
+    why = reason("pool_no_longer_free", facts)
     return Assessment(Strength.SUGGESTED, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
 
 
@@ -376,6 +353,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield in_turn
 
 
+def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
+    """Free and total bytes at vLLM's start-up check; a total that is not printed follows from budget and share."""
+    free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
+    share = case.startup.args.gpu_memory_utilization
+    return free, total or (round(desired / share) if desired and share else None)
+
+
 def _desired_bytes(case: Case) -> int | None:
     """The budget that the start-up check compares with; where its line was cut, utilization x total."""
     total, asked = case.number("free_below_desired", "total_bytes"), case.startup.args.gpu_memory_utilization
@@ -390,7 +374,7 @@ def can_start_with_lower_utilization(case: Case) -> bool:
 
 def _is_held_by_sibling(case: Case) -> bool:
     """Whether the memory in use at start-up is the weights that another engine of this log has loaded."""
-    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    free, total = _free_and_total_bytes(case)
     if free is None or total is None:
         return False
     loaded = [item.number("weights_bytes") or 0 for item in case.all("weights_loaded")]
@@ -451,7 +435,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
-    free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    free, total = _free_and_total_bytes(planner.case)
     if free is None and (held := planner.case.ledger.unowned_bytes):
         total = planner.case.ledger.total_bytes
         free = (total or 0) - held

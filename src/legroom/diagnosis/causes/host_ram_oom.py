@@ -24,6 +24,13 @@ _REFUSED_PIN = "CUDA error: invalid argument"
 """What cudaHostAlloc returns for a size that the host cannot lock."""
 
 _MEMORY = re.compile(r"oom|memory", re.IGNORECASE)
+_BY_SIGN = (
+    ("too_large_swap", "default_swap"),
+    ("tmpfs_checkpoint", "checkpoint_on_disk"),
+    ("streamer_loader", "bounded_streamer"),
+)
+"""What in the text names the part of host memory that can be given back, and how."""
+_CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
 
 
 def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
@@ -64,10 +71,8 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED, proof(case.first("frame_pin"), refused), why)
     oom = case.oom
     if oom and case.ledger.free_exceeds_request:
-        why = (
-            f"{gib(oom.free_bytes or 0)} of the card were free and only "
-            f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
-        )
+        free, wanted = gib(oom.free_bytes or 0), gib(oom.wanted_bytes)
+        why = f"{free} of the card were free and only {wanted} asked for: the host could not back it."
         return Assessment(Strength.POSSIBLE, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
     short = case.last("prefetch_ram_short")
     if short is not None and case.phase_reached == "startup_load" and case.secondary_failure and not case.last_error:
@@ -113,11 +118,11 @@ def _another_failure_came_first(case: Case, error: Evidence) -> bool:
 
 def _explanation(case: Case) -> str:
     """What ran out on the host (RAM, container limit, /dev/shm, pinned memory), or which signal ended it."""
-    killed = {name: value for item in case.all("killed_process") for name, value in item.facts.items()}
-    if case.has("killed_process"):
-        anon = killed.get("anon_count")
-        size = f" It held {gib(anon * KIB)} of RAM." if isinstance(anon, int) else ""
-        victims = (killed[name] for name in ("victim", "bare_victim", "prose_victim") if killed.get(name))
+    if killed := case.all("killed_process"):
+        largest = max(killed, key=_resident_bytes)
+        size = f" It held {gib(held)} of RAM." if (held := _resident_bytes(largest)) else ""
+        facts = [largest.facts, *(item.facts for item in killed)]
+        victims = (item[name] for item in facts for name in ("victim", "bare_victim", "prose_victim") if item.get(name))
         scope = "the container's limit" if _is_container_limit(case) else "the machine's RAM"
         return f"The kernel killed {next(victims, 'a process')} because {scope} was used up.{size}"
     on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
@@ -131,10 +136,7 @@ def _explanation(case: Case) -> str:
     if shm and not case.has("cpu_share_told", "host_ram_told"):
         available = shm.facts.get("bytes_count")
         have = f" It has {gib(available)}." if isinstance(available, int) else ""
-        return (
-            "/dev/shm is too small for the buffers that processes on one "
-            f"machine share; Docker gives 64 MiB unless told otherwise.{have}"
-        )
+        return reason("shm_small", {"have": have})
     if (mapped := case.first("mmap_failed")) and not case.has("cpu_share_told", "host_ram_told"):
         size = gib(int(mapped.facts.get("bytes_count", 0)))
         return f"The system could not map a file of {size}: RAM, address space or an overcommit limit is exhausted."
@@ -145,9 +147,14 @@ def _explanation(case: Case) -> str:
     return next(str(text) for ids, others, text in rows if (not ids or case.has(*ids)) and not case.has(*others))
 
 
+def _resident_bytes(killed: Evidence) -> int:
+    """RAM and shared memory of a killed process by the kernel's line; 0 where not printed."""
+    return sum(killed.number(name) or 0 for name in ("anon_count", "shmem_count")) * KIB
+
+
 def _is_container_limit(case: Case) -> bool:
     """Whether the kernel's lines name the limit of a cgroup."""
-    return any("cgroup out of memory" in item.text or "CONSTRAINT_MEMCG" in item.text for item in case.evidence)
+    return any(mark in item.text for item in case.evidence for mark in _CGROUP_MARKS)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -169,6 +176,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("larger_lmcache_buffer")
         return
     else:
+        yield from (known_fix(fix) for sign, fix in _BY_SIGN if case.has(sign))
         yield from _pinned_memory_fixes(planner)
         if case.has("sleep_enabled"):
             yield known_fix("sleep_without_backup")
@@ -192,7 +200,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     """Less pinned host memory: swap space in V0, offloaded weights and KV."""
     case, args = planner.case, planner.known.args
-    pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
+    pinned = case.has("pinned_failed") or "frame_pin" in case.frames
     if pinned and _swaps(planner):
         yield known_fix("less_swap")
     if pinned and not _swaps(planner) and not args.cpu_offload_gb:
@@ -289,8 +297,9 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     if _is_bare_sigkill(case):
         why, steps = sender.why, [*sender.steps, *steps]
     if made is not None:
-        given = f" The limit found is {gib(limit)}." if limit else ""
-        why += f" The checkpoint alone is {gib(made.host.checkpoint_bytes)}.{given}"
+        why += f" The checkpoint alone is {gib(made.host.checkpoint_bytes)}."
+    why += f" The limit found is {gib(limit)}." if limit else ""
+    if made is not None:
         held, wanted = gib(made.host.held_bytes), gib(made.host.limit_bytes)
         why += f" The plan holds {held} for good and recommends a limit of {wanted}."
         if limit >= made.host.limit_bytes:

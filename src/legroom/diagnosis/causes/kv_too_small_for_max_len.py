@@ -137,7 +137,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = "How much is missing is not printed; a small part is in what the share leaves of the card."
         yield planner.plan_change("raise_util", share, why) if planner.failed_plan is None else None
     yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
-    if not fits and planner.failed_plan is None:
+    if not fits and (planner.failed_plan is None or is_told):
         yield known_fix("length_that_fits")
     if not is_limit:
         yield larger

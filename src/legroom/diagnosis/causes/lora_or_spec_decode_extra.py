@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.units import GIB, gib
 
 _LARGE_NON_TORCH = int(2.5 * GIB)
@@ -39,17 +40,12 @@ def examine(case: Case) -> Assessment | None:
 
 def _explanation(case: Case, non_torch: int | None) -> str:
     """Why adapters or a draft model exceed the profile; `non_torch`: bytes used outside torch, None where unknown."""
-    if non_torch is not None and case.oom and case.oom.torch_bytes is not None:
-        return (
-            f"{gib(non_torch)} of the card are used outside torch ({gib(case.oom.total_bytes or 0)} - "
-            f"{gib(case.oom.free_bytes or 0)} free - {gib(case.oom.torch_bytes)} torch - "
-            f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays below 2.5 GiB; graphs "
-            "captured for adapters and draft models with their own communicators do not, and the profile run sees none "
-            "of it."
-        )
-    return (
-        "Adapters or the draft model bring weights, KV and buffers of their own that the profile run does not measure."
-    )
+    oom = case.oom
+    if non_torch is None or oom is None or oom.torch_bytes is None:
+        return reason("adapters_unmeasured")
+    names = ("total", "free", "torch", "unused")
+    sizes = (oom.total_bytes or 0, oom.free_bytes or 0, oom.torch_bytes, oom.unallocated_bytes or 0)
+    return reason("outside_of_adapters", {"size": gib(non_torch), **dict(zip(names, map(gib, sizes), strict=True))})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

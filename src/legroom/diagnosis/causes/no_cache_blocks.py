@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, advised_share_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
@@ -35,19 +37,14 @@ def examine(case: Case) -> Assessment | None:
     """Assesses vLLM's check for cache blocks, or accounting lines that show none are left."""
     failed_check = cpu_check_failure(case)
     if failed_check:
-        why = (
-            f"On the CPU backend the budget is {gib(int(failed_check.facts.get('budget_bytes', 0)))} of RAM, and the "
-            f"process uses {gib(-int(failed_check.facts['requested_bytes']))} more than that before any KV cache."
-        )
+        budget, more = int(failed_check.facts.get("budget_bytes", 0)), -int(failed_check.facts["requested_bytes"])
+        why = reason("cpu_budget_used", {"budget": gib(budget), "more": gib(more)})
         return Assessment(Strength.NAMED, proof(failed_check), why)
     if (pool := _explicit_pool_flag(case)) is not None and case.oom is not None:
         oom = case.oom
         free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
-        flag, size = pool
-        why = (
-            f"{flag} asks for a pool of {size}, and vLLM takes such a pool as it is, without "
-            f"looking at what the card has left: {gib(oom.wanted_bytes)} of it were asked for{free}."
-        )
+        facts = {"flag": pool[0], "size": pool[1], "wanted": gib(oom.wanted_bytes), "free": free}
+        why = reason("pool_as_given", facts)
         return Assessment(Strength.NAMED, proof(case.first("torch_oom", "black_box")), why)
     error = case.first("no_cache_blocks")
     startup = case.startup
@@ -83,19 +80,13 @@ def _explanation(case: Case) -> str:
     share = startup.args.gpu_memory_utilization
     if startup.available_kv_bytes is not None and (total is None or peak is None):
         parts = f" beside {gib(weights)} of weights" if weights is not None else ""
-        return (
-            f"vLLM itself counts {gib(startup.available_kv_bytes)} for the KV cache{parts}: the budget was used up by "
-            "weights and the peak of the profile run before any block could be made."
-        )
+        return reason("pool_as_counted", {"pool": gib(startup.available_kv_bytes), "parts": parts})
     if total is None or weights is None or peak is None:
         return "utilization x total, less the weights and the peak of the profile run, leaves nothing for the KV cache."
-    rest = startup.available_kv_bytes
-    others = startup.non_torch_bytes or 0
-    return (
-        f"{'' if share is None else f'{share:g} x '}{gib(total)} less "
-        f"{gib(weights)} weights, {gib(peak)} activation peak and "
-        f"{gib(others)} non-torch memory leaves {gib(rest) if rest is not None else 'nothing'} for the KV cache."
-    )
+    rest = gib(startup.available_kv_bytes) if startup.available_kv_bytes is not None else "nothing"
+    sizes = {"total": total, "weights": weights, "peak": peak, "others": startup.non_torch_bytes or 0}
+    facts = {name: gib(size) for name, size in sizes.items()}
+    return reason("budget_by_parts", {**facts, "share": "" if share is None else f"{share:g} x ", "rest": rest})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -291,8 +282,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     return planner.plan_change(
         "raise_util",
         {"gpu_memory_utilization": share},
-        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
-        "helps; if they are far above it, or if somebody else holds memory, it does not.",
+        reason("budget_taken_unknown"),
         steps=DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
     )
@@ -317,13 +307,11 @@ def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
     if planner.total_bytes or (planner.known.args.max_num_batched_tokens or 0) > LARGEST_DEFAULT_TOKENS:
         return None
     if weights is not None and -pool > weights and planner.utilization_known:
-        size = max(weights // 4, GIB) // MIB * MIB
+        size, facts = max(weights // 4, GIB) // MIB * MIB, {"short": gib(-pool), "share": f"{planner.utilization:g}"}
         return planner.plan_change(
             "kv_cache_memory_bytes",
             {"kv_cache_memory_bytes": size},
-            f"{gib(weights)} of weights and {gib(-pool)} below zero: what is charged to {planner.utilization:g} of the "
-            "card is more than this server holds, as if another process's memory were counted. A pool in bytes does "
-            "not depend on the share.",
+            reason("charged_beyond_share", {**facts, "weights": gib(weights)}),
             steps=(
                 "nvidia-smi shows who holds the rest; or take a share above what the neighbour and this server hold",
             ),
@@ -333,17 +321,7 @@ def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
     is_unexplained = weights is None and -pool > BESIDE_BYTES + share_bytes
     if not is_unexplained and not planner.case.has("several_servers"):
         return None
-    return Fix(
-        "sequence_starts_or_wait",
-        f"{gib(-pool)} below zero is more than a share or a smaller step can give: memory of another process that "
-        "loads at the same time is charged to this one, or the weights nearly fill the card.",
-        steps=(
-            *DECIDING_STEPS[:1],
-            "servers that share a card: each later one is told a share that includes the earlier ones, or "
-            "--kv-cache-memory-bytes, which does not depend on it",
-            "if the card is free before the start: double --tensor-parallel-size, or a checkpoint in 8 or 4 bits",
-        ),
-    )
+    return replace(known_fix("charged_or_full"), why=reason("more_than_a_share", {"short": gib(-pool)}))
 
 
 CAUSE = Cause(

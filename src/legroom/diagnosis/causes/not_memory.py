@@ -86,9 +86,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _exception_message(error: Evidence) -> str:
-    """The message on the exception's own line."""
-    own = error.text.partition(str(error.facts.get("type", "")))[2].lstrip(":( ")
-    return " ".join((own or str(error.facts.get("message", ""))).split())
+    """The message on the exception's own line, and on the next ones where that ends with a comma or a colon."""
+    own = error.text.partition(str(error.facts.get("type", "")))[2].lstrip(":( ").rstrip()
+    return " ".join((str(error.facts.get("message", "")) if not own or own.endswith((",", ":")) else own).split())
 
 
 def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:

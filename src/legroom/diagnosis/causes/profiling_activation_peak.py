@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
 from legroom.diagnosis.causes.weights_too_big import fill_the_budget
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -70,45 +71,17 @@ def _explanation(case: Case) -> str:
     """What the profile run or warm-up asked for, with the log's figures."""
     warmup, oom = case.first("sampler_warmup_oom"), case.oom
     if warmup is not None:
-        return (
-            "After the KV cache had been allocated, the sampler was warmed up with "
-            f"{warmup.facts.get('dummy_requests_count')} dummy requests: logits and their sorted copies take sequences "
-            "x vocabulary x 4 bytes each, and the room beside the pool was smaller."
-        )
+        return reason("sampler_warmup", {"count": warmup.facts.get("dummy_requests_count")})
     compiled = case.first("hbm_oom")
     if compiled is not None:
         used, total = (int(compiled.facts.get(name, 0)) for name in ("used_bytes", "total_bytes"))
-        return (
-            f"A TPU program is compiled for every batch size in advance, and this one needs {gib(used)} of the chip's "
-            f"{gib(total)}, weights and KV cache included: {gib(used - total)} too much."
-        )
-    if oom is not None and _is_sampler_table(case):
-        return (
-            f"Model Runner V2 makes a table of sequences x vocabulary x 4 bytes for its sampler as it loads the model: "
-            f"{gib(oom.wanted_bytes)} were asked for in one piece, and {case.ledger.free_words}."
-        )
-    if oom is not None and case.site == "sampler":
-        return (
-            f"After the KV cache had been allocated, the warm-up of the sampler asked for {gib(oom.wanted_bytes)}: "
-            "logits and their sorted copies take sequences x vocabulary x 4 bytes each, and less was left beside the "
-            "pool."
-        )
-    if oom is not None and is_pool_oversized(case):
-        return (
-            f"The pool that the profile run left room for is larger than the room: {gib(oom.wanted_bytes)} of it were "
-            f"asked for, {case.ledger.free_words}, and {gib(case.ledger.outside_torch_bytes or 0)} are "
-            "used outside torch, so no other process holds the card. The share leaves too little beside the budget."
-        )
-    if oom is not None and case.site == "warmup":
-        return (
-            f"After the KV cache was allocated, the warm-up asked for {human_bytes(oom.wanted_bytes)} in one piece "
-            f"and {case.ledger.free_words}: the pool took the room that is needed beside it."
-        )
+        return reason("tpu_program", {"used": gib(used), "total": gib(total), "short": gib(used - total)})
     if oom is not None:
-        return (
-            f"The dummy batch of the profile run asked for {gib(oom.wanted_bytes)} in one piece. Its size follows "
-            "max_num_batched_tokens, max_num_seqs and the media limits; gpu_memory_utilization does not change it."
-        )
+        facts = {"wanted": gib(oom.wanted_bytes), "wanted_human": human_bytes(oom.wanted_bytes)}
+        facts |= {"free": case.ledger.free_words, "outside": gib(case.ledger.outside_torch_bytes or 0)}
+        names = {"sampler": "sampler_asked", "warmup": "warmup_asked"}
+        name = names.get(case.site, "pool_oversized" if is_pool_oversized(case) else "dummy_batch_asked")
+        return reason("sampler_table" if _is_sampler_table(case) else name, facts)
     peak = case.startup.activation_bytes
     return (
         f"The profile run peaks at {gib(peak)} beside the weights, which starves the KV cache."
@@ -194,7 +167,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
         limits = {"max_num_seqs": seqs, "limit_mm_per_prompt": {"image": 1, "video": 0}}
         return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
-    flags: dict[str, Any] = {"max_num_seqs": _reduced_limit(planner, args.max_num_seqs or 256)}
+    flags: dict[str, Any] = {"max_num_seqs": reduced_limit(planner, args.max_num_seqs or 256)}
     tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
     if case.engine.generation != "V0" or planner.step_tokens > _SMALL_STEP:  # V0 takes whole prompts in a step
         flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
@@ -203,7 +176,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)
 
 
-def _reduced_limit(planner: FixPlanner, number: int) -> int:
+def reduced_limit(planner: FixPlanner, number: int) -> int:
     """A limit's value divided by 4, or by 2 x requested/free bytes if more, rounded down to a power of two."""
     oom = planner.case.oom
     times = 4.0
@@ -228,7 +201,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     dummies = planner.case.number("sampler_warmup_oom", "dummy_requests_count")
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
-    flags, trades = {"max_num_seqs": _reduced_limit(planner, seqs)}, "fewer requests run at once"
+    flags, trades = {"max_num_seqs": reduced_limit(planner, seqs)}, "fewer requests run at once"
     if dummies is not None:  # vLLM's own number, after every check of the pool was passed
         return Fix("max_num_seqs", why, flags, trades=trades, command=planner.command(flags), is_unplanned=True)
     if planner.failed_plan is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import is_quantized
 from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
@@ -41,18 +43,17 @@ def examine(case: Case) -> Assessment | None:
 
 def _explanation(case: Case) -> str:
     """Why the failed allocation is a second copy of weights, with its size where printed."""
-    wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
-    return (
-        f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
-        "weights being repacked for a kernel, quantized while loading, or a kernel's workspace. It needs room beside "
-        "the weights for a moment."
-    )
+    return reason("second_copy", {"wanted": f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: another release, a quantized checkpoint, a lower utilization, more GPUs."""
     if any(mark in item.text for item in planner.case.all("frame_quant") for mark in _MLA_MARKS):
         yield known_fix("mla_weights_as_they_are")
+    named = " ".join(item.text for item in planner.case.all("frame_quant"))
+    named = f"{named} {planner.known.args.model} {planner.known.args.quantization}"
+    if "arlin" in named and re.search(r"\b(?:AWQ|GPTQ)\b|\b(?:awq|gptq)_marlin ", named):
+        yield known_fix("checkpoint_as_it_is")
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     before = earlier_release(planner.known.release) if planner.known.release_known else None
     yield Fix(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -65,20 +66,10 @@ def _was_running(case: Case) -> bool:
 
 def _explanation(case: Case) -> str:
     """What a step asked for while serving, and what was free."""
-    oom = case.oom
-    logits = (
-        " It goes through logits or log-probabilities of the prompt, which take tokens x vocabulary x 4 bytes and are "
-        "not part of the profile run."
-        if case.frames & {"frame_logits"}
-        else ""
-    )
+    oom, logits = case.oom, reason("through_logits") if case.frames & {"frame_logits"} else ""
     if oom is None:
         return f"A model step of real traffic needed more than what was left beside the KV cache.{logits}"
-    return (
-        f"While serving, a step asked for {gib(oom.wanted_bytes)} for a moment and {case.ledger.free_words}. The pool "
-        f"keeps its size, so what a step needs above the profiled peak must fit into what utilization leaves "
-        f"outside.{logits}"
-    )
+    return reason("step_asked", {"wanted": gib(oom.wanted_bytes), "free": case.ledger.free_words}) + logits
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:

@@ -11,6 +11,8 @@ from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
+_SERVER_BESIDE = "another process, such as a server awake beside it,"
+_START_CHECKS = ("free_below_desired", "free_below_desired_bare")
 _LEAST_SHARE = 0.3
 """Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
 
@@ -20,11 +22,7 @@ def examine(case: Case) -> Assessment | None:
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
-        who = (
-            "the trainer or its optimizer"
-            if _has_trainer(case)
-            else "another process, such as a server awake beside it,"
-        )
+        who = "the trainer or its optimizer" if _has_trainer(case) else _SERVER_BESIDE
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
         if _is_first_mapping(case):
             why = (
@@ -41,13 +39,10 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED, proof(grew), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
-        why = (
-            f"{gib(oom.pools_bytes)} sit in private pools although no graph has been captured: the sleep-mode "
-            "allocator keeps what was freed."
-        )
+        why = reason("pools_without_graphs", {"size": gib(oom.pools_bytes)})
         return Assessment(Strength.NAMED, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
-    is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
+    is_short = case.has("profiling_error", "no_cache_blocks", *_START_CHECKS) or case.is_oom
     if trainer and (is_short or counts_nothing):
         why = reason("trainer_on_the_card")
         if trainer.id == "training_step":
@@ -97,14 +92,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif freed and total:
         share = 0.75 * freed / total
         why = f"Waking up maps {gib(freed)} again, {freed / total:.2f} of the card: three quarters of that."
-    share = round(share, 2)
-    lower = planner.plan_change(
-        "lower_util",
-        {"gpu_memory_utilization": share},
-        f"Whoever shares the card needs its part beside the engine's. {why}",
-        steps=_trainer_steps(planner.case, share),
-        trades="a smaller KV pool",
-    )
+    share, why = round(share, 2), f"Whoever shares the card needs its part beside the engine's. {why}"
+    lower = planner.lower_utilization_or_len(share, why)
+    if lower is not None:
+        lower = replace(lower, steps=(*_trainer_steps(planner.case, share), *lower.steps))
     newer = known_fix("other_release_of_sleep")
     order = known_fix("wake_weights_first")
     if not _has_trainer(planner.case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
@@ -33,15 +34,12 @@ def examine(case: Case) -> Assessment | None:
     if oom and refuses_one_block(case):
         why = (
             f"Nothing was allocated on the card of {gib(oom.total_bytes or 0)} when {gib(oom.wanted_bytes)} were "
-            "refused: the card is not full. The driver, or the virtual machine below it, refuses one block of that size."
+            "refused: the card is not full. The driver, or the virtual machine below it, refuses a block of that size."
         )
         return Assessment(Strength.NAMED, proof(case.first("torch_oom"), case.first("wsl")), why)
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
-        why = (
-            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were free and only {gib(oom.wanted_bytes)} "
-            "asked for. The card is not short: what backs its memory is - the RAM of a WSL or virtual machine, or the "
-            "one memory that CPU and GPU share."
-        )
+        sizes = map(gib, (oom.free_bytes or 0, oom.total_bytes or 0, oom.wanted_bytes))
+        why = reason("free_but_not_backed", dict(zip(("free", "total", "wanted"), sizes, strict=True)))
         has_other_reason = case.platform.trainer or case.has("cumem_oom", "sleep_on", "frame_wake")
         has_much_free = 4 * (oom.free_bytes or 0) >= (oom.total_bytes or 0) > 0
         has_sign = has_much_free or case.platform.unified or case.platform.wsl or case.has("prefetch_ram_short")
@@ -72,15 +70,14 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     )
     if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
         strength = Strength.POSSIBLE  # vLLM's own account says that the budget is short
+    if case.platform.unified and case.is_oom and case.oom is None and case.has("page_cache_told"):
+        strength = Strength.NAMED  # the text itself names the page cache
     if not case.platform.unified:
         strength = Strength.POSSIBLE  # WSL says so on every start; by itself it explains nothing
     why = reason("one_memory")
     oom = case.oom
     if case.platform.integrated and oom and oom.total_bytes:
-        why = (
-            f"AMD makes no card of {gib(oom.total_bytes)}: this GPU is part of the CPU, and that is the share of the "
-            "RAM that it may use."
-        )
+        why = reason("integrated_amd", {"total": gib(oom.total_bytes)})
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(strength, proven, why)
 
@@ -93,12 +90,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     wait = known_fix("wait_for_memory")
     why, pool = "The system needs its part of the one memory.", planner.known.args.kv_cache_memory_bytes
     share = {"gpu_memory_utilization": round(max(planner.utilization - 0.1, 0.3), 2)}
-    lower = planner.plan_change("lower_util", share, why, trades="a smaller KV pool")
+    steps = tuple(f"or {step}" for step in known_fix("pool_in_bytes").steps)
+    lower = planner.plan_change("lower_util", share, why, steps=steps, trades="a smaller KV pool")
     if pool is not None:
         lower = planner.lower_utilization(pool // 4, why)
+    weights, total = planner.accounting.weights_bytes, planner.total_bytes
     if refuses_one_block(case):
         yield known_fix("smaller_blocks")
-    elif case.platform.integrated:
+    elif case.platform.integrated or (is_page_cache_counted(case) and (weights or 0) > (total or math.inf)):
         yield from (_larger_gpu_share_fix(case), lower, drop)
     elif can_start_with_lower_utilization(case) or (case.platform.unified and _is_third_free(case)):
         yield from (utilization_within_free_memory(planner), drop, wait)
@@ -123,7 +122,7 @@ def _is_third_free(case: Case) -> bool:
 
 def _larger_gpu_share_fix(case: Case) -> Fix:
     """Fix: more RAM for an integrated AMD GPU, by kernel parameter or BIOS."""
-    total = case.oom.total_bytes if case.oom else None
+    total = case.oom.total_bytes if case.oom else case.number("free_below_desired", "total_bytes")
     shown = f" Here that is {gib(total)}." if total else ""
     return Fix(
         "more_host_ram_or_shm",

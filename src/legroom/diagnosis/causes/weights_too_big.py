@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
-from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.hardware_fixes import is_at_hand, other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
@@ -31,8 +32,8 @@ def _strength(case: Case) -> Strength:
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
         return Strength.SUGGESTED if case.last("shards") and not case.has_site_frame else Strength.SHOWN
-    if case.site and case.site != "quant":
-        return Strength.NONE
+    if (case.site and case.site != "quant") or case.has("forward_frame"):
+        return Strength.NONE  # nothing is computed before the weights are there
     return Strength.LIKELY if nothing_was_freed(case) else Strength.USUAL
 
 
@@ -63,11 +64,8 @@ def _explanation(case: Case) -> str:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
     if fill_the_budget(case):
         return "torch holds more than the budget and the profile run asks for little: the weights fill the card."
-    return (
-        f"torch already holds {gib(oom.torch_bytes)} of {gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} "
-        "more while the model is still being built. Nothing but weights is allocated at that point, and "
-        "gpu_memory_utilization does not bound them."
-    )
+    sizes = {"torch": oom.torch_bytes, "total": oom.total_bytes, "wanted": oom.wanted_bytes}
+    return reason("full_while_built", {name: gib(size) for name, size in sizes.items()})
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
@@ -80,17 +78,23 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
+    if planner.known.args.dtype in ("float", "float32"):
+        yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
+    if planner.case.has("transformers_backend"):
+        yield known_fix("native_model")
     yield _without_draft_fix(planner)
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
+    if at_hand := is_at_hand(planner, more):
+        yield more
     yield smaller
     if smaller is None:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     hardware = other_hardware(planner)
     if smaller is None and more is None:
         yield hardware
-    elif smaller is None and more is not None and len(hardware.steps) > 1:
+    elif smaller is None and more is not None and not at_hand and len(hardware.steps) > 1:
         smaller_step = hardware.steps[not planner.known.ranks_known].removeprefix("or ")
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))
     else:

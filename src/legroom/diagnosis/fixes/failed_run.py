@@ -95,7 +95,7 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
         args = replace(args, model=hints.model)
     if not hints.local_models and is_local_model(args.model):
         args = replace(args, model="")
-    args = _without_impossible_values(args)
+    args, gpus = _without_impossible_values(args), gpus or _listed_gpus(case)
     rebuilt = rebuilt_command(startup, line, args.model, lost)
     seen = count_ranks(case)
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
@@ -110,6 +110,13 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     return KnownDeployment(
         args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
     )
+
+
+def _listed_gpus(case: Case) -> int | None:
+    """GPUs of the machine by nvidia-smi's or collect_env's list, or by a sentence; None where none counts them."""
+    listed = [item.facts for item in case.all("gpus_listed")]
+    counts = [int(fact) + (name == "index_count") for facts in listed for name, fact in facts.items()]
+    return max(counts, default=None)
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
@@ -311,7 +318,7 @@ def _printed_total_bytes(case: Case) -> int | None:
         return case.startup.gpu_total_bytes
     if case.oom and case.oom.total_bytes:
         return case.oom.total_bytes
-    check = case.first("free_below_desired", "hbm_oom")
+    check = case.first("free_below_desired", "hbm_oom", "weights_told")
     total = check.number("total_bytes") if check else None
     return total if total is not None and total >= GIB // 4 else None
 

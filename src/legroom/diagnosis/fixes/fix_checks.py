@@ -11,6 +11,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
+from legroom.diagnosis.fixes.hardware_fixes import is_at_hand
 from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
@@ -18,8 +19,8 @@ from legroom.vllm.args import ServeArgs
 _KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
 _LAST = {"more_or_fewer_gpus_tp_pp": 1, "cpu_offload": 2}
 """Kinds that are never moved to the front: extra GPUs may not exist, and offloaded weights slow every step."""
-_NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
-"""Settings that not every card and backend supports: only a plan tells."""
+_ONLY_BY_PLAN = frozenset({"kv_cache_dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size"})
+"""Settings that not every card, backend or machine has room for: only a plan tells."""
 _PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager"})
 """Settings whose effect in bytes only a plan or a measured peak tells."""
 _FULL_CARD = 0.97
@@ -45,7 +46,7 @@ def checked_fixes(
         if checked and not any(_is_same_change(checked, other) for other in passed):
             passed.append(checked)
     if planner.known.ranks_known:
-        passed.sort(key=lambda fix: 0 if fix.proven else _LAST.get(fix.kind, 0))
+        passed.sort(key=lambda fix: 0 if fix.proven or is_at_hand(planner, fix) else _LAST.get(fix.kind, 0))
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
@@ -124,7 +125,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     if not (fix.flags or fix.env):
         return fix
-    if fix.kind == "checkpoint_format" and any("low-bit" in word for word in planner.known.args.others):
+    if fix.flags.keys() & {"model", "quantization"} and any("low-bit" in word for word in planner.known.args.others):
         return None  # IPEX-LLM rounds the weights as it loads them
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
@@ -254,7 +255,7 @@ def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
     has_sizes = accounting.pool_bytes is not None or oom is not None or planner.case.has("free_below_desired")
     is_sized = has_sizes and not (fix.flags.keys() & _PEAK_FLAGS and accounting.peak_bytes is None)
     needs_sizes = fix.flags.keys() & {"gpu_memory_utilization", *_PEAK_FLAGS}
-    if not (fix.flags or fix.env) or fix.flags.keys() & _NEEDS_KERNEL or (needs_sizes and not is_sized):
+    if not (fix.flags or fix.env) or fix.flags.keys() & _ONLY_BY_PLAN or (needs_sizes and not is_sized):
         return "experience"
     known = planner.known.args
     are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)

@@ -114,7 +114,8 @@ class FixPlanner:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
-        return self.flags_known
+        is_cut = any("utilization_ratio" in item.facts for item in self.case.all("free_below_desired_bare"))
+        return is_cut or self.flags_known
 
     @property
     def flags_known(self) -> bool:
@@ -124,7 +125,8 @@ class FixPlanner:
     @property
     def utilization(self) -> float:
         """gpu_memory_utilization of the failed run."""
-        check, compared = self.case.first("free_below_desired"), self.case.first("graph_share")
+        check = self.case.first("free_below_desired", "free_below_desired_bare")
+        compared = self.case.first("graph_share")
         for share in (
             check.facts.get("utilization_ratio") if check else None,
             self.known.args.gpu_memory_utilization,
@@ -132,7 +134,12 @@ class FixPlanner:
         ):
             if isinstance(share, float):
                 return share
-        return self.default_utilization if self.known.release_known else 0.9
+        default, ledger = self.default_utilization if self.known.release_known else 0.9, self.case.ledger
+        if not ledger.total_bytes or ledger.free_bytes is None or self.case.phase not in ("serving", "startup_graph"):
+            return default
+        # With the pool in place a server holds its share and what is outside of it, so the share is at most that.
+        held = ledger.total_bytes - ledger.free_bytes - (ledger.other_processes_bytes or ledger.unowned_bytes)
+        return min(default, math.floor(held / ledger.total_bytes * 100) / 100)
 
     def in_force(self, name: str) -> Any:
         """A setting of the failed run: as given, else its default on this card; None where not known."""
@@ -333,11 +340,14 @@ class FixPlanner:
             return self.plan_change("kv_cache_memory_bytes", flags, why, trades="a smaller KV pool")
         total = self.total_bytes
         if total is None:
-            step = max(self.utilization - 0.05, _MIN_UTILIZATION)
+            # Whoever lacks many bytes has a larger card than the smallest one.
+            part = need_bytes * 5 / 4 / max(UNKNOWN_CARD_BYTES, 8 * need_bytes)
+            step = max(self.utilization - max(part, 0.05), _MIN_UTILIZATION)
             return self.plan_change(
                 "lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades="a smaller KV pool"
             )
-        margin = max(min(GIB // 2, total // 20), need_bytes // 4)
+        # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
+        margin = max(min(GIB // 2, total // 20), need_bytes // 4, 0 if self.case.black_box else total // 50)
         lowest = self.utilization - max((need_bytes + margin) / total, 0.01)
         # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
         lowest = lowest if self.case.black_box else min(lowest, self.default_utilization)
@@ -366,9 +376,10 @@ class FixPlanner:
         lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool")
         if lower is not None:
             return lower
-        made = self._plan_as_asked(flags)
-        length = self.accounting.longest_at(share) if self.failed_plan is None else self._longest_planned(made, flags)
-        if length is not None:
+        made = self.plan_as_asked(flags)
+        is_shown = self.flags_known or self.known.args.max_model_len is not None
+        length = self.accounting.longest_at(share) if self.failed_plan is None else self.longest_planned(made, flags)
+        if length is not None and (is_shown or made is None or made.layout.kv_cache.high <= 0):
             why += f" A pool that much smaller holds one request of {length:,} tokens."
             flags["max_model_len"] = length
             return self.plan_change("lower_util", flags, why, trades="a smaller KV pool and shorter requests")
@@ -379,7 +390,7 @@ class FixPlanner:
         line = self.command(flags)
         return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", command=line, is_unplanned=True)
 
-    def _plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
+    def plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
         """The failed run's plan with these flags, whether it starts or not; None where there is none."""
         from legroom.planning.plan import plan
 
@@ -389,7 +400,7 @@ class FixPlanner:
         except NOT_PLANNABLE:
             return None
 
-    def _longest_planned(self, made: Plan | None, flags: Mapping[str, Any]) -> int | None:
+    def longest_planned(self, made: Plan | None, flags: Mapping[str, Any]) -> int | None:
         """The longest max_model_len with which the plan of these flags starts; None where none of use does."""
         from legroom.planning.levers import LEVERS
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _QUANTIZED_NAME = re.compile(
     r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
 )
+_RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
 
 
@@ -50,7 +51,7 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
 
 def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     """A fix with twice the tensor-parallel ranks, or as many as the plan needs; None where that does not start."""
-    planned = planner.pull_lever("more GPUs", why)
+    planned = _idle_gpus_fix(planner, why) or planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why)
     if not planner.known.ranks_known:
@@ -66,6 +67,27 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
         trades=f"{2 * ranks} GPUs instead of {ranks}",
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
+
+
+def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
+    """Whether the machine has the GPUs that a fix asks for, more of them than the failed run used."""
+    wanted = math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
+    return planner.known.ranks < wanted <= (planner.known.gpus or 0)
+
+
+def _idle_gpus_fix(planner: FixPlanner, why: str) -> Fix | None:
+    """A fix with GPUs of the machine that no rank used, with a shorter context where only that fits; else None."""
+    from legroom.planning.levers import idle_gpus
+
+    if (fix := planner.pull_lever("idle GPUs", why)) is not None or planner.failed_plan is None:
+        return fix
+    for flags in idle_gpus(planner.failed_plan):
+        if length := planner.longest_planned(planner.plan_as_asked(flags), flags):
+            trades = "the model runs on all the GPUs; requests longer than this are refused"
+            return planner.plan_change(
+                "more_or_fewer_gpus_tp_pp", {**flags, "max_model_len": length}, why, trades=trades
+            )
+    return None
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:

@@ -46,7 +46,7 @@ def speed(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def card(request: dict[str, Any]) -> dict[str, Any]:
-    """`legroom models --gpu` for the named models: the best checkpoint of each that fits, and what lacks least."""
+    """Of the named models: `models`, the best checkpoint of each that fits, and `too_large`, the nearest misses."""
     from legroom.facts.bundled import find
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.sweeps import ProcessExecutor
