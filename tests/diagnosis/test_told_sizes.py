@@ -209,7 +209,7 @@ def test_a_card_s_name_with_a_smaller_size_is_a_slice_of_it() -> None:
     for card, size in (("H100 40GB (using MIG)", 40), ("an A100 20GB slice", 20), ("H100 80GB", 80)):
         text = f"vLLM on {card}: GPU OOM\nERROR 05-20 10:42:56 [dump_input.py:81] Dumping scheduler stats: x"
         share = run(text).findings[0].fixes[0].flags["gpu_memory_utilization"]
-        assert 1 <= (0.9 - share) * size < 3  # GiB
+        assert 1 <= (0.9 - share) * size < 4  # GiB
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_refusal_on_an_empty_intel_gpu_is_a_limit_of_one_block(text: str, is_b
 def test_unfused_attention_asks_for_the_square_of_the_length(model: str, ranks: int, wanted: str, factors: str) -> None:
     frame = '  File "/a/vllm/attention/torch_sdpa.py", line 94, in forward\n    x = scaled_dot_product_attention(\n'
     error = f"RuntimeError: XPU out of memory. Tried to allocate {wanted} GiB (GPU 0; 15.11 GiB total capacity"
-    flags = f"model={model} --tensor-parallel-size {ranks} --dtype float16 --load-in-low-bit sym_int4"
+    flags = f"--tensor-parallel-size {ranks} --dtype float16 --load-in-low-bit sym_int4"
     found = run(f"vllm: 0.3.3\n$ --model {model} {flags}\n{frame}{error}").findings[0]
     assert factors in found.why
     assert found.fixes[0].flags["max_model_len"] == 4096

@@ -125,8 +125,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     if not (fix.flags or fix.env):
         return fix
-    if fix.flags.keys() & {"model", "quantization"} and any("low-bit" in word for word in planner.known.args.others):
-        return None  # IPEX-LLM rounds the weights as it loads them
+    if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
+        return None  # the weights are rounded as they are loaded
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
