@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
+_ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.-]+\.sh)\b")
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
 _SIGNS = {
     "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
@@ -189,6 +190,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         for path, part in parts
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
+    scripts = frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text))
     uses_ray = any(_RAY.search(text) for _, text in texts)
     manifests = tuple(each for _, part in parts for each in part.subjects if isinstance(each, Node))
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
@@ -206,6 +208,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             used_variables=used,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
+            entry_scripts=scripts,
             uses_ray=uses_ray,
             platform_signs=signs,
             names_api_key=path in with_key,

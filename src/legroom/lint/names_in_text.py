@@ -30,7 +30,9 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
 """A flag of several words: `--device` and `--task` are flags of other programs too."""
 _PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
 
-_OWN_RELEASE = re.compile(r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+)", re.IGNORECASE)
+_OWN_RELEASE = re.compile(
+    r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+(?:\.\d+)?)", re.IGNORECASE
+)
 """vLLM's own number: another image may have its own."""
 _WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
 """Marks of a file that starts a server, and is no excerpt of one."""
