@@ -262,6 +262,8 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
+    is_told = case.first_failure is not None and case.first_failure.is_told
+    is_incomplete = is_incomplete or (is_told and bool(likely) and likely[0][1].strength == Strength.FAINT)
     if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
@@ -302,7 +304,9 @@ def _missing_lines(case: Case) -> list[str]:
             f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
             "failed before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and milestone is None and case.has("failure_told"):
+    if not needed and case.first_failure is not None and case.first_failure.is_told:
+        needed.append("what the server printed after the last line here: the error and the frames above it")
+    elif not needed and milestone is None and case.has("failure_told"):
         needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
     elif not needed and (milestone is not None or not case.was_ready):
         needed.append(
