@@ -70,6 +70,22 @@ LINES = {
     "every address": ("start.sh", "#!/bin/sh\nvllm serve m/m --port 8000\n", "api-open"),
     "a home of root": ("a.yaml", "vllm:\n  runAsUser: 1000\n  mountPath: /root/.cache\n", "path-missing"),
     "a second GPU for an update": ("a.yaml", "services:\n  vllm:\n    order: start-first\n", "rollout-stuck"),
+    "a cold start without a volume": (
+        "app.py",
+        "# vllm\n@app.function(image=vllm_image, gpu='H100')\n@modal.web_server(8000)\ndef serve(): ...\n",
+        "cache-lost",
+    ),
+    "a type that is none": ("a.service", "[Service]\nExecStart=run vllm --dtype bf16\n", "flag-value"),
+    "a unit that listens everywhere": (
+        "vllm.service",
+        "[Service]\nEnvironment=HOST=0.0.0.0\nExecStart=/srv/vllm.sh\n",
+        "api-open",
+    ),
+    "kernels on a network mount": (
+        "compose.yml",
+        "services:\n  vllm:\n    volumes:\n      - /mnt/nas/triton:/root/.triton\n",
+        "env-meaning",
+    ),
     "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
@@ -94,6 +110,8 @@ def test_a_line_is_noted(what):
         ),
         ("Dockerfile", "FROM acme/vllm:1\nHEALTHCHECK --start-period=10m CMD curl :8000/health\n", "start-too-short"),
         ("a.sh", "vllm serve m/m --max-num-seqs 16\n", "flag-costly"),
+        ("start.sh", "#!/bin/sh\nvllm serve /m --served-model-name meta-llama/Llama-3.1-8B\n", "model-gated"),
+        ("a.sh", "docker run -p 1:1 me/vllm-tuned:v0.0.1 --model /m\n", "release-unsafe"),
         ("a.sh", "for P in 1 2; do\n  CUDA_VISIBLE_DEVICES=$P vllm serve m/m --port $P &\ndone\n", "does-not-fit"),
         ("a.yaml", "other: {network_mode: host}\n", "api-open"),
         ("a.yaml", "vllm:\n- name: dshm\n  emptyDir: {medium: Memory}\n", "cache-lost"),
@@ -224,6 +242,18 @@ def vllm(name, share):
 def test_the_shares_of_a_card_are_added(services, is_noted):
     findings = lint_texts([sharing(*services)], LintOptions()).findings
     assert any("asks for" in each.message for each in findings) is is_noted
+
+
+def test_what_a_template_an_extension_or_a_container_tells_is_no_mistake():
+    unit = "[Service]\nExecStart=/usr/bin/vllm serve {{ model | default('m/m') }} --port 1\n"
+    assert "unit-sandbox" not in rules(("vllm.service.j2", unit))
+    assert "unit-sandbox" in rules(("vllm.service", unit.replace("{{ model | default('m/m') }}", "m/m | tee log")))
+    assert "env-unknown" not in rules(("a.sh", "export VLLM_OMNI_X=1\nvllm serve m/m --omni\n"))
+    script = ("start.sh", "pkill -f vllm.entrypoints.openai.api_server\n")
+    assert "kill-by-pattern" in rules(script)
+    assert "kill-by-pattern" not in rules(script, ("Dockerfile", 'FROM acme/vllm:1\nENTRYPOINT ["/start.sh"]\n'))
+    compose = "services:\n  v:\n    image: vllm/vllm-openai\n    command:\n      - --dtype\n      - {{ type }}\n"
+    assert "flag-value" not in rules(("compose.yml.j2", compose))
 
 
 def test_two_volumes_at_one_place_are_refused():

@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
-_PLANNED = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "max_model_len",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "async_scheduling",
-)
+_PLANNED = (*_DEFAULTS, "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 _UNPLANNED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
 """Scheduler flags that do not change a plan."""
 
@@ -213,9 +205,7 @@ def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str,
     """Settings of the simulated scheduler; max_model_len defaults to the trace's longest request."""
     flags = dict(flags)
     if flags.get("max_model_len") is None:
-        flags["max_model_len"] = max(
-            prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
-        )
+        flags["max_model_len"] = trace.longest
     if flags.get("engine") == "V0":
         # Sets V0's defaults: no chunked prefill, no prefix caching, a token budget of the longest prompt.
         flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
@@ -250,11 +240,6 @@ def _measured_step(text: str) -> tuple[float, float, float]:
 
 def _parse_windows(text: str) -> list[int]:
     """Sliding windows in tokens, one per group of layers; 0 is full attention. LegroomError for other texts."""
-    try:
-        windows = [int(word) for word in text.split(",")]
-    except ValueError:
-        windows = [-1]
-    if min(windows) < 0:
-        hint = "as in 0,1024: 0 for full attention"
-        raise LegroomError(f"--sliding-windows {text}: not a list of window sizes", hint)
-    return windows
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise LegroomError(f"--sliding-windows {text}: not window sizes", "as in 0,1024: 0 for full attention")
+    return [int(word) for word in text.split(",")]

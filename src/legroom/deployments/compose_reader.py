@@ -248,7 +248,7 @@ def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPor
 
 
 def _other_variables(service: Node) -> frozenset[str]:
-    """The variables of a service whose values the file does not hold."""
+    """The variables of a service whose values the file does not hold; `*` where other files may set any."""
     names = {item.scalar or "" for item in service.list("environment")}
     names |= {name for name, value in service.items("environment") if value.scalar is None}
     hidden = {"*"} if service.get("env_file") or service.get("secrets") or service.get("extends") else set()
@@ -317,7 +317,8 @@ def _health_limit(service: Node) -> TimeLimit | None:
     period = seconds_of_span(check.text("start_period")) or 0.0
     interval = seconds_of_span(check.text("interval")) or 30.0
     retries = float_at(check, "retries", 3.0)
-    return TimeLimit(period + interval * retries, check.source.place(check.offset))
+    told = check.get("start_period") or check
+    return TimeLimit(period + interval * retries, check.source.place(told.offset))
 
 
 _ENV_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)

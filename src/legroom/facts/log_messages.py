@@ -120,6 +120,12 @@ def message_group(name: str) -> tuple[str, ...]:
 
 
 @cache
+def covered_messages() -> Mapping[str, tuple[str, ...]]:
+    """Ids of messages that say less than another of the same line, by the other's id."""
+    return {strong: tuple(weaker) for strong, weaker in read_data("evidence.json")["covered"].items()}
+
+
+@cache
 def message_openings() -> tuple[str, ...]:
     """The first words of the errors that decide a diagnosis, with `#` for every number."""
     return tuple(read_data("evidence.json")["openings"])

@@ -18,7 +18,7 @@ _SETS_VARIABLE = re.compile(
     r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=](?![^ \n]+ \w)|$)",
     re.MULTILINE,
 )
-_PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
+PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
 """`X=${X}` reads a variable only to set it."""
 _CLIENTS_OWN = re.compile(
     r"VLLM_(\w*_)?(MODEL\w*|HOST|PORT|KEY|URL|ENDPOINT|BASE|IMAGE|VERSION|TAG|TOKEN|NAME|DIR|PATH|COMMIT|REF|BRANCH|REPO)"
@@ -30,6 +30,10 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
 """A flag of several words: `--device` and `--task` are flags of other programs too."""
 _PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
 
+_OWN_RELEASE = re.compile(
+    r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+(?:\.\d+)?)", re.IGNORECASE
+)
+"""vLLM's own number: another image may have its own."""
 _WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
 """Marks of a file that starts a server, and is no excerpt of one."""
 _TOKEN = re.compile(
@@ -90,12 +94,12 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
                 yield word.start(), {"rule": "flag-removed", "message": problem.message, "suggestion": suggestion}
     for row in read_data("release_holes.json")["rows"][:1]:
         fixed = Release(row["fixed_in"], row["fixed_in"])
-        pin = next((each for each in _PINNED.finditer(text) if fixed.after(each[1])), None)
+        pin = next((each for each in _OWN_RELEASE.finditer(text) if fixed.after(each[1])), None)
         if pin is not None and (kind in ("dockerfile", "python") or _WHOLE.search(text)):
             message = f"{row['message']} before {row['fixed_in']} ({row['id']})"
             yield pin.start(1), {"rule": "release-unsafe", "message": message, "suggestion": f"use {fixed} or later"}
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
-    model = re.search(rf"(?i)(?<![\w./-])(?:{gated})[\w.-]*", text)
+    model = re.search(rf"(?i)(?<![\w./-])(?<!served-model-name[ =])(?:{gated})[\w.-]*", text)
     if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
@@ -103,7 +107,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 
 def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
-    around, is_compose = _PASSED_ON.sub("", around), _SERVICES.search(text) is not None
+    around, is_compose = PASSED_ON.sub("", around), _SERVICES.search(text) is not None
     for found in _SETS_VARIABLE.finditer(text):
         is_given, name = found[1] is not None or is_compose, found[2]
         flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)

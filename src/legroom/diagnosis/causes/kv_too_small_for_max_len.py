@@ -217,6 +217,8 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     limit, wanted = _model_limit(planner), checked_len(planner.case)
     flags = {"max_model_len": min(kept, limit or kept)}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
+    if flags["max_model_len"] < fits != limit:
+        why += " 1 % is kept free: the pool varies from start to start."
     if limit and wanted > limit:
         why += f" {wanted:,} is above the {limit:,} tokens that the model was made for."
     if _is_hardly_usable(planner.case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -107,6 +108,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _fewer_tokens(planner)
         yield _fewer_sequences(planner)
         return
+    yield _shorter_scores_fix(planner)
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone exceed the budget, so no smaller dummy batch helps.
         yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
@@ -143,6 +145,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.engine.generation != "V1":
         yield known_fix("shorter_dummy_batch_of_rope")
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
+
+
+def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
+    """Prompts whose attention scores, length x length, take a GiB; None where they are not what was asked for."""
+    oom, length = planner.case.oom, planner.in_force("max_model_len")
+    if not planner.case.has("frame_scores") or oom is None or not length or oom.wanted_bytes <= GIB:
+        return None
+    fits = 1 << int(length * math.sqrt(GIB / oom.wanted_bytes)).bit_length() - 1
+    flags = {"max_model_len": fits, "max_num_batched_tokens": fits}
+    why = (
+        f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
+    )
+    trades, line = "requests longer than this are refused", planner.command(flags)
+    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
 
 
 def _profiles_media(planner: FixPlanner) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import Fix, FixKind
+from legroom.diagnosis.finding import Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.failed_run import (
     NOT_PLANNABLE,
     Hints,
@@ -40,18 +40,6 @@ UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
 _CUT_CHECK = "free_below_desired_bare"
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
-_KIND_OF_LEVER: Mapping[str, FixKind] = {
-    "fewer captured graphs": "eager_or_fewer_graphs",
-    "fewer sequences": "max_num_seqs",
-    "fp8 KV cache": "kv_cache_dtype",
-    "idle GPUs": "more_or_fewer_gpus_tp_pp",
-    "more GPUs": "more_or_fewer_gpus_tp_pp",
-    "online quantization": "checkpoint_format",
-    "quantized weights": "checkpoint_format",
-    "raise utilization": "raise_util",
-    "shorter context": "max_model_len",
-    "smaller batches": "max_num_batched_tokens",
-}
 
 
 class FixPlanner:
@@ -272,7 +260,7 @@ class FixPlanner:
         from legroom.planning.levers import LAST_RESORTS, LEVERS
 
         lever = next(lever for lever in (*LEVERS, *LAST_RESORTS) if lever.name == name)
-        kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
+        kind, changes = kinds_of_changes()[name], lever.propose(self.failed_plan)
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
