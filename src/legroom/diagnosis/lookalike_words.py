@@ -124,7 +124,7 @@ def _attention_backend_step(line: MatchedLine) -> str:
 def _timeout_step(line: MatchedLine) -> str:
     """How to raise the timeout that expired: the environment variable of this vLLM release or of Ray."""
     known = line.planner.known
-    if "RayChannel" in line.evidence.text or "ray" in line.evidence.text.lower():
+    if re.search(r"\b[Rr]ay", line.evidence.text):
         return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
     if known.release_known and known.release.before("0.9.2"):
         return "VLLM_RPC_TIMEOUT=60000 (milliseconds) and VLLM_ENGINE_ITERATION_TIMEOUT_S=300 before the same command"
