@@ -91,31 +91,26 @@ class _Init:
         self._cls = owner  # the class with slots
 
     def __get__(self, made: Any, owner: type) -> Any:
-        init = _compiled_init(self._cls, self._fields)
+        known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
+        parameters, lines = ["self"], []
+        for name, field_ in self._fields.items():
+            if field_.default is not MISSING:
+                known[f"_default_{name}"] = field_.default
+                parameters.append(f"{name}=_default_{name}")
+            elif field_.default_factory is not MISSING:
+                known[f"_make_{name}"] = field_.default_factory
+                parameters.append(f"{name}=_absent")
+                lines.append(f"    if {name} is _absent: {name} = _make_{name}()")
+            else:
+                parameters.append(name)
+            lines.append(f"    _set(self, {name!r}, {name})")
+        if hasattr(self._cls, "__post_init__"):
+            lines.append("    self.__post_init__()")
+        exec(f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines or ["    pass"]), known)
+        init: Callable[..., None] = known["__init__"]
+        init.__qualname__ = f"{self._cls.__qualname__}.__init__"
         type.__setattr__(self._cls, "__init__", init)
         return init if made is None else init.__get__(made, owner)
-
-
-def _compiled_init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
-    known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
-    parameters, lines = ["self"], []
-    for name, field_ in fields.items():
-        if field_.default is not MISSING:
-            known[f"_default_{name}"] = field_.default
-            parameters.append(f"{name}=_default_{name}")
-        elif field_.default_factory is not MISSING:
-            known[f"_make_{name}"] = field_.default_factory
-            parameters.append(f"{name}=_absent")
-            lines.append(f"    if {name} is _absent: {name} = _make_{name}()")
-        else:
-            parameters.append(name)
-        lines.append(f"    _set(self, {name!r}, {name})")
-    if hasattr(cls, "__post_init__"):
-        lines.append("    self.__post_init__()")
-    exec(f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines or ["    pass"]), known)
-    init: Callable[..., None] = known["__init__"]
-    init.__qualname__ = f"{cls.__qualname__}.__init__"
-    return init
 
 
 def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:

@@ -244,6 +244,18 @@ def test_the_shares_of_a_card_are_added(services, is_noted):
     assert any("asks for" in each.message for each in findings) is is_noted
 
 
+def test_what_a_template_an_extension_or_a_container_tells_is_no_mistake():
+    unit = "[Service]\nExecStart=/usr/bin/vllm serve {{ model | default('m/m') }} --port 1\n"
+    assert "unit-sandbox" not in rules(("vllm.service.j2", unit))
+    assert "unit-sandbox" in rules(("vllm.service", unit.replace("{{ model | default('m/m') }}", "m/m | tee log")))
+    assert "env-unknown" not in rules(("a.sh", "export VLLM_OMNI_X=1\nvllm serve m/m --omni\n"))
+    script = ("start.sh", "pkill -f vllm.entrypoints.openai.api_server\n")
+    assert "kill-by-pattern" in rules(script)
+    assert "kill-by-pattern" not in rules(script, ("Dockerfile", 'FROM acme/vllm:1\nENTRYPOINT ["/start.sh"]\n'))
+    compose = "services:\n  v:\n    image: vllm/vllm-openai\n    command:\n      - --dtype\n      - {{ type }}\n"
+    assert "flag-value" not in rules(("compose.yml.j2", compose))
+
+
 def test_two_volumes_at_one_place_are_refused():
     service = "services:\n  a: {image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, volumes: ['a:/m', 'b:/%s']}\n"
     assert "manifest-refused" in rules(("compose.yml", service % "m"))

@@ -22,7 +22,7 @@ from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
 from legroom.planning.packing.placement import Card, Shift, offered_cards
 from legroom.planning.search_space import CapacityGoal
 from legroom.render.pack_text import pack_text
-from legroom.units import parse_bytes, parse_count, parse_length
+from legroom.units import parse_bytes, parse_length, parse_whole
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
 
@@ -87,7 +87,20 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Packs the servers on the GPUs and prints the result or writes its files; exit status 1 where they do not fit."""
-    request = _pack_request(args)
+    if args.gpu is None:
+        raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
+    if not args.groups:
+        hint = "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
+        raise LegroomError("which servers?", hint)
+    cards = _offered_cards(args)
+    servers = with_own_names_and_ports([_packed_server(args, words, cards[0]) for words in args.groups])
+    for remark in args.remarks:
+        note(f"note: {remark}")
+    shifts = tuple(_parse_shift(text, servers) for text in args.shift)
+    for name in {server.name for server in servers} - {name for shift in shifts for name in shift.awake}:
+        if shifts:
+            raise LegroomError(f"{name} is awake in no shift", f"name it in one: --shift day={name}")
+    request = PackRequest(tuple(servers), cards, shifts, args.policy)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
     files = _format_files(args, result)
@@ -107,24 +120,6 @@ def _format_files(args: argparse.Namespace, result: PackResult) -> tuple[Exporte
     if args.output not in (None, "-") or not args.json:
         deliver(files, argparse.Namespace(output=args.output, force=args.force, json=False))
     return files
-
-
-def _pack_request(args: argparse.Namespace) -> PackRequest:
-    """The servers, cards and shifts that the command line describes; raises where one is missing."""
-    if args.gpu is None:
-        raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
-    if not args.groups:
-        hint = "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
-        raise LegroomError("which servers?", hint)
-    cards = _offered_cards(args)
-    servers = with_own_names_and_ports([_packed_server(args, words, cards[0]) for words in args.groups])
-    for remark in args.remarks:
-        note(f"note: {remark}")
-    shifts = tuple(_parse_shift(text, servers) for text in args.shift)
-    for name in {server.name for server in servers} - {name for shift in shifts for name in shift.awake}:
-        if shifts:
-            raise LegroomError(f"{name} is awake in no shift", f"name it in one: --shift day={name}")
-    return PackRequest(tuple(servers), cards, shifts, args.policy)
 
 
 def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
@@ -200,9 +195,7 @@ def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: 
         return None
     usual = deployment.args.max_model_len or served_model(deployment.args).max_position_embeddings
     context = parse_length(options.want_context, "--want-context") if options.want_context else usual
-    concurrency = parse_count(options.want_concurrency or "1", "--want-concurrency")
-    if context < 1 or concurrency < 1:
-        raise LegroomError("--want-context and --want-concurrency must be at least 1", "like --want-context 32k")
+    concurrency = parse_whole(options.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     return CapacityGoal(context, float(concurrency), policy=policy)
 
 

@@ -148,7 +148,7 @@ def _tier_options(text: str, words: str) -> dict[str, Any]:
 
 
 def _require_block_bytes(text: str, block_bytes: int) -> None:
-    """Raise where the bytes of a block are unknown (0) and --tier needs them."""
+    """Raise LegroomError where the bytes of a block are unknown (0), which --tier needs."""
     if not block_bytes:
         hint = "give --model and --gpu, or a number of blocks and no rate: --tier cpu=4000blocks"
         raise LegroomError(f"--tier {text}: how many bytes a block has depends on the model", hint)

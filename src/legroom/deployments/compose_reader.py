@@ -248,7 +248,7 @@ def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPor
 
 
 def _other_variables(service: Node) -> frozenset[str]:
-    """The variables of a service whose values the file does not hold."""
+    """The variables of a service whose values the file does not hold; `*` where other files may set any."""
     names = {item.scalar or "" for item in service.list("environment")}
     names |= {name for name, value in service.items("environment") if value.scalar is None}
     hidden = {"*"} if service.get("env_file") or service.get("secrets") or service.get("extends") else set()

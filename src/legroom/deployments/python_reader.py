@@ -75,7 +75,20 @@ class _Program(ast.NodeVisitor):
         self._calls: list[StartedServer] = []
         self.env: dict[str, Word] = {}
         self._constants = dict(_constants(tree))
-        self._engines = _engine_names(tree)
+        names = {"vllm": "vllm", **{name: name for name in _ENGINES}}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                is_vllms = (node.module or "").partition(".")[0] == "vllm"
+                for alias in node.names:
+                    if is_vllms and alias.name in _ENGINES:
+                        names[alias.asname or alias.name] = alias.name
+                    elif not is_vllms:
+                        names.pop(alias.asname or alias.name, None)
+            elif isinstance(node, ast.Import):
+                names |= {alias.asname: "vllm" for alias in node.names if alias.name == "vllm" and alias.asname}
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.pop(node.name, None)
+        self._engines = names
 
     def subjects(self) -> Iterator[Subject]:
         """The servers that lists of words, shell scripts and engine calls in the source start."""
@@ -309,24 +322,6 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
         if isinstance(target, ast.Name):
             with contextlib.suppress(*_NOT_LITERAL):
                 yield target.id, ast.literal_eval(value)
-
-
-def _engine_names(tree: ast.Module) -> dict[str, str]:
-    """A source's name -> vLLM's, of `vllm` and its engine classes; a snippet without imports uses vLLM's own."""
-    names = {"vllm": "vllm", **{name: name for name in _ENGINES}}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            is_vllms = (node.module or "").partition(".")[0] == "vllm"
-            for alias in node.names:
-                if is_vllms and alias.name in _ENGINES:
-                    names[alias.asname or alias.name] = alias.name
-                elif not is_vllms:
-                    names.pop(alias.asname or alias.name, None)
-        elif isinstance(node, ast.Import):
-            names |= {alias.asname: "vllm" for alias in node.names if alias.name == "vllm" and alias.asname}
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.pop(node.name, None)
-    return names
 
 
 def parse_call(call: EngineCall, release: Release) -> ParsedArgs:

@@ -124,7 +124,7 @@ def _attention_backend_step(line: MatchedLine) -> str:
 def _timeout_step(line: MatchedLine) -> str:
     """How to raise the timeout that expired: the environment variable of this vLLM release or of Ray."""
     known = line.planner.known
-    if "RayChannel" in line.evidence.text or "ray" in line.evidence.text.lower():
+    if re.search(r"\b[Rr]ay", line.evidence.text):
         return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
     if known.release_known and known.release.before("0.9.2"):
         return "VLLM_RPC_TIMEOUT=60000 (milliseconds) and VLLM_ENGINE_ITERATION_TIMEOUT_S=300 before the same command"
@@ -257,8 +257,13 @@ def _unsupported_capability_why(line: MatchedLine) -> str:
     return f"{card}; vLLM {known.release.version} is built for {', '.join(build_of(known.release).capabilities)}."
 
 
+_AMD_TARGET = re.compile(r"\bgfx\d{3,4}[a-f]?\b")
+
+
 def _no_kernel_image_why(line: MatchedLine) -> str:
     """A sentence naming the releases that have kernels for this card ("no kernel image is available")."""
+    if target := _AMD_TARGET.search(line.evidence.text):
+        return f"This build has no code for {target[0]}."
     capability = _capability(line.planner)
     if capability == (0, 0):
         return (
@@ -288,6 +293,11 @@ def _releases_by_capability() -> str:
 
 def _no_kernel_image_step(line: MatchedLine) -> str:
     """The release to install, or how to build from source, for this card."""
+    if target := _AMD_TARGET.search(line.evidence.text):
+        return (
+            f"build for it: PYTORCH_ROCM_ARCH={target[0]} pip install -e . --no-build-isolation, with a torch that has "
+            "it too; or as another of its family: HSA_OVERRIDE_GFX_VERSION=10.3.0 (gfx103x), 11.0.0 (gfx110x)"
+        )
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
     last = last_build_with(capability) if capability != (0, 0) else None

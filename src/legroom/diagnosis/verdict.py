@@ -10,7 +10,7 @@ from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, Case, i
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
-from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.fixes.failed_run import Hints, exceeds_card_bytes
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
@@ -105,6 +105,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))
+        if (card := planner.known.gpu) and (printed := exceeds_card_bytes(case, planner.known)):
+            has = f"{card.name} has {gib(card.total_bytes)}"
+            why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
         findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
@@ -259,6 +262,8 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
+    is_told = case.first_failure is not None and case.first_failure.is_told
+    is_incomplete = is_incomplete or (is_told and bool(likely) and likely[0][1].strength == Strength.FAINT)
     if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
@@ -299,7 +304,9 @@ def _missing_lines(case: Case) -> list[str]:
             f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
             "failed before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and milestone is None and case.has("failure_told"):
+    if not needed and case.first_failure is not None and case.first_failure.is_told:
+        needed.append("what the server printed after the last line here: the error and the frames above it")
+    elif not needed and milestone is None and case.has("failure_told"):
         needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
     elif not needed and (milestone is not None or not case.was_ready):
         needed.append(

@@ -56,7 +56,19 @@ def stored_authority(path: str) -> KeyPair:
     file = Path(path)
     try:
         if file.exists():
-            return _read_authority(file)
+            text = file.read_bytes()
+            try:
+                certificate = x509.load_pem_x509_certificate(text)
+                key = serialization.load_pem_private_key(text[text.index(b"-----BEGIN PRIVATE KEY") :], None)
+            except ValueError:
+                hint = "legroom export gate makes one where there is none: name another path"
+                raise LegroomError(f"{file} does not hold a certificate and its key", hint) from None
+            if certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < _RENEW_BEFORE:
+                raise LegroomError(
+                    f"the authority in {file} ends soon", "name another file, and apply all that is written"
+                )
+            assert isinstance(key, ec.EllipticCurvePrivateKey)
+            return _pem_key_pair(certificate, key)
         made = new_authority()
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as target:
@@ -65,21 +77,6 @@ def stored_authority(path: str) -> KeyPair:
     except OSError as error:
         hint = "name a file that may be written"
         raise LegroomError(f"could not use --ca-file {path}: {error.strerror}", hint) from None
-
-
-def _read_authority(file: Path) -> KeyPair:
-    """The CA certificate and key of a PEM file; LegroomError if it lacks either or expires soon."""
-    text = file.read_bytes()
-    try:
-        certificate = x509.load_pem_x509_certificate(text)
-        key = serialization.load_pem_private_key(text[text.index(b"-----BEGIN PRIVATE KEY") :], None)
-    except ValueError:
-        hint = "legroom export gate makes one where there is none: name another path"
-        raise LegroomError(f"{file} does not hold a certificate and its key", hint) from None
-    if certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < _RENEW_BEFORE:
-        raise LegroomError(f"the authority in {file} ends soon", "name another file, and apply all that is written")
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return _pem_key_pair(certificate, key)
 
 
 def _x509_name(common: str) -> x509.Name:

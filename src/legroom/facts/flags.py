@@ -188,8 +188,9 @@ def env_history(name: str) -> tuple[tuple[str, str], ...] | None:
 
 
 def is_read_by_plugin(name: str) -> bool:
-    """Whether a hardware plugin reads an environment variable that vLLM itself no longer reads."""
-    return any(name in names for names in read_data("plugin_env.json")["plugins"].values())
+    """Whether a plugin of vLLM, or KServe, reads an environment variable that vLLM itself does not."""
+    data = read_data("plugin_env.json")
+    return name.startswith(tuple(data["prefixes"])) or any(name in names for names in data["plugins"].values())
 
 
 def companion_of(names: frozenset[str]) -> str:

@@ -79,7 +79,29 @@ def read_gguf(path: Path) -> Model:
     """The model of a GGUF file, with `checkpoint_bytes` the sum of its tensors; LegroomError where it is none."""
     try:
         with path.open("rb") as file:
-            metadata, tensors = _read_header(file, path.name)
+            if file.read(4) != b"GGUF":
+                raise LegroomError(f"{path.name} is not a GGUF file", "it does not start with GGUF")
+            version, tensor_count, entry_count = struct.unpack("<IQQ", file.read(20))
+            if version not in (2, 3):
+                raise LegroomError(f"{path.name} is GGUF version {version}", "versions 2 and 3 are read")
+            if max(tensor_count, entry_count) > _MOST_ENTRIES:
+                raise LegroomError(f"{path.name} is not a GGUF file that can be read", "its counts are not plausible")
+            metadata: dict[str, Any] = {}
+            for _ in range(entry_count):
+                key = _read_string(file)
+                metadata[key] = _read_value(file, _read_scalar(file, "<I"))
+            tensors: Tensors = {}
+            for _ in range(tensor_count):
+                title = _read_string(file)
+                dimensions = _read_scalar(file, "<I")
+                if dimensions > 8:
+                    raise LegroomError(f"{path.name} is not a whole GGUF file", "download it again")
+                shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
+                kind, _offset = struct.unpack("<IQ", file.read(12))
+                if kind not in TYPES:
+                    raise LegroomError(f"{path.name} has tensors of a type ({kind}) that legroom does not know")
+                type_name, elements, block_bytes = TYPES[kind]
+                tensors[title] = (type_name, shape, cdiv(math.prod(shape), elements) * block_bytes)
     except OSError as error:
         raise LegroomError(f"{path} could not be read: {error.strerror or error}") from error
     except (struct.error, UnicodeDecodeError, OverflowError) as error:
@@ -91,34 +113,6 @@ def read_gguf(path: Path) -> Model:
 
 
 Tensors = dict[str, tuple[str, tuple[int, ...], int]]
-
-
-def _read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
-    """A GGUF file's metadata and its tensors' types, shapes and bytes; an error where it is not whole or not GGUF."""
-    if file.read(4) != b"GGUF":
-        raise LegroomError(f"{name} is not a GGUF file", "it does not start with GGUF")
-    version, tensor_count, entry_count = struct.unpack("<IQQ", file.read(20))
-    if version not in (2, 3):
-        raise LegroomError(f"{name} is GGUF version {version}", "versions 2 and 3 are read")
-    if max(tensor_count, entry_count) > _MOST_ENTRIES:
-        raise LegroomError(f"{name} is not a GGUF file that can be read", "its counts are not plausible")
-    metadata = {}
-    for _ in range(entry_count):
-        key = _read_string(file)
-        metadata[key] = _read_value(file, _read_scalar(file, "<I"))
-    tensors: Tensors = {}
-    for _ in range(tensor_count):
-        title = _read_string(file)
-        dimensions = _read_scalar(file, "<I")
-        if dimensions > 8:
-            raise LegroomError(f"{name} is not a whole GGUF file", "download it again")
-        shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
-        kind, _offset = struct.unpack("<IQ", file.read(12))
-        if kind not in TYPES:
-            raise LegroomError(f"{name} has tensors of a type ({kind}) that legroom does not know")
-        type_name, elements, block_bytes = TYPES[kind]
-        tensors[title] = (type_name, shape, cdiv(math.prod(shape), elements) * block_bytes)
-    return metadata, tensors
 
 
 def _read_scalar(file: BinaryIO, form: str) -> Any:

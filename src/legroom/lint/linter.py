@@ -20,6 +20,7 @@ from legroom.facts.releases import release as known_release
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
 from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, without_comments
+from legroom.lint.names_in_text import PASSED_ON
 from legroom.lint.rule import Context, LintFinding
 from legroom.lint.rules import all_checks
 from legroom.lint.rules.metric_names import is_series_of_exporter
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
+_ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.-]+\.sh)\b")
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
 _SIGNS = {
     "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
@@ -40,8 +42,6 @@ _SLICES = pattern("linter.slices")
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
-_PASSED_ON = re.compile(r"""\b(VLLM_\w+)(?:=|:\s*)["']?\$\{?\1\b""")
-"""`VLLM_X=${VLLM_X}` reads a variable only to set it."""
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
@@ -182,13 +182,14 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
-    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(_PASSED_ON.sub("", text)))
+    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(PASSED_ON.sub("", text)))
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
     with_exporter = {
         path
         for path, part in parts
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
+    scripts = frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text))
     uses_ray = any(_RAY.search(text) for _, text in texts)
     manifests = tuple(each for _, part in parts for each in part.subjects if isinstance(each, Node))
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
@@ -207,6 +208,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             used_variables=used,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
+            entry_scripts=scripts,
             uses_ray=uses_ray,
             platform_signs=signs | {"gpu-slices"} if Path(path).parent in sliced else signs,
             names_api_key=path in with_key,

@@ -14,7 +14,7 @@ from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
 _SETS_VARIABLE = pattern("names_in_text.sets_variable")
-_PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
+PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
 """`X=${X}` reads a variable only to set it."""
 _CLIENTS_OWN = pattern("names_in_text.clients_own")
 """Names that a client of the server, its script or its build has for itself."""
@@ -24,7 +24,9 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
 """A flag of several words: `--device` and `--task` are flags of other programs too."""
 _PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
 
-_OWN_RELEASE = re.compile(r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+)", re.IGNORECASE)
+_OWN_RELEASE = re.compile(
+    r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+(?:\.\d+)?)", re.IGNORECASE
+)
 """vLLM's own number: another image may have its own."""
 _WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
 """Marks of a file that starts a server, and is no excerpt of one."""
@@ -91,7 +93,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 
 def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
-    around, is_compose = _PASSED_ON.sub("", around), _SERVICES.search(text) is not None
+    around, is_compose = PASSED_ON.sub("", around), _SERVICES.search(text) is not None
     for found in _SETS_VARIABLE.finditer(text):
         is_given, name = found[1] is not None or is_compose, found[2]
         flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)

@@ -83,6 +83,8 @@ class Context:
     """Whether the file switches MIG on or off."""
     platform_signs: frozenset[str] = frozenset()
     """`openshift`, which gives every pod a user, `own-port`, which no Service called `vllm` sets, and `gpu-slices`."""
+    entry_scripts: frozenset[str] = frozenset()
+    """Scripts that a linted file starts a container with."""
     uses_ray: bool = False
     """Whether a linted file names Ray or a LeaderWorkerSet."""
     servers: tuple[StartedServer, ...] = ()

@@ -289,7 +289,7 @@ def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan |
 
 
 def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For allocator retries: a lower utilization, and the black box to measure the need."""
+    """For allocator retries: a lower utilization, and LEGROOM_WORKER_MEMORY=1, which logs how much was lacking."""
     yield from _headroom_remedies(_BURST_ROOM_BYTES, planned, "for the largest steps")
     steps = ("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",)
     yield ProposedRemedy("with the black box on, the first refused request says how much it lacked", steps=steps)

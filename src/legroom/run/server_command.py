@@ -72,7 +72,16 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     # `env NAME=value` is the same without `env`.
     env, rest = split_assignments(words[1:] if words and basename(words[0]) == "env" else words)
     rest = rest if env else list(words)
-    at = _server_index(rest)
+    usage = "legroom run [options] -- vllm serve MODEL [flags]"
+    if not rest:
+        raise LegroomError("which server?", usage)
+    at = server_start(rest)
+    if at is None:
+        shown = shlex.join(without_secrets(rest))
+        raise LegroomError(f"this is not a vLLM server: {shown[:120]}", usage)
+    if basename(rest[at]) in CONTAINER_TOOLS:
+        hint = "run starts vLLM itself; put `legroom run -- vllm serve ...` inside the container"
+        raise LegroomError("a container is not a child of legroom, so run cannot hold it", hint)
     its_env = {**environ, **env}
     if shutil.which(rest[0], path=its_env.get("PATH")) is None:
         hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
@@ -80,24 +89,19 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     version = vllm or installed_release(rest[at:], its_env)
     release = known_release(version.partition("+")[0]) if version else latest()
     deployment = deployment_from_command(shlex.join(rest), release)
-    _check_has_port(deployment.args)
+    hint = "run that one without legroom run"
+    for flag in ("--headless", "--uds", "--grpc"):
+        if is_given(deployment.args, flag):
+            raise LegroomError(f"a server with {flag} has no HTTP port to watch", hint)
+    if other_value(deployment.args, "--ssl-cert-reqs") == "2":
+        raise LegroomError("a server that wants a certificate of its clients answers nobody else", hint)
+    given = other_value(deployment.args, "--port")
+    if given and re.fullmatch(r"-?[0-9]+", given) and not (len(given) <= 5 and 1 <= int(given) <= 65535):
+        raise LegroomError(f"--port {given} is no port that can be watched", "give one from 1 to 65535")
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
     return ServerCommand(
         tuple(rest), env, _first_flag_index(rest, at), release, version or "", deployment.args, problems
     )
-
-
-def _check_has_port(args: ServeArgs) -> None:
-    """Raises for a server whose /health cannot be watched. vLLM itself refuses a port that is no number."""
-    hint = "run that one without legroom run"
-    for flag in ("--headless", "--uds", "--grpc"):
-        if is_given(args, flag):
-            raise LegroomError(f"a server with {flag} has no HTTP port to watch", hint)
-    if other_value(args, "--ssl-cert-reqs") == "2":
-        raise LegroomError("a server that wants a certificate of its clients answers nobody else", hint)
-    given = other_value(args, "--port")
-    if given and re.fullmatch(r"-?[0-9]+", given) and not (len(given) <= 5 and 1 <= int(given) <= 65535):
-        raise LegroomError(f"--port {given} is no port that can be watched", "give one from 1 to 65535")
 
 
 def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
@@ -139,21 +143,6 @@ def _interpreter_of_script(script: Path) -> str | None:
     if words and basename(words[0]) == "env":
         words = [shutil.which(words[-1]) or ""]
     return words[0] or None if words else None
-
-
-def _server_index(words: list[str]) -> int:
-    """The index at which the vLLM server begins; raises LegroomError for other commands and for containers."""
-    usage = "legroom run [options] -- vllm serve MODEL [flags]"
-    if not words:
-        raise LegroomError("which server?", usage)
-    at = server_start(words)
-    if at is None:
-        shown = shlex.join(without_secrets(words))
-        raise LegroomError(f"this is not a vLLM server: {shown[:120]}", usage)
-    if basename(words[at]) in CONTAINER_TOOLS:
-        hint = "run starts vLLM itself; put `legroom run -- vllm serve ...` inside the container"
-        raise LegroomError("a container is not a child of legroom, so run cannot hold it", hint)
-    return at
 
 
 def _first_flag_index(words: list[str], at: int) -> int:

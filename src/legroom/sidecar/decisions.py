@@ -109,7 +109,7 @@ class RemedySearch:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, incident: OpenIncident, server: ServerConfig | None, window: Window) -> None:
-        """Starts the computation once per incident. Without a plan no flags result, so decisions do not wait for it."""
+        """Starts to compute the incident's remedies, once; without a plan they change no flags, and none waits."""
         if incident.remedies_asked or incident.finding is None:
             return
         incident.remedies_asked = True

@@ -347,7 +347,7 @@ def replayed_views(path: Path, session: WatchSession) -> Iterator[ServerView]:
 
 
 def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
-    """Views for synchronous callers. Closing the iterator stops the scraping."""
+    """Yields a server's view after each scrape, made in a thread; closing the iterator stops the scraping."""
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()
 

@@ -14,6 +14,7 @@ from legroom.facts.log_messages import (
     MessagePattern,
     Role,
     Value,
+    covered_messages,
     message_openings,
     message_patterns,
     oom_parts,
@@ -168,28 +169,8 @@ _FEWEST_WORDS_BEFORE = 4
 """A bullet, a label or a time of another logger stands before a pasted line; a sentence has more words."""
 
 
-_COVERED_BY = {
-    "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
-    "false_oom": ("torch_oom_unsized", "cuda_oom", "exception"),
-    "hbm_oom": ("torch_oom_unsized", "exception"),
-    "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
-    "nccl_oom": ("nccl_other_cuda", "cuda_oom"),
-    "cumem_oom": ("cuda_oom", "torch_oom_unsized"),
-    "free_below_desired": ("free_below_desired_bare",),
-    "pinned_failed": ("cuda_oom",),
-    "kv_check_told": ("torch_oom_unsized",),
-    "host_ram_told": ("torch_oom_unsized",),
-    "nccl_register": ("cannot_allocate",),
-    "illegal_access": ("kernel_launch",),
-    "kernel_shared_memory": ("torch_oom_unsized",),
-    "tpu_chip_memory": ("torch_oom_unsized",),
-    "sampling_kernel": ("illegal_access",),
-    "core_killed": ("engine_start_failed",),
-    "core_bus_error": ("engine_start_failed",),
-    # Ray lists possible reasons, a kill for lack of memory among them, whatever happened.
-    "ray_worker_died": ("sigkill", "segfault", "oom_killer"),
-    "engine_stats": ("kv_usage_line",),
-}
+_COVERED_BY = covered_messages()
+"""Messages that say less than another of the same line, by the other's id."""
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """Exceptions that only report the failure of another process."""
 

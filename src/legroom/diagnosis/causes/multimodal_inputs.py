@@ -23,12 +23,7 @@ def examine(case: Case) -> Assessment | None:
         )
     short = case.first("mm_profile_too_short")
     if short and not case.last_error and not case.was_ready:
-        why = (
-            f"The largest media of one prompt are {short.facts.get('worst_count')} tokens, and the dummy batch has "
-            f"{short.facts.get('profiled_count')} for each: the profile run that follows encodes all of them at once. "
-            "The text ends before it says how that went."
-        )
-        return Assessment(Strength.POSSIBLE, proof(short), why)
+        return Assessment(Strength.POSSIBLE, proof(short), reason("media_encoded_at_once", short.facts))
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
     vision = bool(case.frames & {"frame_vision"})
@@ -59,11 +54,7 @@ def _explanation(case: Case) -> str:
     oom = case.oom
     if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
-        return (
-            f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: no setting of the KV cache matters. Attention "
-            "over all patches of a large image without a flash kernel takes patches x patches; the image must become "
-            "smaller or the kernel another."
-        )
+        return reason("image_larger_than_card", {"wanted": gib(oom.wanted_bytes), "of": of})
     return reason("encoder_takes_all_patches")
 
 

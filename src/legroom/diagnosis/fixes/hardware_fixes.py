@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.diagnosis.finding import Fix, FixKind
+from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.units import GIB, gib
 
@@ -131,10 +131,7 @@ def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
     share = math.floor((planner.utilization - short / total) * 100) / 100
     if planner.oom_shortage_bytes and share > 0 and needed < share * total:
         flags |= {"gpu_memory_utilization": share}  # type: ignore[dict-item]
-    why = (
-        f"Weights and what is known beside them need {gib(needed)} of the card's {gib(total)}, so what failed came on "
-        "top of the pool or of a large step."
-    )
+    why = reason("on_top_of_the_pool", {"needed": gib(needed), "total": gib(total)})
     steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
     command, comment = planner.command(flags), planner.known.rebuilt.remark(flags, {})
     return Fix("max_num_batched_tokens", why, flags, steps=steps, command=command, comment=comment)
@@ -149,15 +146,10 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
         why = "Smaller weights, more GPUs or larger ones hold it."
     elif needed is None and oom is not None:
-        why = (
-            f"The card of {gib(total)} was full before the model was complete, so its weights need more than "
-            f"{gib((oom.torch_bytes or 0) + oom.wanted_bytes)} here; no flag makes them fit."
-        )
+        more = gib((oom.torch_bytes or 0) + oom.wanted_bytes)
+        why = reason("full_before_complete", {"total": gib(total), "more": more})
     elif needed is not None:
-        why = (
-            f"Weights and what runs beside them need at least {gib(needed)} on each GPU before there is any KV cache, "
-            f"and the card has {gib(total)}: no flag makes it fit."
-        )
+        why = reason("needed_before_pool", {"needed": gib(needed), "total": gib(total)})
     more = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs"
     if not planner.known.ranks_known:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"

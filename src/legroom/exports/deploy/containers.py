@@ -43,7 +43,7 @@ _BUILT_IMAGE = "vllm-legroom"
 
 
 def container_server(request: ExportRequest) -> ExportedServer:
-    """The server of a request; refused where it is unreachable or lacks a file in a container."""
+    """The server of a request; LegroomError where a container cannot be reached or cannot mount a path."""
     server = requested_server(request)
     check_reachable(server.words)
     check_paths(server)

@@ -174,7 +174,7 @@ _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", Tr
 
 
 def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
-    """Files that flags name, by key: for a Secret where `private`, else for a ConfigMap."""
+    """Small enough files that flags name, by key: for a Secret where `private`, else for a ConfigMap."""
     by_key: dict[str, NamedPath] = {}
     for named in named_paths(server):
         if named.folder or named.private != private or Path(named.path).stat().st_size > _MOST_BYTES:

@@ -124,8 +124,8 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # LLM(...) does not check choices, the command line does
     if extension and problem.kind in ("unknown", "bad_value"):
         return True
-    if problem.kind == "bad_value" and not problem.value and _is_emptied(server, problem.flag):
-        return True  # an empty variable
+    if problem.kind in ("bad_value", "bad_choice") and not problem.value and _is_emptied(server, problem.flag):
+        return True  # an empty variable, or a template that was read without its values
     if problem.flag == "--config" and problem.kind == "ignored":
         return True  # the config file is on another machine
     if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):

@@ -32,10 +32,13 @@ def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
     by_pattern = by_pattern or (name == "xargs" and "kill" in texts and bool(_INNER.search(command.line)))
     looked_for = " ".join(texts[1:]) + (command.line if name == "xargs" else "")
     if by_pattern and _SERVING.search(_AWK_BODY.sub("", looked_for)):
+        place = command.locate(command.words[0].offset)
+        if place.path.rpartition("/")[2] in context.entry_scripts:
+            return  # its container has no other processes
         shown = " ".join(command.texts())
         message = f"`{shown if len(shown) < 60 else shown[:57] + '...'}` ends whatever matches"
         suggestion = "stop the service (systemctl stop, docker stop), or see what is orphaned with legroom recover"
-        yield finding("kill-by-pattern", command.locate(command.words[0].offset), message, suggestion)
+        yield finding("kill-by-pattern", place, message, suggestion)
 
 
 @checks(InvokedCommand, "gpu-reset", "empty-cache", "command-doubtful", "image-moving")
@@ -50,6 +53,7 @@ def doubtful_commands(command: InvokedCommand, context: Context) -> Findings:
         yield finding(row["rule"], command.locate(word.offset), row["message"], row["suggestion"])
 
 
+_TEXT_OR_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\"[^\"]*\"|'[^']*'", re.DOTALL)
 _SHELL_SYNTAX = re.compile(r"\s(&&|\|\|?|>>?|2>&1|&)(\s|$)|^[-@:+!]*(source|cd|export|\.)\s|^[-@:+!]*~")
 """What only a shell understands; systemd runs the first word with the others as its arguments."""
 
@@ -82,7 +86,7 @@ def settings_of_unit(unit: Unit, context: Context) -> Findings:
         if re.search(r"(?<!%)%[iI]", word.text) and "@" not in place.path.rpartition("/")[2]:
             message = f"%i is empty in {key}=: the unit is no template"
             yield finding("unit-sandbox", place, message, "call the file NAME@.service", is_certain=False)
-    syntax = _SHELL_SYNTAX.search(re.sub(r"\"[^\"]*\"|'[^']*'", "", start.text))
+    syntax = _SHELL_SYNTAX.search(_TEXT_OR_TEMPLATE.sub("", start.text))
     if syntax is not None:
         message = f"systemd starts no shell: {syntax[0].strip()} in ExecStart is an argument or an unknown program"
         yield finding("unit-sandbox", unit.locate(start.offset), message, "write /bin/bash -c '...', or a script")

@@ -99,11 +99,6 @@ class Action:
     detail: Mapping[str, Any]
     stages: tuple[ActionStage, ...] = ()
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether the action is only planned or started."""
-        return self.state in UNFINISHED
-
     def stage(self, name: str) -> ActionStage | None:
         """The last stage of this name that the action reached; None where it did not."""
         return next((stage for stage in reversed(self.stages) if stage.name == name), None)

@@ -45,9 +45,18 @@ def endpoint(
     verify_tls: bool = True,
     ca_file: str | None = None,
 ) -> Endpoint:
-    """The endpoint of `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ..."""
+    """The endpoint of `host:8000` or `https://user:pass@host/vllm/metrics`; LegroomError for other texts."""
     given = address.strip()
-    parts = _split_url(given if "://" in given else f"http://{given}")
+    url = given if "://" in given else f"http://{given}"
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        usable = host and not re.search(r"\s", host) and parts.scheme in {"http", "https"} and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        hint = "write it like http://host:8000 (http or https)"
+        raise LegroomError(f"{masked_url(url)} is not the address of a server", hint)
     all_headers = dict(headers or {})
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -103,20 +112,6 @@ def is_loopback_host(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _split_url(url: str) -> SplitResult:
-    """The parts of an http or https URL; raises LegroomError for any other text."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        usable = host and not re.search(r"\s", host) and parts.scheme in {"http", "https"} and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable:
-        hint = "write it like http://host:8000 (http or https)"
-        raise LegroomError(f"{masked_url(url)} is not the address of a server", hint)
-    return parts
 
 
 def _host_and_port(parts: SplitResult) -> str:

@@ -90,7 +90,21 @@ def cache_groups(
             raise
         specs = promoted(specs)
         return (_group(specs, tuple(specs)),)
-    return _equal_groups(specs, release)
+    buckets = _grouped(specs, lambda name: specs[name].merge_key if release.at_least("0.27.0") else specs[name])
+    counts = [len(names) for names in buckets.values()]
+    size = min(counts)
+    # 0.18 pads up to a ratio of 1.5 instead of 1.25, for drafters that add a layer or two to one type.
+    band = 1.5 if release.at_least("0.18.0") else 1.25 if release.at_least("0.12.0") else 0.0
+    if max(counts) < size * band:
+        size = max(counts)
+    groups: list[CacheGroup] = []
+    for names in buckets.values():
+        number = cdiv(len(names), size)
+        for index in range(number):
+            # 0.11+ assigns layers round-robin so that every pipeline stage holds some of each group.
+            dealt = names[index::number] if release.at_least("0.11.0") else names[index * size : (index + 1) * size]
+            groups.append(_group(specs, dealt))
+    return tuple(groups)
 
 
 def _is_one_type(specs: Specs, release: Release) -> bool:
@@ -148,25 +162,6 @@ def _with_page_bytes(name: str, spec: CacheSpec, largest: int, release: Release)
     if isinstance(spec, AttentionSpec) and release.at_least("0.24.0") and not latent:
         return replace(spec, padded_bytes=largest)
     raise UnsupportedCache(check_text("page_sizes", release, layer=name))
-
-
-def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
-    """Groups with the same number of layers: that of the rarest type, unless the counts are nearly equal."""
-    buckets = _grouped(specs, lambda name: specs[name].merge_key if release.at_least("0.27.0") else specs[name])
-    counts = [len(names) for names in buckets.values()]
-    size = min(counts)
-    # 0.18 pads up to a ratio of 1.5 instead of 1.25, for drafters that add a layer or two to one type.
-    band = 1.5 if release.at_least("0.18.0") else 1.25 if release.at_least("0.12.0") else 0.0
-    if max(counts) < size * band:
-        size = max(counts)
-    groups: list[CacheGroup] = []
-    for names in buckets.values():
-        number = cdiv(len(names), size)
-        for index in range(number):
-            # 0.11+ assigns layers round-robin so that every pipeline stage holds some of each group.
-            dealt = names[index::number] if release.at_least("0.11.0") else names[index * size : (index + 1) * size]
-            groups.append(_group(specs, dealt))
-    return tuple(groups)
 
 
 def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:

@@ -98,7 +98,15 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
         if group == NO_PREFIX and prompt_len > _FEW:
             continue
         prefix[r], prefix_blocks[r], boundary[r], suffix[r] = streams.streams_of_request(r)
-    _drop_unshared(trace, prefix, prefix_blocks, boundary, suffix)
+    readers, twins = Counter(prefix), Counter(suffix)
+    # A prefix that begins another one is read by the readers of both.
+    readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
+    readers.update(group for group, (parent, _) in enumerate(trace.prefix_parents) if parent != NO_PREFIX)
+    for r, group in enumerate(prefix):
+        if suffix[r] != rows.NONE and twins[suffix[r]] == 1:
+            suffix[r] = rows.NONE
+        if group != rows.NONE and readers[group] == 1 and suffix[r] == rows.NONE:
+            prefix[r], prefix_blocks[r], boundary[r] = rows.NONE, 0, rows.NONE
     columns = {
         "prefix": prefix,
         "prefix_blocks": prefix_blocks,
@@ -110,21 +118,6 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
         ],
     }
     return SharedContents(columns, len(trace.prefix_names) + len(streams.streams))
-
-
-def _drop_unshared(
-    trace: Trace, prefix: list[int], prefix_blocks: list[int], boundary: list[int], suffix: list[int]
-) -> None:
-    """Set to NONE, in these columns, every stream that only one request has: it is never a cache hit."""
-    readers, twins = Counter(prefix), Counter(suffix)
-    # A prefix that begins another one is read by the readers of both.
-    readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
-    readers.update(group for group, (parent, _) in enumerate(trace.prefix_parents) if parent != NO_PREFIX)
-    for r, group in enumerate(prefix):
-        if suffix[r] != rows.NONE and twins[suffix[r]] == 1:
-            suffix[r] = rows.NONE
-        if group != rows.NONE and readers[group] == 1 and suffix[r] == rows.NONE:
-            prefix[r], prefix_blocks[r], boundary[r] = rows.NONE, 0, rows.NONE
 
 
 Progress = Callable[[float], None]
@@ -162,7 +155,23 @@ class FastReplay:
         if settings.enable_prefix_caching:
             contents = shared_contents(trace, settings.block_size)
         self.max_extents = _max_extents(trace, settings, contents)
-        self.rules = _kernel_rules(trace, settings, contents.num_streams)
+        self.rules = rows.Rules(
+            usable_blocks=settings.usable_blocks,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            chunked=int(settings.enable_chunked_prefill),
+            threshold=settings.long_prefill_token_threshold,
+            by_priority=int(settings.scheduling_policy == "priority"),
+            watermark_blocks=settings.watermark_blocks,
+            reserve_full=int(settings.reserve_full_isl),
+            caching=int(settings.enable_prefix_caching),
+            in_seconds=int(trace.in_seconds),
+            num_requests=len(trace),
+            batches_in_flight=int(settings.async_scheduling),
+            remote_prefill=int(settings.remote_prefill),
+            first_own_stream=contents.num_streams,
+        )
         self.sim = self._initial_sim(contents.columns)
         if self.rejections:
             states = [rows.WAITING if is_accepted else rows.REJECTED for is_accepted in accepted]
@@ -302,27 +311,6 @@ def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedCont
     if sum(blocks) > settings.usable_blocks:
         return settings.usable_blocks
     return len(blocks) + sum(map(min, blocks, contents.columns["shared_blocks"]))
-
-
-def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -> rows.Rules:
-    """The scheduler settings as the plain numbers that the compiled kernel takes."""
-    return rows.Rules(
-        usable_blocks=settings.usable_blocks,
-        block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        chunked=int(settings.enable_chunked_prefill),
-        threshold=settings.long_prefill_token_threshold,
-        by_priority=int(settings.scheduling_policy == "priority"),
-        watermark_blocks=settings.watermark_blocks,
-        reserve_full=int(settings.reserve_full_isl),
-        caching=int(settings.enable_prefix_caching),
-        in_seconds=int(trace.in_seconds),
-        num_requests=len(trace),
-        batches_in_flight=int(settings.async_scheduling),
-        remote_prefill=int(settings.remote_prefill),
-        first_own_stream=num_streams,
-    )
 
 
 def _priority_ranks(trace: Trace) -> Any:
