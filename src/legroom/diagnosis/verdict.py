@@ -149,7 +149,7 @@ def _other_engine(case: Case) -> Evidence | None:
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The causes whose assessment has any strength, the strongest first."""
+    """The MAX_FINDINGS strongest causes, strongest first; the plan rules some out and may add its own."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()

@@ -133,7 +133,7 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def _release_with_flags(hints: Hints, guess: Release, read: Deployment) -> tuple[Release, Deployment]:
-    """The newest release that takes every flag of the user's line, and the line as it reads it; else the guess."""
+    """The newest release that starts with the user's line, the line as it reads it; else `guess` and `read`."""
     for version in reversed(known_releases()):
         try:
             deployment = given_deployment(hints, known_release(version))
