@@ -48,10 +48,10 @@ export function memoryOf(gpus, name) {
   return card ? gib(card.total_bytes).replace(" ", "") : /^[\d.]+[gm]i?b$/.test(wanted) ? name : "";
 }
 
-// What a start holds is never rounded up: 3.97 of 4 users is less than 4.
-export const held = (requests) => (Math.floor(requests * 10) / 10).toFixed(1);
+// Requests at once as vLLM prints them; what is below a wish is never rounded up to it.
+export const held = (requests, below = Infinity) => Math.min(requests, below - 0.01).toFixed(2);
 
 export const heldOf = (t, later, first, wanted) =>
-  first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first) }) : held(later);
+  first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first, wanted) }) : held(later);
 
 export const rateRange = (rate) => (rate ? `${count(rate.low)} – ${count(rate.high)}` : "–");

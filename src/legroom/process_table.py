@@ -60,16 +60,16 @@ def exit_signal(pid: int, handle: int) -> int | None:
     """The signal that ended the process of this pidfd, 0 for one that exited; None where it cannot be told any more."""
     import fcntl  # an extension module
 
-    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
-    try:  # Linux 6.15 and later: also after its parent has collected it
-        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
-        asked, status = _PIDFD_INFO.unpack(info)
-        if asked & _PIDFD_INFO_EXIT:
-            return int(status) & 0x7F
-    except OSError:
-        pass
     fields = _stat_fields(str(pid))
-    return int(fields[_EXIT_STATUS]) & 0x7F if fields is not None and fields[0] == "Z" else None
+    if fields is not None and fields[0] == "Z":
+        return int(fields[_EXIT_STATUS]) & 0x7F
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    try:  # Linux 6.15 and later: once its parent has collected it
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    asked, status = _PIDFD_INFO.unpack(info)
+    return int(status) & 0x7F if asked & _PIDFD_INFO_EXIT else None
 
 
 def is_stopped(pid: int) -> bool:

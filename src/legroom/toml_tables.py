@@ -138,7 +138,7 @@ class TomlTable:
         return value
 
     def integer(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number from `least` to `most`, else ConfigError; the default without the key."""
+        """A whole number from `least` to `most`, else ConfigError; without the key the default, checked as well."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.error(key, f"must be from {least} to {most}, not {value}")
@@ -152,7 +152,7 @@ class TomlTable:
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """A string among the choices, else ConfigError; the default without the key."""
+        """A string among the choices, else ConfigError; without the key the default, which must be valid too."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))

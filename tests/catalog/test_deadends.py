@@ -1,6 +1,7 @@
 """Export writes the record's shape exactly, import takes one in and gives it back unchanged."""
 
 import json
+from functools import cache
 
 import jsonschema
 import pytest
@@ -56,7 +57,9 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
 
 
+@cache
 def exported():
+    """Read only: one answer for every test."""
     return {record["error_code"]: record for record in records_of(bundled(), bundled())}
 
 

@@ -225,7 +225,7 @@ def test_an_unknown_architecture_is_said_to_be_unknown(capsys, tmp_path):
         ("llama-3.1-8b", "--concurrency", "-1"),
         ("llama-3.1-8b", "--gpu", ","),
         ("llama-3.1-8b", "--gpu", "h101"),
-        ("llama-3.1-8b", "--max-gpus", "0"),
+        ("llama-3.1-8b", "--gpus", "0"),
         ("nothing-like-it", "--gpu", "l4"),
     ],
     ids=" ".join,

@@ -1,6 +1,7 @@
 """`legroom size` and `legroom plan --want-...` from the outside."""
 
 import json
+import re
 
 import pytest
 
@@ -85,13 +86,13 @@ def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_
     assert main(["size", "qwen3-32b", "--gpu", "l4,rtx-a6000"]) == 0
     out = capsys.readouterr().out
     assert "1 x NVIDIA L4* tight" in out
-    assert "1 x NVIDIA L4: tight, so its command is not shown: " in out
+    assert "1 x NVIDIA L4: tight: " in out
     commands = [line.strip() for line in out.splitlines() if line.startswith("  $ ")]
     assert [command.split()[3] for command in commands] == ["Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"]
 
 
 def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
-    assert main(["size", "qwen3-32b", "--gpu", "l4", "--context", "8k", "--concurrency", "1", "--max-gpus", "1"]) == 0
+    assert main(["size", "qwen3-32b", "--gpu", "l4", "--context", "8k", "--concurrency", "1", "--gpus", "1"]) == 0
     out = capsys.readouterr().out
     assert "one user, tok/s" in out
     command = out.split("  1 x NVIDIA L4* tight\n")[1]
@@ -100,7 +101,7 @@ def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
 
 
 def test_what_size_says_is_short_is_what_the_smallest_checkpoint_lacks(capsys):
-    words = ("--gpu", "4090", "--context", "16k", "--concurrency", "8", "--max-gpus", "1")
+    words = ("--gpu", "4090", "--context", "16k", "--concurrency", "8", "--gpus", "1")
     (row,) = answer(capsys, "size", "qwen3-32b", *words, code=1)["rows"]
     (awq,) = answer(capsys, "size", "Qwen/Qwen3-32B-AWQ", *words, code=1)["rows"]
     assert row["short_bytes"] <= awq["short_bytes"] < 20 * 2**30
@@ -156,7 +157,7 @@ def test_size_takes_vllm_flags(capsys):
 
 
 def test_size_is_code_1_where_nothing_holds_it(capsys):
-    table = answer(capsys, "size", "llama-3.1-70b", "--gpu", "t4", "--max-gpus", "1", code=1)
+    table = answer(capsys, "size", "llama-3.1-70b", "--gpu", "t4", "--gpus", "1", code=1)
     assert table["rows"][0]["count"] == 0
     assert table["rows"][0]["command"] is None
 
@@ -252,3 +253,58 @@ def test_a_wish_in_the_words_of_another_command_is_answered_by_the_option_of_thi
 def test_the_limit_of_a_longrope_model_is_its_full_length(capsys):
     assert main(["plan", "phi-4-mini", "--gpu", "h100", "--max-model-len", "16384", "--no-advice"]) == 0
     assert "131,072 tokens" in capsys.readouterr().out
+
+
+def test_rows_above_the_budget_are_left_out_and_none_within_it_is_a_no(capsys):
+    words = ("size", "qwen3-8b", "--context", "8k", "--gpu", "h100,l4")
+    dearer, cheaper = sorted(row["usd_per_hour"] for row in answer(capsys, *words)["rows"])[::-1][:2]
+    rows = answer(capsys, *words, "--budget", str((dearer + cheaper) / 2))["rows"]
+    assert {row["usd_per_hour"] <= cheaper for row in rows} == {True}
+    assert answer(capsys, *words, "--budget", "0.01", code=1)["rows"] == []
+
+
+def test_size_names_the_speed_of_each_wanted_user(capsys):
+    (row,) = answer(capsys, "size", "qwen3-8b", "--context", "8k", "--concurrency", "8", "--gpu", "h100")["rows"]
+    assert row["each_user_tokens_per_s"]["estimate"] < row["tokens_per_s"]["estimate"]
+    assert main(["size", "qwen3-8b", "--context", "8k", "--concurrency", "8", "--gpu", "h100"]) == 0
+    assert "each of 8" in capsys.readouterr().out
+
+
+def test_a_wish_shows_the_speed_of_the_wanted_users(capsys):
+    words = ["plan", "qwen3-0.6b", "--gpu", "l4", "--want-context", "8k", "--want-concurrency", "3"]
+    assert main(words) == 0
+    assert re.search(r"for 3\s+together", capsys.readouterr().out)
+
+
+def test_a_share_that_leaves_hardly_anything_free_is_what_a_setting_gives_up(capsys):
+    words = ("plan", "qwen3-32b", "--gpu", "h200", "--gpus", "2", "--want-context", "8k", "--want-concurrency", "200")
+    found = answer(capsys, *words)
+    share, free = found["args"]["gpu_memory_utilization"], found["layout"]["headroom_bytes"]
+    assert free < 0.025 * found["gpu"]["total_bytes"]
+    assert any(f"{share:g} of the card" in loss for loss in found["search"]["gives_up"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("models", "--context", "32k"), "--context needs a GPU"),
+        (("models", "--gpu", "l4", "--users", "four"), "--users 'four' is not a number from 1"),
+        (("size", "qwen3-8b", "--concurrency", "1k"), "--concurrency '1k' is not a number from 1"),
+        (("plan", "qwen3-8b", "--gpu", "l4", "--want-context", "many"), "is not a length"),
+    ],
+)
+def test_a_count_has_no_unit_and_an_option_without_its_gpu_is_refused(capsys, words, says):
+    assert main(list(words)) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_length_of_vllms_flag_says_what_vllm_reads(capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8k"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--max-model-len 8k as 8,000; 8K is 8,192" in out
+    assert "meta-llama/Llama-3.1-8B-Instruct" in out  # the name stands for the base model
+
+
+def test_models_on_a_card_end_in_the_command_of_the_first(capsys):
+    assert main(["models", "qwen3-0.6b", "--gpu", "l4"]) == 0
+    assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith("  $ vllm serve Qwen/Qwen3-0.6B")

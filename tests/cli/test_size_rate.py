@@ -66,11 +66,11 @@ def test_a_rate_gives_gpus_a_latency_and_money_with_a_band(capsys):
     [
         ("llama-3.1-8b", "h200,l40s", "▶ the cheapest that holds", "not tried"),
         ("meta-llama/Llama-3.1-70B-Instruct", "h200", "Llama-3.1-70B-Instruct-FP8", "▶ the cheapest that"),
-        ("meta-llama/Llama-3.1-70B", "h200", "--max-gpus tries more", "not tried"),
+        ("meta-llama/Llama-3.1-70B", "h200", "--gpus tries more", "not tried"),
     ],
 )
 def test_the_remarks_name_the_arrow_and_smaller_weights_tuned_alike(model, gpu, says, silent, capsys):
-    limits = ("--tpot", "15" if "70B" in model else "60", "--max-gpus", "16")
+    limits = ("--tpot", "15" if "70B" in model else "60", "--gpus", "16")
     main(["size", model, *SMALL, "--gpu", gpu, *limits])
     out = " ".join(capsys.readouterr().out.split())
     assert says in out
@@ -125,7 +125,7 @@ def test_a_card_whose_speed_is_not_known_gets_no_number(capsys):
 
 
 def test_a_time_per_token_that_no_replica_reaches_is_code_1_and_says_why(capsys):
-    document = answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "l4", "--max-gpus", "1", "--tpot", "5", code=1)
+    document = answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "l4", "--gpus", "1", "--tpot", "5", code=1)
     assert "ms a token" in document["rows"][0]["reason"]
     assert document["rows"][0]["usd_per_hour"] is None
 
@@ -259,7 +259,7 @@ def test_two_workers_give_the_rows_of_one(capsys, monkeypatch):
 
 
 def test_a_card_that_is_too_slow_alone_says_so_and_not_that_its_splits_are_unknown(capsys):
-    document = answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "l4", "--max-gpus", "2", "--tpot", "5", code=1)
+    document = answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "l4", "--gpus", "2", "--tpot", "5", code=1)
     assert "ms a token" in document["rows"][0]["reason"]
 
 
@@ -294,3 +294,14 @@ def test_longer_steps_never_takes_fewer_gpus(capsys):
         assert gpus["low"] <= gpus["middle"] <= (gpus["high"] or gpus["middle"])
         money = row["usd_per_hour"]
         assert money["low"] == pytest.approx(gpus["low"] * row["price"]["usd_per_hour"], abs=1e-3)
+
+
+def test_the_row_leads_with_as_many_gpus_as_the_command_has_servers(capsys):
+    words = ("--rate", "1.4", "--prompt", "7k", "--answer", "1k", "--ttft", "5", "--tpot", "200", "--gpu", "h200")
+    document = answer(capsys, "qwen3-32b", *words)
+    assert document["load"]["mean_prompt_tokens"] == 7168
+    most = document["rows"][0]["gpus"]["high"]
+    main(["size", "qwen3-32b", *words])
+    out = capsys.readouterr().out
+    assert f"{most} servers of 1 x NVIDIA H200" in out
+    assert re.search(rf"NVIDIA H200 +{most} \(", out)

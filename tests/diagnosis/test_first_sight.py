@@ -764,3 +764,32 @@ def test_flags_of_other_programs_are_not_given_to_vllm() -> None:
     assert command is None
     assert args.others == ()
     assert args.dtype == "half"
+
+
+@pytest.mark.parametrize(
+    ("weights", "flags"),
+    [
+        (14.1, {"max_num_seqs", "max_num_batched_tokens"}),
+        (20.1, {"max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"}),
+        (21.2, set()),
+    ],
+)
+def test_a_smaller_dummy_batch_is_a_fix_only_with_room_for_the_pool_after_it(weights: float, flags: set[str]) -> None:
+    log = (
+        f"INFO 11-02 10:11:12 [gpu_model_runner.py:2653] Model loading took {weights} GiB and 14.2 seconds\n"
+        'File "/opt/vllm/v1/worker/gpu_worker.py", line 263, in determine_available_memory\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total capacity of 23.64 "
+        "GiB of which 890.00 MiB is free. Including non-PyTorch memory, this process has 22.76 GiB memory in use. Of "
+        "the allocated memory 22.31 GiB is allocated by PyTorch, and 60.00 MiB is reserved by PyTorch but "
+        "unallocated.\n"
+    )
+    assert set(first(log).fixes[0].flags) == flags
+
+
+def test_the_table_of_free_says_that_the_machine_s_ram_is_used_up() -> None:
+    table = "Mem:    31Gi    30Gi    213Mi    1.0Mi    812Mi    401Mi\n"
+    log = "Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:20<00:30, 10.1s/it]\nKilled\n"
+    found = first(table + log)
+    assert found.cause == "host_ram_oom"
+    assert "Of 31.00 GiB of RAM 0.39 GiB were available" in found.why
+    assert "swap" in found.fixes[0].steps[0]

@@ -98,6 +98,16 @@ def test_a_fix_that_fits_by_the_figures_of_the_log_says_where_a_plan_without_the
     assert "Without this log" not in fix_of("more_or_fewer_gpus_tp_pp", cause).why
 
 
+@pytest.mark.parametrize(("has", "fits", "is_of_another_card"), [(9.37, 76752, True), (4.29, 35136, False)])
+def test_a_log_that_the_named_card_cannot_have_written_says_so_and_is_not_planned_on_it(
+    has: float, fits: int, is_of_another_card: bool
+) -> None:
+    sized = LLAMA.replace("8192", "131072") + LOADED + "\n"
+    cause = finding(sized + _short_of_kv(16.0, has, fits), gpu="l4")
+    assert ("another GPU" in cause.why) == is_of_another_card
+    assert (cause.fixes[0].before is None) == is_of_another_card
+
+
 def test_state_blocks_are_the_answer() -> None:
     assert finding(CAUSES["too few state blocks"][1]).fixes[0].flags == {"max_num_seqs": 296}
 

@@ -180,3 +180,95 @@ def test_a_command_of_vllm_s_own_is_kept() -> None:
     for text in ("vllm serve x/y --dtype half", "python -m vllm.entrypoints.openai.api_server --model x/y", ""):
         fixes = run(f"{text}\n{SHORT}").findings[0].fixes
         assert next(fix for fix in fixes if "max_model_len" in fix.flags).command
+
+
+V0_BLOCKS = """INFO 08-25 08:17:11 model_runner.py:175] Loading model weights took {} GB
+INFO 08-25 08:17:12 gpu_executor.py:114] # GPU blocks: {}, # CPU blocks: {}
+[rank0]: Traceback (most recent call last):
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "weights", "blocks", "on_cpu", "pool", "share"),
+    [
+        ("推理时50g显存报错out of memory", 5.1039, 11749, 728, "64.55 GiB", 0.58),
+        ("vLLM: out of memory during inference on a card with 24 GB VRAM", 13.5, 12000, 2048, "23.44 GiB", 0.52),
+        ("vLLM is out of memory during inference", 4.0, 9000, 1024, "35.16 GiB", 0.67),
+    ],
+)
+def test_cpu_blocks_tell_the_size_of_a_pool_that_could_not_be_allocated(
+    told: str, weights: float, blocks: int, on_cpu: int, pool: str, share: float
+) -> None:
+    found = run(f"{told}\n{V0_BLOCKS.format(weights, blocks, on_cpu)}").findings[0]
+    assert found.cause == "gpu_shared_or_not_free"
+    assert pool in found.why
+    assert found.fixes[0].flags == {"gpu_memory_utilization": share}
+
+
+def test_a_card_s_name_with_a_smaller_size_is_a_slice_of_it() -> None:
+    for card, size in (("H100 40GB (using MIG)", 40), ("an A100 20GB slice", 20), ("H100 80GB", 80)):
+        text = f"vLLM on {card}: GPU OOM\nERROR 05-20 10:42:56 [dump_input.py:81] Dumping scheduler stats: x"
+        share = run(text).findings[0].fixes[0].flags["gpu_memory_utilization"]
+        assert 1 <= (0.9 - share) * size < 4  # GiB
+
+
+@pytest.mark.parametrize(
+    ("text", "is_block"),
+    [
+        (
+            "XPU out of memory. Tried to allocate 1.02 GiB (GPU 0; 15.56 GiB total capacity; 0 bytes already allocated",
+            True,
+        ),
+        (
+            "XPU out of memory. Tried to allocate 2.30 GiB (GPU 0; 11.60 GiB total capacity; 0 bytes already allocated",
+            True,
+        ),
+        (
+            "XPU out of memory. Tried to allocate 1.02 GiB (GPU 0; 15.56 GiB total capacity; 14 GiB already allocated",
+            False,
+        ),
+    ],
+)
+def test_a_refusal_on_an_empty_intel_gpu_is_a_limit_of_one_block(text: str, is_block: bool) -> None:
+    found = run(f"RuntimeError: {text}; 0 bytes reserved in total by PyTorch)").findings[0]
+    assert (found.cause == "unified_memory_or_wsl") == is_block
+    assert ("a block of" in found.why) == is_block
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "wanted", "factors"),
+    [
+        ("Qwen/Qwen1.5-32B-Chat", 4, "40.00", "10 heads x 32,768 tokens x 32,768 tokens x 4 bytes"),
+        ("Qwen/Qwen2.5-7B-Instruct", 2, "28.00", "14 heads x 32,768 tokens x 32,768 tokens x 2 bytes"),
+    ],
+)
+def test_unfused_attention_asks_for_the_square_of_the_length(model: str, ranks: int, wanted: str, factors: str) -> None:
+    frame = '  File "/a/vllm/attention/torch_sdpa.py", line 94, in forward\n    x = scaled_dot_product_attention(\n'
+    error = f"RuntimeError: XPU out of memory. Tried to allocate {wanted} GiB (GPU 0; 15.11 GiB total capacity"
+    flags = f"--tensor-parallel-size {ranks} --dtype float16 --load-in-low-bit sym_int4"
+    found = run(f"vllm: 0.3.3\n$ --model {model} {flags}\n{frame}{error}").findings[0]
+    assert factors in found.why
+    assert found.fixes[0].flags["max_model_len"] == 4096
+    assert not any("model" in fix.flags for fix in found.fixes)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (
+            "Lower max tokens of this vLLM model to 32k since 64k was causing OOM with short prompts",
+            {"num_gpu_blocks_override": 2048},
+        ),
+        ("vLLM: reduced the KV cache to 16k as 48k goes out of memory in prefill", {"num_gpu_blocks_override": 1024}),
+        ("vLLM: lowered the context to 8k because of OOM at the first request", {"max_model_len": 8192}),
+    ],
+)
+def test_the_size_that_a_text_lowers_to_is_its_fix(text: str, flags: dict[str, int]) -> None:
+    assert run(text).findings[0].fixes[0].flags == flags
+
+
+def test_a_size_that_was_lowered_in_vain_is_no_fix() -> None:
+    fixes = (
+        run("vLLM: I lowered the context to 8k but it still runs out of memory at the first request").findings[0].fixes
+    )
+    assert not any(fix.flags.get("max_model_len") == 8192 for fix in fixes)

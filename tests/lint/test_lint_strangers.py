@@ -2,6 +2,7 @@
 
 import pytest
 
+from legroom.deployments.container_images import image_release, latest_build_day
 from legroom.lint.linter import LintOptions, lint_texts
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
@@ -135,7 +136,9 @@ def test_the_worker_of_one_rank_is_the_engines_own_process(limit):
     given = pod("vllm/vllm-openai:v0.9.0").replace('"--tensor-parallel-size", "4", ', "")
     limited = given.replace('nvidia.com/gpu: "4"', f'nvidia.com/gpu: "1", memory: {limit}')
     assert f"memory: {limit}" in limited
-    assert [rule for rule, _ in judged(limited, "pod.yaml")] == (["host-memory"] if limit != "8Gi" else [])
+    findings = lint_texts([("pod.yaml", limited)], LintOptions()).findings
+    told = [each.severity for each in findings if each.rule == "host-memory"]
+    assert told == (["note"] if limit != "8Gi" else [])
 
 
 def test_a_patch_without_an_image_may_have_its_shared_memory_from_its_base():
@@ -438,3 +441,98 @@ def test_a_published_server_without_a_key_a_probe_or_a_volume_is_noted():
         "spec: {", "spec: {volumes: [{name: c}], "
     )
     assert {finding.rule for finding in lint_texts([("d.yaml", kept)], LintOptions()).findings} == {"probe-missing"}
+
+
+TWO_GPUS = pod("vllm/vllm-openai:v0.9.0").replace('"--tensor-parallel-size", "4", ', "")
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_told"),
+    [
+        ("# two machines of eight cards\n", True),
+        ("# one card, time-sliced into eight\n", False),
+        ("# a DGX Spark\n", False),
+    ],
+)
+def test_slices_of_one_card_are_no_idle_gpus(beside, is_told):
+    given = judged(TWO_GPUS, "a/pod.yaml", ("a/notes.yaml", f"{beside}kind: Namespace\n"))
+    assert (("gpus-idle", "warning") in given) == is_told
+    assert ("gpus-idle", "warning") in judged(TWO_GPUS, "a/pod.yaml", ("b/notes.yaml", f"{beside}kind: Namespace\n"))
+
+
+def test_gpus_are_not_idle_where_the_flag_that_uses_them_is_refused():
+    one_item = pod("vllm/vllm-openai:v0.9.0").replace('"--tensor-parallel-size", "4"', '"--tensor-parallel-size 4"')
+    assert [rule for rule, _ in judged(one_item, "pod.yaml")] == ["flag-unknown"]
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("acme/vllm:r36.4-cu129-24.04", None),
+        ("acme/vllm:r36.4-0.9.1", None),
+        ("acme/vllm:0.9.1-gpu", "0.9.1"),
+        ("acme/vllm:cu129-v0.9.1", "0.9.1"),
+        ("acme/server:r36-vllm0.9.1", "0.9.1"),
+    ],
+)
+def test_the_tag_of_another_repository_is_a_release_only_where_it_is_spelled_whole(image, release):
+    assert image_release(image) == release
+    assert latest_build_day(image) == ""
+
+
+def test_a_value_that_a_template_fills_in_is_one_word():
+    assert judged(f"{SERVE} --max-model-len {{{{ max_len }}}} --dtype {{{{ dtype }}}}\n", "start.sh.j2") == []
+
+
+COMPOSE = """\
+services:
+  vllm:
+    image: vllm/vllm-openai:v0.20.0
+    ports: ["127.0.0.1:8000:8000"]
+    command: --model org/m SPARE
+    volumes: ["VOLUME"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("volume", "count"), [("C:/models:/models", 0), ("C:\\\\models:/models", 0), ("data:/models", 1)]
+)
+def test_a_drive_of_windows_is_no_named_volume(volume, count):
+    text = COMPOSE.replace("VOLUME", volume).replace(" SPARE", "")
+    assert [rule for rule, _ in judged(text, "compose.yaml")].count("manifest-refused") == count
+
+
+@pytest.mark.parametrize(("env", "count"), [("MORE=--seed 1\n", 0), ("OTHER=1\n", 1)])
+def test_a_variable_that_the_env_file_beside_sets_is_not_empty(tmp_path, env, count):
+    (tmp_path / ".env").write_text(env)
+    file = tmp_path / "compose.yaml"
+    file.write_text(COMPOSE.replace("SPARE", '${MORE:-""}').replace("VOLUME", "/models:/models"))
+    assert [rule for rule, _ in judged(file.read_text(), str(file))].count("container-command") == count
+
+
+def test_equal_notes_of_a_file_are_one_that_names_the_other_lines():
+    notes = lint_texts([("a.sh", f"{SERVE} --trust-remote-code\n" * 3)], LintOptions()).findings
+    told = [each for each in notes if each.rule == "code-trusted"]
+    assert len(told) == 1
+    assert told[0].message.endswith("(also at line 2, 3)")
+
+
+LINES = {
+    "env-meaning": (
+        "a.yaml",
+        "kind: Pod\nimage: vllm\nenv:\n- name: LD_LIBRARY_PATH\n  value: ${LD_LIBRARY_PATH}:/lib\n",
+    ),
+    "cache-lost": ("stop.sh", "# vllm\ndocker compose down --volumes\n"),
+    "host-memory": (".env", "VLLM_IMAGE=a\nHF_CACHE_DIR=/dev/shm/hub\n"),
+    "container-command": ("Dockerfile", 'FROM vllm/vllm-openai:v0.20.0\nENTRYPOINT ["python", "-m", "x"]\n'),
+    "shm-missing": ("a.yaml", "kind: Pod\nimage: vllm/vllm-openai:v0.20.0\nemptyDir: {medium: Memory}\n"),
+    "flag-value": ("a.sh", "vllm serve org/m --limit-mm-per-prompt '{\"images\": 4}'\n"),
+    "secret-written": ("a.sh", "docker build --build-arg HF_TOKEN=$HF_TOKEN -t vllm .\n"),
+}
+
+
+@pytest.mark.parametrize("rule", LINES)
+def test_a_line_that_is_a_mistake_wherever_it_stands_is_noted(rule):
+    beside = ("b.yaml", "services: {}\nvolumes:\n  cache: {}\n")
+    findings = lint_texts([LINES[rule], beside], LintOptions()).findings
+    assert (rule, "note") in {(each.rule, each.severity) for each in findings}

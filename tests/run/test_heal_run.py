@@ -126,6 +126,16 @@ def test_a_server_that_never_becomes_healthy_is_stopped_with_its_last_lines(run)
     assert "non-default args" in supervised.said("non-default args")
 
 
+@pytest.mark.parametrize("victim", ["child_pid", "keeper_pid"])
+def test_a_server_that_somebody_kills_while_it_starts_is_started_again(run, victim):
+    supervised = run("--no-verify", "--restart-delay", "0.1", STAND_IN_START_S="3")
+    until((supervised.home / "runs" / f"{supervised.port}.json").exists)
+    os.kill(supervised.file()[victim], signal.SIGKILL)
+    assert "died of SIGKILL" in supervised.said("start failed")
+    supervised.serving()
+    assert supervised.end() == 0
+
+
 def test_a_dry_run_shows_the_command_and_starts_nothing(run):
     supervised = run("--dry-run")
     assert supervised.process.wait(120) == 0

@@ -144,6 +144,21 @@ def test_a_kill_that_only_the_cgroup_counts_names_the_process_that_died(diagnose
     assert "The kernel killed EngineCore (pid 7)" in find_fix(question)["failed"]
 
 
+def test_a_worker_that_somebody_killed_is_no_shortage_whatever_the_log_guesses(diagnosed, tmp_path):
+    said = "(EngineCore pid=2) ERROR 11-15 05:57:24 [multiproc_executor.py:316] Worker proc VllmWorker-0 died "
+    (tmp_path / "log").write_text(f"{said}unexpectedly (exit code: -9), shutting down executor.\n")
+    death = ProcessDeath("VLLM::Worker", 7, 9)
+    remedy = diagnosed(death=death, ended=death_text(death, None))
+    assert (remedy.is_memory, remedy.by_signal) == (False, True)
+    assert "VLLM::Worker (pid 7) died of SIGKILL" in remedy.failed
+
+
+def test_a_server_that_is_killed_before_it_says_anything_is_told_by_its_signal(diagnosed, tmp_path):
+    (tmp_path / "log").write_text("")
+    death = ProcessDeath("its keeper", 7, 9)
+    assert diagnosed(death=death, ended=death_text(death, None)).by_signal
+
+
 def test_a_warning_of_python_is_not_quoted_as_the_last_word(diagnosed, tmp_path):
     said = "[core_client.py:818] engine core exited unexpectedly"
     warning = "tracker.py:254: UserWarning: leaked objects\n  warnings.warn('leaked')\n"

@@ -1,12 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from legroom.render.simulation_text import waste_by_block_size
 from legroom.simulation.block_pool import BlockPool
-from legroom.simulation.trace import Trace
-from legroom.units import cdiv
 
 
 def test_a_block_without_cached_content_is_reused_first() -> None:
@@ -47,15 +41,3 @@ def test_a_block_in_use_by_two_is_free_after_both_leave() -> None:
     assert pool.num_free_blocks == 0
     pool.free_blocks([block])
     assert pool.num_free_blocks == 1
-
-
-@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=8), st.integers(1, 64))
-def test_waste_is_what_counting_slot_by_slot_gives(lengths: list[tuple[int, int]], size: int) -> None:
-    trace = Trace()
-    for prompt_len, output_len in lengths:
-        trace.add(prompt_len, output_len)
-    tokens = [n for p, o in lengths for n in range(p, p + o)]
-    slots = sum(cdiv(n, size) * size for n in tokens)
-    assert waste_by_block_size(trace, (size,))[size] * slots == slots - sum(tokens) or (
-        abs(waste_by_block_size(trace, (size,))[size] - (slots - sum(tokens)) / slots) < 1e-12
-    )

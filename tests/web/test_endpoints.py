@@ -158,7 +158,7 @@ def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
 
 
 def test_a_size_is_the_document_of_the_command_line(capsys):
-    words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--max-gpus", "8")
+    words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--gpus", "8")
     request = {"model": "llama-3.1-8b", "context": 4096, "cards": ["l4", "h100"]}
     assert answer("size", request) == printed(capsys, *words)
 
@@ -413,3 +413,21 @@ def test_a_search_may_keep_the_model():
     assert "FP8" in answer("plan", request)["model"]
     kept = answer("plan", {**request, "want": {**want, "keep_model": True}})
     assert kept["model"] == request["model"]
+
+
+def test_the_speed_is_of_the_users_who_are_wished_for():
+    wished = answer("speed", {**PLAN, "want": {"context": 8192, "users": 2}})
+    assert wished["users"] == 2 < answer("speed", PLAN)["users"]
+
+
+def test_a_mix_without_spread_has_requests_of_one_length():
+    mix = {"requests": 20, "rate_per_s": 5, "prompt_tokens": 700, "output_tokens": 50, "spread": False}
+    load = answer("simulate", {"mix": mix, "blocks": 2000, "step_ms": 30, "language": "en"})["words"]["figures"][0]
+    assert load["text"].count("p50 700, p99 700") == load["text"].count("p50 50, p99 50") == 1
+
+
+def test_an_upgrade_tells_of_metrics_and_bugs_as_the_command_line_does():
+    request = {"model": "meta-llama/Llama-3.1-8B", "gpu": "a100-80gb", "vllm": "0.8.5", "to": "0.32.0"}
+    words = answer("upgrade", request)["words"]
+    assert any("vllm:gpu_cache_usage_perc" in text for text in words["metrics"])
+    assert words["bugs"]

@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
-import { Command, ErrorNote } from "../parts/controls.jsx";
+import { Command, ErrorNote, Status } from "../parts/controls.jsx";
 import { useEntry } from "../diagnose/finding.jsx";
 import { useText } from "../text/language.jsx";
 
@@ -33,11 +33,7 @@ export function CatalogArea({ item }) {
           />
         </div>
         <ErrorNote error={state.error} />
-        {state.entries?.length === 0 && (
-          <p class="soft" role="status">
-            {t("catalog.none")}
-          </p>
-        )}
+        {state.entries?.length === 0 && <Status>{t("catalog.none")}</Status>}
         <EntryList entries={state.entries ?? []} current={item} grouped={!query.trim()} />
       </section>
       <Entry id={item} />
@@ -87,9 +83,7 @@ function Entry({ id }) {
   if (!entry)
     return (
       <section class="entry">
-        <p class="soft" role="status">
-          …
-        </p>
+        <Status>…</Status>
       </section>
     );
   const { story = {} } = entry;
@@ -114,19 +108,10 @@ function Entry({ id }) {
           </ul>
         </Part>
       )}
-      {["what", "why", "arithmetic"].map(
-        (key) =>
-          story[key] && (
-            <Part key={key} title={t(`entry.${key}`)}>
-              <p>{story[key]}</p>
-            </Part>
-          ),
-      )}
-      {entry.example && (
-        <Part title={t("entry.example")}>
-          <p>{entry.example}</p>
-        </Part>
-      )}
+      {["what", "why", "arithmetic"].map((key) => (
+        <Story key={key} name={key} text={story[key]} />
+      ))}
+      <Story name="example" text={entry.example} />
       <Part title={t("entry.workarounds")}>
         <ol>
           {entry.workarounds?.map((row) => (
@@ -154,16 +139,8 @@ function Entry({ id }) {
           ))}
         </ul>
       </Part>
-      {story.verify && (
-        <Part title={t("entry.verify")}>
-          <p>{story.verify}</p>
-        </Part>
-      )}
-      {story.otherwise && (
-        <Part title={t("entry.otherwise")}>
-          <p>{story.otherwise}</p>
-        </Part>
-      )}
+      <Story name="verify" text={story.verify} />
+      <Story name="otherwise" text={story.otherwise} />
       {entry.versions?.length > 0 && (
         <Part title={t("entry.versions")}>
           <ul>
@@ -175,9 +152,9 @@ function Entry({ id }) {
           </ul>
         </Part>
       )}
-      <Related label={t("entry.confused_with")} ids={entry.confused_with} />
-      <Related label={t("entry.leads_to")} ids={entry.leads_to} />
-      <Related label={t("entry.preceded_by")} ids={entry.preceded_by} />
+      {["confused_with", "leads_to", "preceded_by"].map((name) => (
+        <Related key={name} label={t(`entry.${name}`)} ids={entry[name]} />
+      ))}
       {isWeb(entry.documentation) && (
         <p>
           <a href={entry.documentation} rel="noreferrer noopener" target="_blank">
@@ -198,6 +175,11 @@ const Part = ({ title, children }) => (
     {children}
   </section>
 );
+
+function Story({ name, text }) {
+  const t = useText();
+  return text ? <Part title={t(`entry.${name}`)}><p>{text}</p></Part> : null;
+}
 
 function Counted({ counted }) {
   const t = useText();

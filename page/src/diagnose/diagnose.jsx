@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
-import { CopyButton, DropArea, ErrorNote, Notes, Picker, TextField } from "../parts/controls.jsx";
+import { CopyButton, DropArea, ErrorNote, Notes, Picker, Status, TextField } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, requestOf, toParams, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -168,16 +168,8 @@ export function DiagnoseArea({ params }) {
         </div>
       </section>
       <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite" ref={result}>
-        {state.shared && (
-          <p class="note" role="status">
-            {t("report.opened")}
-          </p>
-        )}
-        {state.stale && (
-          <p class="note fair" role="status">
-            {t("diagnose.stale")}
-          </p>
-        )}
+        {state.shared && <Status kind="note">{t("report.opened")}</Status>}
+        {state.stale && <Status kind="note fair">{t("diagnose.stale")}</Status>}
         {state.stage && <Stage stage={state.stage} onCancel={() => abort.current?.abort()} />}
         <ErrorNote error={state.error} />
         {!state.busy && !state.answer && !state.error && <Examples onPick={readSample} />}
@@ -266,8 +258,11 @@ async function beforeAndAfter(answer, hints) {
   if (!fix?.layout || !failed) return null;
   const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
   try {
-    const [before, after] = await Promise.all([planOf(failed), planOf(withFix(failed, fix.flags))]);
-    return { before, after: { ...after, layout: fix.layout, confidence: {} } };
+    const fixed = withFix(failed, fix.flags);
+    const [before, after] = await Promise.all([planOf(failed), planOf(fixed)]);
+    // With the pool that the log prints, as the fix has it.
+    const drawn = (plan, layout) => ({ ...plan, layout: layout ?? plan.layout, confidence: {} });
+    return { before: drawn(before, fix.before), after: drawn(after, fix.layout), request: requestOf(fixed) };
   } catch {
     return null;
   }

@@ -1,11 +1,11 @@
 import { useEffect, useState } from "preact/hooks";
 import { callOnce } from "../engine.js";
 import { CardPicture, MiniBar } from "../parts/card.jsx";
-import { Command } from "../parts/controls.jsx";
+import { ToRun } from "../plan/more.jsx";
 import { scaleOf } from "../parts/layout.js";
 import { useText } from "../text/language.jsx";
 import { distinctLines } from "./evidence.js";
-import { commandLine, flagsWords, gib, percent } from "../units.js";
+import { flagsWords, gib, percent } from "../units.js";
 
 export function useEntry(id, language) {
   const [state, setState] = useState({ entry: null, error: null });
@@ -118,11 +118,7 @@ function Fix({ fix, pictures }) {
   return (
     <div class="fix">
       {fix.comment && <p class="note fair">{fix.comment}</p>}
-      {isCommand ? (
-        <Command text={commandLine(fix.command, fix.command[0]?.includes("=") ? {} : fix.env)} />
-      ) : (
-        has && <code>{flagsWords(fix.flags)}</code>
-      )}
+      {isCommand ? <ToRun plan={{ ...fix, env: fix.command[0].includes("=") ? {} : fix.env }} request={pictures?.request} /> : has && <code>{flagsWords(fix.flags)}</code>}
       <p>{fix.why}</p>
       {fix.steps?.length > 0 && (
         <ol class="steps">

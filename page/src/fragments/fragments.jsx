@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote } from "../parts/controls.jsx";
+import { DropArea, ErrorNote, Status } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
 import { bytesWords } from "../units.js";
 import { SAMPLE_SNAPSHOT } from "./sample.js";
@@ -57,11 +57,7 @@ export function FragmentsArea() {
         </button>
       )}
       {state.report && <DropArea label={t("fragments.compare")} onFile={(file) => read(file, true)} />}
-      {state.busy && (
-        <p class="soft" role="status">
-          {t("fragments.busy")}
-        </p>
-      )}
+      {state.busy && <Status>{t("fragments.busy")}</Status>}
       <ErrorNote error={state.error} />
       {state.report && <Report report={state.report} />}
     </section>

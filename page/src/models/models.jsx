@@ -114,12 +114,12 @@ export function ModelsArea({ params, active }) {
   };
   const fitting = state.rows.filter((row) => !isSpecial(row));
   const special = state.rows.filter(isSpecial);
-  const busy = state.done < state.all;
+  const busy = ready && state.done < state.all;
   const field = (name, label, valid = true) => (
     <TextField
       label={t(label)}
       value={asked[name]}
-      problem={valid ? "" : t("models.unread")}
+      problem={valid ? "" : t(name === "context" ? "unread.length" : "unread.users")}
       onInput={(text) => setAsked({ ...asked, [name]: text })}
     />
   );

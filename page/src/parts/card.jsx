@@ -131,7 +131,7 @@ function Need({ plan, rows, x, title, width, room }) {
   if (!needed || pool.bytes <= 0) return null;
   const from = x(pool.start);
   const to = x(pool.start + needed);
-  const words = t("card.need", { length: tokensShort(plan.args.max_model_len), gib: gib(needed, 1) });
+  const words = t(plan.gpu?.count > 1 ? "card.need_each" : "card.need", { length: tokensShort(plan.args.max_model_len), gib: gib(needed, 1) });
   const label = labelAt(title, words, Math.min(to, room), room, to > width * 0.55);
   return (
     <g class={`need${needed > pool.bytes ? " short" : ""}`}>

@@ -1,5 +1,5 @@
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
-import { readCount } from "../setup.js";
+import { readCount, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
 export function CopyButton({ text, label }) {
@@ -67,6 +67,13 @@ export function ErrorNote({ error }) {
   );
 }
 
+// What goes on, or what to know of an answer, told to who does not see it too.
+export const Status = ({ kind = "soft", children }) => (
+  <p class={kind} role="status">
+    {children}
+  </p>
+);
+
 export const Notes = ({ notes }) =>
   notes?.length ? (
     <ul class="notes">
@@ -123,11 +130,13 @@ export function TextField({ label, onReset, problem, ...input }) {
   );
 }
 
-// A number as the command line reads it; what is none stays in sight, with the reason.
-export function NumberField({ label, value, onChange, placeholder }) {
+const READ = { number: (text) => (/^\s*\d+(\.\d+)?\s*$/.test(text) ? Number(text) : null), flag: readCount, length: readLength };
+
+// A number, a flag of vLLM or a length, as the command line reads it; what is none stays in sight, with the reason.
+export function NumberField({ label, value, onChange, placeholder, kind = "number" }) {
   const t = useText();
-  const problem = value === "" || readCount(String(value)) !== null ? "" : t("number.unread");
-  return <TextField {...{ label, value, placeholder, problem }} inputMode="decimal" onInput={(text) => onChange(readCount(text) ?? text)} />;
+  const problem = value === "" || READ[kind](String(value)) !== null ? "" : t(`unread.${kind}`);
+  return <TextField {...{ label, value, placeholder, problem }} inputMode="decimal" onInput={(text) => onChange(READ[kind](text) ?? text)} />;
 }
 
 // What a desktop and other programs hold of one GPU: a plain number is GiB.

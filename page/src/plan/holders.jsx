@@ -1,22 +1,27 @@
 import { useEffect, useState } from "preact/hooks";
 import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, VerdictBadge } from "../parts/controls.jsx";
+import { ErrorNote, NumberField, Status, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { readCommand } from "./source.jsx";
-import { count, gib, heldOf, rateRange } from "../units.js";
+import { count, heldOf, rateRange } from "../units.js";
 
 // Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
-export function Holders({ setup, plan, onChange }) {
+export function Holders({ cards, setup, plan, onChange }) {
   const t = useText();
   const [open, setOpen] = useState(false);
-  const [state, setState] = useState({ rows: null, error: null });
+  const [state, setState] = useState({ rows: [], done: 0, error: null });
   // The length that vLLM would take here, so that the table answers the same question as the plan above it.
   const request = { ...sizeRequestOf(setup, plan), language: t.language };
   const { context, concurrency } = request;
   const key = JSON.stringify(request);
+  const [budget, setBudget] = useState("");
+  const most = typeof budget === "number" ? budget : Infinity;
+  // A card that holds the model only with another checkpoint has that row alone; what is above the budget has none.
+  const holds = new Set(state.rows.map((row) => row.count > 0 && row.gpu));
+  const isShown = (row) => (row.count ? most === Infinity || (row.usd_per_hour ?? Infinity) <= most : !holds.has(row.gpu));
   const use = async (row) => {
     try {
       const { flags } = await readCommand(row.command);
@@ -29,18 +34,22 @@ export function Holders({ setup, plan, onChange }) {
   useEffect(() => {
     if (!open) return undefined;
     const abort = new AbortController();
-    const timer = setTimeout(() => {
-      setState({ rows: null, error: null });
-      engine.call("size", JSON.parse(key), abort.signal).then(
-        ({ rows }) => setState({ rows, error: null }),
-        (error) => error.name !== "AbortError" && setState({ rows: null, error }),
-      );
+    const timer = setTimeout(async () => {
+      setState({ rows: [], done: 0, error: null });
+      try {
+        for (const card of cards) {
+          const { rows } = await engine.call("size", { ...JSON.parse(key), cards: [card] }, abort.signal);
+          setState((now) => ({ ...now, rows: [...now.rows, ...rows].sort(cheapestFirst), done: now.done + 1 }));
+        }
+      } catch (error) {
+        if (error.name !== "AbortError") setState({ rows: [], done: 0, error });
+      }
     }, 300);
     return () => {
       clearTimeout(timer);
       abort.abort();
     };
-  }, [open, key]);
+  }, [open, key, cards]);
   return (
     <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
@@ -49,43 +58,38 @@ export function Holders({ setup, plan, onChange }) {
         <a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a>
       </p>
       <ErrorNote error={state.error} />
-      {!state.rows && !state.error && (
-        <p class="soft" role="status">
-          {t("holders.busy")}
-        </p>
-      )}
-      {state.rows && <HolderTable rows={state.rows} users={concurrency ?? 1} onUse={use} />}
+      {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
+      <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={setBudget} />}</div>
+      {state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
     </details>
   );
 }
 
-function HolderTable({ rows, users, onUse }) {
+// Cards without a price come after those with one, misfits last.
+const cost = (row) => (row.count > 0 ? (row.usd_per_hour ?? 1e9) : 2e9);
+const cheapestFirst = (a, b) => cost(a) - cost(b);
+
+function HolderTable({ rows, users, model, onUse }) {
   const t = useText();
+  const speed = (name, title) => figureColumn(name, title, (row) => row[name]?.estimate, (_, row) => rateRange(row[name]));
   const columns = [
     nameColumn("gpu", t("gpu"), (row) => (
       <>
-        {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
+        {row.gpu}
+        {row.count > 0 && row.model !== model && <span class="soft gives-up">{row.model}</span>}
+        {row.gives_up?.length > 0 && (
+          <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
+        )}
       </>
     )),
     figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),
-    {
-      name: "verdict",
-      title: t("holders.verdict"),
-      isText: true,
-      cell: (row) => (
-        <>
-          <VerdictBadge verdict={row.verdict} />
-          {row.gives_up?.length > 0 && (
-            <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(", ") })}</span>
-          )}
-        </>
-      ),
-    },
+    { name: "verdict", title: t("holders.verdict"), isText: true, cell: (row) => <VerdictBadge verdict={row.verdict} /> },
     figureColumn("holds", t("holders.concurrency"), (row) => (row.count ? row.max_concurrency : null), (requests, row) =>
       heldOf(t, requests, row.first_start_concurrency, users),
     ),
     figureColumn("price", t("holders.price"), (row) => row.usd_per_hour, (usd) => `$${usd.toFixed(2)}`),
-    figureColumn("speed", t("models.speed"), (row) => row.tokens_per_s?.estimate, (_, row) => rateRange(row.tokens_per_s)),
+    speed("tokens_per_s", t("holders.alone")),
+    ...(users > 1 ? [speed("each_user_tokens_per_s", t("holders.each", { users }))] : []),
     useColumn(t("holders.use"), (row) => row.count > 0, onUse),
   ];
   return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model} />;

@@ -3,7 +3,7 @@ import { callOnce, engine } from "../engine.js";
 import { Command, ErrorNote, Notes, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { commandLine, count, gib, signed } from "../units.js";
+import { commandLine, count, gib, held, signed } from "../units.js";
 import { save } from "./picture_file.js";
 import { versionOf } from "./source.jsx";
 
@@ -14,7 +14,7 @@ export function ToRun({ plan, request }) {
   const t = useText();
   const [form, setForm] = useState("command");
   const [state, setState] = useState({ key: "", files: null, error: null });
-  const { language, advice, ...asked } = request;
+  const { language, advice, ...asked } = request ?? {};
   const key = form === "command" ? "" : JSON.stringify({ plan: asked, format: form });
   useEffect(() => {
     if (!key) return undefined;
@@ -32,12 +32,14 @@ export function ToRun({ plan, request }) {
   return (
     <section class="to-run" aria-label={t("command.title")}>
       <h2>{t("command.title")}</h2>
-      <Tabs
-        label={t("command.title")}
-        value={form}
-        onPick={setForm}
-        tabs={["command", ...FORMS].map((value) => ({ value, label: t(`form.${value}`) }))}
-      />
+      {request && (
+        <Tabs
+          label={t("command.title")}
+          value={form}
+          onPick={setForm}
+          tabs={["command", ...FORMS].map((value) => ({ value, label: t(`form.${value}`) }))}
+        />
+      )}
       {form === "command" && <Command text={commandLine(plan.command, plan.env)} />}
       {form !== "command" && ready && <ErrorNote error={state.error} />}
       {form !== "command" &&
@@ -143,8 +145,12 @@ function UpgradeAnswer({ answer }) {
           </table>
         </div>
       )}
-      {words.flags.length > 0 && <h3>{t("upgrade.flags")}</h3>}
-      <Notes notes={words.flags} />
+      {["remarks", "flags", "metrics", "bugs"].map((name) => words[name].length > 0 && (
+        <section key={name}>
+          <h3>{t(`upgrade.${name}`)}</h3>
+          <Notes notes={words[name]} />
+        </section>
+      ))}
       {words.kept && (
         <>
           <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
@@ -199,7 +205,7 @@ export function Pack({ setup, plan }) {
                 <p class="soft">
                   {server.name}: {gib(server.peak_bytes, 1)}, KV {gib(server.pool_bytes, 1)},{" "}
                   {t("pack.holds", {
-                    requests: server.kv.max_concurrency.toFixed(1),
+                    requests: held(server.kv.max_concurrency),
                     length: count(server.args.max_model_len),
                   })}
                 </p>

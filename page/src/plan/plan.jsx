@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, flushAddress, isLoopback, keepAddress } from "../address.js";
-import { Tabs, CopyButton, ErrorNote } from "../parts/controls.jsx";
+import { CopyButton, ErrorNote, Status, Tabs } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
 import { EMPTY, fromParams, isExample, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -101,7 +101,7 @@ export function PlanArea({ params, active }) {
           )}
         </div>
         {both && <Differences first={planA.plan} second={planB.plan} />}
-        <Holders setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+        <Holders cards={lists.usual} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
         <Upgrade setup={setups[editing]} plan={shown.plan} lists={lists} />
         <Pack setup={setups[editing]} plan={shown.plan} />
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
@@ -119,9 +119,7 @@ function Unread({ parts }) {
   const t = useText();
   if (!parts?.length) return null;
   return (
-    <p class="note fair" role="status">
-      {t("address.unread")} <code>{parts.join(" ")}</code>
-    </p>
+    <Status kind="note fair">{t("address.unread")} <code>{parts.join(" ")}</code></Status>
   );
 }
 

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
-import { Command, ErrorNote, Notes, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
 import { withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -29,7 +29,7 @@ function bigFigures(t, plan, speed) {
   }
   figures.push([gib(Math.max(layout.headroom_bytes, 0), 1), t(plan.gpu.count > 1 ? "big.free_each" : "big.free")]);
   const { one_user_tokens_per_s: one, all_users_tokens_per_s: all, users, usd_per_hour: usd } = speed ?? {};
-  const range = ({ low, high }) => ({ low: rate(low), high: rate(high), length: tokensShort(speed.context), users });
+  const range = ({ low, high }) => ({ low: rate(low), high: rate(high), length: tokensShort(speed.context), users, each: rate(all?.estimate / users) });
   if (one) figures.push([t("big.rate", { rate: rate(one.estimate) }), t("big.one_user", range(one))]);
   if (all && users > 1) figures.push([t("big.rate", { rate: rate(all.estimate) }), t("big.all_users", range(all))]);
   if (usd != null) figures.push([t("big.price", { usd: dollars(usd) }), t("big.list_price", { date: speed.price_date })]);
@@ -43,8 +43,8 @@ function missedWish(t, { kv, args, first_start, verdict }, { want_context, want_
     return t("badge.too_short", { held: tokensShort(args.max_model_len), wanted: tokensShort(want_context) });
   if (args.max_model_len > want_context) return null;
   const [now, first] = [kv, first_start ?? kv].map((pool) => pool.max_concurrency * (args.data_parallel_size ?? 1));
-  if (now < want_users) return t("badge.too_few", { held: held(now), wanted: want_users });
-  return first < want_users ? t("badge.first_start", { held: held(first), wanted: want_users }) : null;
+  if (now < want_users) return t("badge.too_few", { held: held(now, want_users), wanted: want_users });
+  return first < want_users ? t("badge.first_start", { held: held(first, want_users), wanted: want_users }) : null;
 }
 
 export function Verdict({ plan, speed, busy, wish = {} }) {
@@ -77,11 +77,7 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       <section class="result">
         <h1 class="off-screen">{t("result")}</h1>
         <ErrorNote error={error} />
-        {!error && (
-          <p class="soft" role="status">
-            {t("planning")}
-          </p>
-        )}
+        {!error && <Status>{t("planning")}</Status>}
       </section>
     );
   const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
@@ -200,9 +196,7 @@ function Fixes({ plan, busy, onApply }) {
   const { words } = plan;
   if (!plan.advice?.length)
     return busy || words.no_advice ? (
-      <p class="soft" role="status">
-        {busy ? t("fixes.searching") : words.no_advice}
-      </p>
+      <Status>{busy ? t("fixes.searching") : words.no_advice}</Status>
     ) : null;
   const fix = (each, index) => (
     <li key={flagsWords(each.flags)} class="fix">

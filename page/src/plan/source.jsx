@@ -1,16 +1,15 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Choice, DropArea, ErrorNote, Field, Picker, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
+import { Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
 
 export function useLists() {
-  const [lists, setLists] = useState({ models: [], gpus: [], releases: [], error: null });
+  const [lists, setLists] = useState({ models: [], gpus: [], usual: [], releases: [], error: null });
   useEffect(() => {
-    const put = (name) => (answer) => setLists((now) => ({ ...now, [name]: answer[name] }));
-    const failed = (error) => setLists((now) => ({ ...now, error }));
-    for (const name of ["models", "gpus", "releases"]) callOnce(name).then(put(name), failed);
+    const put = (answer) => setLists((now) => ({ ...now, ...answer }));
+    for (const name of ["models", "gpus", "releases"]) callOnce(name).then(put, (error) => put({ error }));
   }, []);
   return lists;
 }
@@ -217,11 +216,7 @@ function ByText({ setup, onPick, onRefused, draft }) {
         {t("text.read")}
       </button>
       <ErrorNote error={state.error} />
-      {state.servers?.length === 0 && (
-        <p class="note" role="status">
-          {t("text.none")}
-        </p>
-      )}
+      {state.servers?.length === 0 && <Status kind="note">{t("text.none")}</Status>}
       {state.servers?.length > 1 && (
         <ul class="servers-read">
           {state.servers.map((server) => (

@@ -17,6 +17,7 @@ export function usePlan(setup) {
   quick.current ??= new Newest();
   thorough.current ??= new Newest(0);
   const key = setup && JSON.stringify({ ...requestOf(setup), language });
+  const want = setup?.want_users ? { context: setup.want_context, users: setup.want_users } : null;
   // Before the next frame is drawn, not after it: a slider's request leaves a frame earlier.
   useLayoutEffect(() => {
     if (!key) return undefined;
@@ -35,7 +36,7 @@ export function usePlan(setup) {
       );
     const askForSpeed = () =>
       timed.current.run(
-        (signal) => engine.call("speed", request, signal),
+        (signal) => engine.call("speed", { ...request, want }, signal),
         (speed) => setState((now) => ({ ...now, speed })),
         () => setState((now) => ({ ...now, speed: null })),
       );
@@ -52,7 +53,7 @@ export function usePlan(setup) {
       failed,
     );
     return () => clearTimeout(rest);
-  }, [key]);
+  }, [key, want?.users]);
   return state;
 }
 

@@ -75,6 +75,7 @@ export function Wishes({ setup: shown, onChange, draft }) {
       <p>
         {before} {field("context", context)} {between} {field("users", users)} {after}
       </p>
+      {[!context && "unread.length", !users && "unread.users"].map((key) => key && <p key={key} class="problem">{t(key)}</p>)}
       <div class="row">
         <button type="submit" class="button primary" disabled={!context || !users}>
           {t(busy ? "wish.busy" : "wish.find")}

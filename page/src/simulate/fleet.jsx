@@ -69,7 +69,7 @@ function FleetTable({ rows, onUse }) {
   const band = (values, write) => {
     if (values?.middle == null) return "–";
     const { low, middle, high } = values;
-    return low === high ? write(middle) : `${write(middle)} (${write(low ?? middle)} – ${high == null ? "?" : write(high)})`;
+    return low === high ? write(high) : `${write(high ?? middle)} (${write(low ?? middle)} – ${high == null ? "?" : write(high)})`;
   };
   const figure = (name, digits, scale = 1) => ({
     name,

@@ -1,9 +1,9 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, NumberField, Picker, ShellText, Tabs } from "../parts/controls.jsx";
+import { DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
-import { EMPTY, fromParams, isExample, readCount, requestOf, toParams, withFlag } from "../setup.js";
+import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, flagsWords } from "../units.js";
@@ -16,6 +16,7 @@ const LOAD = {
   rate_per_s: 8,
   prompt_tokens: 1000,
   output_tokens: 300,
+  spread: "yes",
   pool: "plan",
   blocks: 4000,
   step_ms: 30,
@@ -31,7 +32,7 @@ const PRESETS = {
   agents: { requests: 200, rate_per_s: 2, prompt_tokens: 8600, output_tokens: 180 },
   batch: { requests: 500, rate_per_s: 1000, prompt_tokens: 1000, output_tokens: 300 },
 };
-const NUMBERS = Object.keys(LOAD).filter((name) => !["load", "pool"].includes(name));
+const NUMBERS = Object.keys(LOAD).filter((name) => !["load", "pool", "spread"].includes(name));
 
 function readLoad(params) {
   const load = { ...LOAD };
@@ -57,9 +58,10 @@ function requestFor(load, setup, trace) {
       ? { plan: requestOf(setup), blocks: null }
       : { plan: null, blocks: given(load.blocks), step_ms: given(load.step_ms) };
   const { requests, rate_per_s, prompt_tokens, output_tokens } = load;
+  const spread = load.spread !== "no";
   return {
     trace: load.load === "trace" ? trace : null,
-    mix: load.load === "mix" ? { requests, rate_per_s, prompt_tokens, output_tokens } : null,
+    mix: load.load === "mix" ? { requests, rate_per_s, prompt_tokens, output_tokens, spread } : null,
     ...own,
     max_num_seqs: given(load.max_num_seqs),
     max_num_batched_tokens: given(load.max_num_batched_tokens),
@@ -130,7 +132,7 @@ export function SimulateArea({ params, active }) {
     else setTrace({ text: await file.text(), name: file.name });
   };
   const isRead = [...NUMBERS.map((name) => load[name]), ...FIELDS.map((name) => setup.flags[name] ?? "")].every(
-    (value) => value === "" || readCount(String(value)) !== null,
+    (value) => value === "" || typeof value === "number",
   );
   const ready = isRead && (load.load !== "trace" || Boolean(trace.text.trim()));
   return (
@@ -180,6 +182,7 @@ export function SimulateArea({ params, active }) {
           {["max_num_seqs", "max_num_batched_tokens", ...(load.pool === "plan" ? [] : ["block_size"])].map((name) => (
             <NumberField
               key={name}
+              kind="flag"
               label={`--${name.replaceAll("_", "-")}`}
               value={load[name]}
               placeholder={(load.pool === "plan" && setup.flags[name]) || t("flag.default")}
@@ -201,16 +204,8 @@ export function SimulateArea({ params, active }) {
       <div class="simulation" aria-busy={state.busy}>
         <ErrorNote error={state.error} />
         {runs.length === 0 && !state.error && !state.busy && <Examples onPick={preset} />}
-        {state.busy && (
-          <p class="soft" role="status">
-            {t("simulate.busy")}
-          </p>
-        )}
-        {isChanged && !state.busy && (
-          <p class="note fair" role="status">
-            {t("simulate.changed")}
-          </p>
-        )}
+        {state.busy && <Status>{t("simulate.busy")}</Status>}
+        {isChanged && !state.busy && <Status kind="note fair">{t("simulate.changed")}</Status>}
         <Runs runs={runs}>
           <Fleet
             load={requestFor(load, setup, trace.text)}
@@ -263,8 +258,9 @@ function MixFields({ load, change }) {
   return (
     <div class="grid-fields">
       {["requests", "rate_per_s", "prompt_tokens", "output_tokens"].map((name) => (
-        <NumberField key={name} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
+        <NumberField key={name} kind={name.endsWith("tokens") ? "length" : "number"} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
       ))}
+      <Toggle plain label={t("mix.spread")} value={load.spread !== "no"} onPick={(on) => change("spread")(on ? "yes" : "no")} />
     </div>
   );
 }
@@ -344,6 +340,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
         {FIELDS.map((name) => (
           <NumberField
             key={name}
+            kind="flag"
             label={`--${name.replaceAll("_", "-")}`}
             value={setup.flags[name] ?? ""}
             placeholder={t("flag.default")}

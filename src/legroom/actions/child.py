@@ -51,7 +51,7 @@ class Child:
         self.words = tuple(words)
         self.pid: int | None = None
         self.status: int | None = None
-        self.gone = False
+        self.gone = self.has_lost_keeper = False
         self._control, self._pending = ours, b""
         self._refusal: int | None = None
         program = _KEEPER.format(folder=str(Path(__file__).parents[2]))
@@ -113,6 +113,7 @@ class Child:
         if not received and not self.gone:
             # The kernel has killed the server with its keeper; its descendants are ours now.
             self._keeper.wait()
+            self.has_lost_keeper = True
             kill_all_below(os.getpid())
             self.status = _KILLED if self.status is None else self.status
             self.gone = True

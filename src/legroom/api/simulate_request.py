@@ -39,6 +39,11 @@ def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | No
 
         assert requests is not None
         trace = jsonl.read((json.dumps(request) for request in requests[: MAX_REQUESTS + 1]), "requests")
+    return bounded_trace(trace)
+
+
+def bounded_trace(trace: Trace) -> Trace:
+    """The trace, checked; LegroomError for more requests than a call may bring."""
     if len(trace) > MAX_REQUESTS:
         hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
         raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)
@@ -77,7 +82,5 @@ def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     values |= {name: value for name, value in given.items() if value is not None}
     if "num_blocks" not in values:
         raise LegroomError("how large is the pool?", "give num_blocks, or model and gpu to plan it")
-    if "max_model_len" not in values:
-        pairs = zip(trace.prompt_lens, trace.output_lens, strict=True)
-        values["max_model_len"] = max((prompt + output for prompt, output in pairs), default=1)
+    values.setdefault("max_model_len", trace.longest)
     return SchedulerSettings(**values)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import plural
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 from legroom.units import parse_length
@@ -31,15 +33,23 @@ class SizeReport:
     release: Release
     prices: Mapping[str, GpuPrice]
     """Of one card per hour, by the card's name."""
+    budget: float = math.inf
 
     @property
     def fits(self) -> bool:
-        """Whether any of the GPUs holds any of the models."""
-        return any(row.count for row in self.rows)
+        """Whether any of the GPUs holds any of the models, within the budget."""
+        return any(row.count for row in self.affordable)
+
+    @property
+    def affordable(self) -> list[Fit]:
+        """The rows within the budget and those that do not fit, the cheapest first."""
+        from legroom.planning.sizing import cheapest_first, hourly_usd
+
+        rows = cheapest_first(self.rows, self.prices)
+        return [row for row in rows if not row.count or (hourly_usd(row, self.prices) or math.inf) <= self.budget]
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`; `matrix` is its --matrix."""
-        from legroom.planning.sizing import cheapest_first
         from legroom.render.size_text import matrix_text, size_text
 
         requests = f"{self.goal.concurrency:g} request{'' if self.goal.concurrency == 1 else 's'}"
@@ -49,17 +59,23 @@ class SizeReport:
         )
         if matrix:
             return matrix_text(self.rows, title, style or PLAIN)
-        return size_text(cheapest_first(self.rows, self.prices), self.prices, title, style or PLAIN)
+        if self.budget < math.inf:
+            left_out = plural(len(self.rows) - len(self.affordable), "row")
+            title += f", at most ${self.budget:g} an hour ({left_out} left out)"
+        return size_text(self.affordable, self.prices, title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
-        from legroom.planning.sizing import cheapest_first, row_json
+        from legroom.planning.sizing import row_json
         from legroom.simulation.card_models import decode_rate
 
         document = {"vllm": self.release.version, **{name: getattr(self.goal, name) for name in _GOAL}, "rows": []}
-        for fit in cheapest_first(self.rows, self.prices):
-            rate = decode_rate(fit.plan, self.goal.context) if fit.plan else None
-            document["rows"].append(row_json(fit, self.prices) | {"tokens_per_s": rate.as_json() if rate else None})
+        for fit in self.affordable:
+            engines = fit.plan.settings.data_parallel_size if fit.plan else 1
+            users = {"tokens_per_s": 1, "each_user_tokens_per_s": math.ceil(self.goal.concurrency / engines)}
+            rates = {name: fit.plan and decode_rate(fit.plan, self.goal.context, n) for name, n in users.items()}
+            row = row_json(fit, self.prices)
+            document["rows"].append(row | {name: rate.as_json() if rate else None for name, rate in rates.items()})
         return document
 
     def __str__(self) -> str:

@@ -35,8 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints one catalog entry, the hits of --search or the list of all; exit status 1 where nothing is found."""
     from legroom.explain.catalog_entries import entries, entry, search, search_json
-    from legroom.explain.entry import entry_json, summary_json
-    from legroom.render.explain_text import entry_list_text, explain_text, hits_text
+    from legroom.explain.entry import summary_json
+    from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
 
     if args.id is not None and args.search is not None:
         raise LegroomError("explain what?", "legroom explain LR203, or --search WORDS")
@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
         print_answer(args.json, lambda: listed, lambda style: entry_list_text(entries(), style, lang))
     else:
         chosen = entry(args.id)
-        print_answer(args.json, lambda: entry_json(chosen, lang), lambda style: explain_text(chosen, style, lang))
+        print_answer(args.json, lambda: entry_document(chosen, lang), lambda style: explain_text(chosen, style, lang))
     return OK

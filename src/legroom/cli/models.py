@@ -9,7 +9,7 @@ from legroom.cli.output import print_answer, progress_bar
 from legroom.cli.shared_options import gpu_count
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.units import parse_count, parse_length
+from legroom.units import parse_length, parse_whole
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
@@ -24,7 +24,6 @@ EPILOG = """\
 examples:
   legroom models
   legroom models qwen3 fp8
-  legroom models llama --json
   legroom models --gpu rtx4090
   legroom models qwen --gpu l40s --context 32k --users 4 --sort speed
   legroom models --gpu rtx4090 --gpu-used 2GiB
@@ -39,12 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in a name")
     where = parser.add_argument_group("which of them a GPU serves")
     where.add_argument("--gpu", metavar="NAME", help="a GPU (rtx4090, l4, h100 ...) or a size (24GiB)")
-    where.add_argument("--gpus", metavar="N", default="1", help="how many of it (default: 1)")
-    where.add_argument("--context", metavar="LEN", default="8k", help="tokens a request may have (default: 8k)")
-    where.add_argument("--users", metavar="N", default="1", help="requests of that length at once (default: 1)")
+    where.add_argument("--gpus", metavar="N", help="how many of it (default: 1)")
+    where.add_argument("--context", metavar="LEN", help="tokens a request may have (default: 8k)")
+    where.add_argument("--users", metavar="N", help="requests of that length at once (default: 1)")
     where.add_argument("--gpu-used", metavar="SIZE", help="what a desktop and other programs use of one GPU (2GiB)")
     orders = ("size", "name", "context", "users", "speed")
-    where.add_argument("--sort", choices=orders, default=orders[0], help="what the list is sorted by (default: size)")
+    where.add_argument("--sort", choices=orders, help="what the list is sorted by (default: size)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -58,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
     if args.gpu is not None:
         return _run_on_card(args, models)
+    options = ("gpus", "context", "users", "gpu_used", "sort", "vllm")
+    for name in (f"--{each.replace('_', '-')}" for each in options if getattr(args, each) is not None):
+        raise LegroomError(f"{name} needs a GPU", f"add one, as in legroom models --gpu rtx4090 {name} ...")
     print_answer(
         args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _table_text(models, style)
     )
@@ -70,13 +72,11 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardQuestion, models_on_card
 
-    context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
-    if context < 1 or users < 1:
-        raise LegroomError("a context and a number of users are at least 1", "write it like --context 32k --users 4")
+    context, users = args.context or "8k", parse_whole(args.users or "1", "--users", 1, 10**6)
     machine = Machine(args.gpu, gpu_count(args.gpus, "--gpus"), used=args.gpu_used)
-    question = CardQuestion.of(machine, args.vllm, context, users)
+    question = CardQuestion.of(machine, args.vllm, parse_length(context, "--context"), users)
     with progress_bar("planning") as bar:
-        answer = models_on_card(models, question, progress=bar, order=args.sort)
+        answer = models_on_card(models, question, progress=bar, order=args.sort or "size")
     print_answer(
         args.json, answer.as_json, lambda style: card_models_text(answer, style) if models else _table_text([], style)
     )

@@ -22,7 +22,7 @@ from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
 from legroom.planning.packing.placement import Card, Shift, offered_cards
 from legroom.planning.search_space import CapacityGoal
 from legroom.render.pack_text import pack_text
-from legroom.units import parse_bytes, parse_count, parse_length
+from legroom.units import parse_bytes, parse_length, parse_whole
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
 
@@ -195,9 +195,7 @@ def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: 
         return None
     usual = deployment.args.max_model_len or served_model(deployment.args).max_position_embeddings
     context = parse_length(options.want_context, "--want-context") if options.want_context else usual
-    concurrency = parse_count(options.want_concurrency or "1", "--want-concurrency")
-    if context < 1 or concurrency < 1:
-        raise LegroomError("--want-context and --want-concurrency must be at least 1", "like --want-context 32k")
+    concurrency = parse_whole(options.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     return CapacityGoal(context, float(concurrency), policy=policy)
 
 

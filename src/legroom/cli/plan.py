@@ -123,13 +123,10 @@ def run(args: argparse.Namespace) -> int:
 def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
     """Prints the flags that hold the wanted load; the exit code is 1 where none do."""
     from legroom.api.plan_report import search
-    from legroom.units import parse_count, parse_length
+    from legroom.units import parse_length, parse_whole
 
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
-    concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
-    if concurrency < 1 or (context is not None and context < 1):
-        hint = "write it like --want-context 32k --want-concurrency 16"
-        raise LegroomError("--want-context and --want-concurrency must be at least 1", hint)
+    concurrency = parse_whole(args.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     report = search(serve_args, release, where, context, float(concurrency), args.policy)
     if report.target.gpu.note:
         note(f"note: {report.target.gpu.note}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from legroom.cli import shared_options
@@ -45,13 +46,6 @@ holds it), 2 the call or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
-_COUNT_FLAGS = (
-    "--max-num-seqs",
-    "--max-num-batched-tokens",
-    "--block-size",
-    "--max-model-len",
-    "--long-prefill-token-threshold",
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,8 +88,10 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group("the scheduler (vLLM's flags)")
-    for name in _COUNT_FLAGS:
-        flags.add_argument(name, metavar="N", help=argparse.SUPPRESS if name == "--max-model-len" else None)
+    names = ("max-num-seqs", "max-num-batched-tokens", "block-size", "max-model-len")
+    for name in (*names, "long-prefill-token-threshold"):
+        about, read = argparse.SUPPRESS if name == "max-model-len" else None, partial(parse_count, what=f"--{name}")
+        flags.add_argument(f"--{name}", metavar="N", type=read, help=about)
     switches = ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling")
     for name in (*switches, "--scheduler-reserve-full-isl"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
@@ -135,10 +131,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     args = parser.parse_args(own)
     args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None
     args.vllm_words, args.command_words = rest, after
-    for flag in _COUNT_FLAGS:
-        name = flag[2:].replace("-", "_")
-        if getattr(args, name) is not None:
-            setattr(args, name, parse_count(getattr(args, name), flag))
     return args
 
 

@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
-_PLANNED = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "max_model_len",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "async_scheduling",
-)
+_PLANNED = (*_DEFAULTS, "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 _UNPLANNED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
 """Scheduler flags that do not change a plan."""
 
@@ -209,32 +201,30 @@ def _seconds_note(band: StepBand) -> str:
     return f"seconds are estimated: {long}; --measured-step-ms scales them to this server"
 
 
-def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
-    """Settings of the simulated scheduler; max_model_len defaults to the trace's longest request."""
-    flags = dict(flags)
-    if flags.get("max_model_len") is None:
-        flags["max_model_len"] = max(
-            prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
-        )
-    if flags.get("engine") == "V0":
+def _scheduler_settings(args: argparse.Namespace, trace: Trace, fields: dict[str, Any]) -> SchedulerSettings:
+    """The scheduler settings of these fields and the options; max_model_len defaults to the trace's longest."""
+    fields = dict(fields)
+    if fields.get("max_model_len") is None:
+        fields["max_model_len"] = trace.longest
+    if fields.get("engine") == "V0":
         # Sets V0's defaults: no chunked prefill, no prefix caching, a token budget of the longest prompt.
-        flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
-        flags["enable_prefix_caching"] = bool(args.enable_prefix_caching)
-        flags["async_scheduling"] = bool(args.async_scheduling)
-        flags.setdefault("watermark", 0.01)
+        fields["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
+        fields["enable_prefix_caching"] = bool(args.enable_prefix_caching)
+        fields["async_scheduling"] = bool(args.async_scheduling)
+        fields.setdefault("watermark", 0.01)
         if args.max_num_batched_tokens is None:
-            flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], flags["max_model_len"])
+            fields["max_num_batched_tokens"] = max(fields["max_num_batched_tokens"], fields["max_model_len"])
     for name in ("watermark", "num_speculative_tokens"):
         if getattr(args, name) is not None:
-            flags[name] = getattr(args, name)
+            fields[name] = getattr(args, name)
     if args.sliding_windows:
-        flags["groups"] = tuple(LayerGroup(window or None) for window in _parse_windows(args.sliding_windows))
+        fields["groups"] = tuple(LayerGroup(window or None) for window in _parse_windows(args.sliding_windows))
     return SchedulerSettings(
         scheduling_policy=args.scheduling_policy or "fcfs",
         long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
         reserve_full_isl=args.scheduler_reserve_full_isl is not False,
-        speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
-        **flags,
+        speculative_acceptance=args.acceptance if fields.get("num_speculative_tokens") else 0.0,
+        **fields,
     )
 
 
@@ -250,11 +240,6 @@ def _measured_step(text: str) -> tuple[float, float, float]:
 
 def _parse_windows(text: str) -> list[int]:
     """Sliding windows in tokens, one per group of layers; 0 is full attention. LegroomError for other texts."""
-    try:
-        windows = [int(word) for word in text.split(",")]
-    except ValueError:
-        windows = [-1]
-    if min(windows) < 0:
-        hint = "as in 0,1024: 0 for full attention"
-        raise LegroomError(f"--sliding-windows {text}: not a list of window sizes", hint)
-    return windows
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise LegroomError(f"--sliding-windows {text}: not window sizes", "as in 0,1024: 0 for full attention")
+    return [int(word) for word in text.split(",")]

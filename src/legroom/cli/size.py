@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.facts.releases import release
-from legroom.units import parse_count, parse_length
+from legroom.units import parse_length, parse_whole
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -38,10 +39,9 @@ it within --ttft and --tpot, and what they cost per hour and per million output 
 EPILOG = """\
 examples:
   legroom size llama-3.1-8b --context 4k --concurrency 16
-  legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --max-gpus 4
+  legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --gpus 4
   legroom size llama-3.1-8b llama-3.1-70b --context 8k --concurrency 32 --matrix
-  legroom size llama-3.1-8b llama-3.1-70b deepseek-v3 --gpu all --matrix --ray auto
-  legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --json
+  legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --budget 10
   legroom size llama-3.1-8b --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50
   legroom size llama-3.1-8b --trace requests.jsonl --ttft 2 --tpot 50 --prices prices.toml
 
@@ -65,7 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
-    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     shared_options.add_sweep_options(
@@ -110,15 +111,13 @@ def run(args: argparse.Namespace) -> int:
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
-    concurrency = parse_count(args.concurrency or "1", "--concurrency")
-    if context < 1 or concurrency < 1:
-        raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    concurrency = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)
+    most = shared_options.gpu_count(args.gpus, "--gpus") or 32
     goal = CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
     with progress_bar("sizing") as bar:
         executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
-        report = SizeReport(rows, goal, used, prices_with_file(args.prices))
+        report = SizeReport(rows, goal, used, prices_with_file(args.prices), args.budget)
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
 
@@ -147,12 +146,13 @@ def _run_rate(
 
     load = _serving_load(args)
     prices = prices_with_file(args.prices)
-    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
+    most = shared_options.gpu_count(args.gpus, "--gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
     with progress_bar("sizing") as bar:
         task = FleetTask.of(models, release, serve, load, most)
         report = fleet_report(task, cards, prices, shared_options.sweep_executor(args), bar)
+    report = replace(report, budget=args.budget)
     print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 
@@ -188,15 +188,5 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
         missing = "--prompt" if args.prompt is None else "--answer"
         raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
     requests = round(min(_MAX_REQUESTS, max(_MIN_REQUESTS, args.rate * _SYNTHETIC_S)))
-    lengths = f"prompt={_length_spec(args.prompt, '--prompt')} output={_length_spec(args.answer, '--answer')}"
+    lengths = f"prompt={args.prompt.replace(' ', '')} output={args.answer.replace(' ', '')}"
     return synthetic.read(f"poisson rate={args.rate!r} {lengths} requests={requests}").checked()
-
-
-def _length_spec(text: str, option: str) -> str:
-    """A number of tokens, or a distribution as `simulate --synthetic` takes it."""
-    if "(" in text:
-        return text.replace(" ", "")
-    tokens = parse_length(text, option)
-    if tokens < 1:
-        raise LegroomError(f"{option} {text}: a request has at least 1 token of it", _EXAMPLE)
-    return str(tokens)

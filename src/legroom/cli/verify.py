@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar, write_file
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
-from legroom.units import parse_count
+from legroom.units import parse_whole
 
 if TYPE_CHECKING:
     from legroom.verify.verification_run import VerificationRequest
@@ -120,9 +120,4 @@ def _environment_key(url: str) -> str | None:
 
 def _parse_count(text: str | None, option: str, least: int) -> int | None:
     """A count from `least` to 100,000, else LegroomError; None for None."""
-    if text is None:
-        return None
-    number = parse_count(text, option)
-    if not least <= number <= 100_000:
-        raise LegroomError(f"{option} {text} is not between {least} and 100,000")
-    return number
+    return None if text is None else parse_whole(text, option, least, 100_000)

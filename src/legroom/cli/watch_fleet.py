@@ -27,7 +27,7 @@ _MAX_EVALUATIONS = 2000
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
-    """Print the fleet's use over the window of --over, asked of Prometheus; returns the exit code."""
+    """Print the fleet's use over the window of --over, asked of Prometheus; returns 0, failures are raised."""
     from legroom.exports.prometheus.alert_levels import duration
     from legroom.render.watch_text import fleet_text
 

@@ -40,7 +40,7 @@ def is_compose(document: Node) -> bool:
 def compose_subjects(document: Node) -> Iterator[Subject]:
     """The servers and commands that the services of a compose document start."""
     services = document.get("services") or document
-    folder = _ComposeFolder(document)
+    folder = ComposeFolder(document)
     for name, service in services.items():
         subjects = _service_subjects(name, service, services, folder)
         for _, placed in document.items("deployment", name):  # Akash's
@@ -64,7 +64,7 @@ def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedS
     )
 
 
-class _ComposeFolder:
+class ComposeFolder:
     """The files beside a compose file."""
 
     def __init__(self, document: Node) -> None:
@@ -97,7 +97,7 @@ class _ComposeFolder:
 
 
 def _with_extended_service(
-    service: Node, services: Node, folder: _ComposeFolder, depth: int = 0
+    service: Node, services: Node, folder: ComposeFolder, depth: int = 0
 ) -> tuple[Node, dict[str, Word]]:
     """A service merged with the one that it extends, and its environment."""
     extends = service.get("extends")
@@ -117,7 +117,7 @@ def _with_extended_service(
     return merged, base_env | env
 
 
-def _env_file_variables(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
+def _env_file_variables(service: Node, folder: ComposeFolder) -> dict[str, Word]:
     """The variables of the files in `env_file`; errors about them point to that key."""
     env: dict[str, Word] = {}
     node = service.get("env_file")
@@ -127,7 +127,7 @@ def _env_file_variables(service: Node, folder: _ComposeFolder) -> dict[str, Word
     return env
 
 
-def _service_subjects(name: str, service: Node, services: Node, folder: _ComposeFolder) -> Iterator[Subject]:
+def _service_subjects(name: str, service: Node, services: Node, folder: ComposeFolder) -> Iterator[Subject]:
     """The servers and commands that one service starts, `extends` and variables resolved."""
     service, env = _with_extended_service(service, services, folder)
     known = {key: word.text for key, word in env.items()} | folder.variables
@@ -168,7 +168,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
     )
 
 
-def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: _ComposeFolder) -> Iterator[Subject]:
+def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: ComposeFolder) -> Iterator[Subject]:
     """The server of the Dockerfile that a service builds; else the settings of a service that is called vLLM."""
     build, place = service.get("build") or service, service.source.place
     path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"

@@ -100,7 +100,7 @@ def mount_of(text: str) -> Mount:
         fields = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
         target = fields.get("target") or fields.get("dst") or fields.get("destination") or ""
         return Mount(target, "host" if fields.get("type") == "bind" else "volume")
-    source, _, rest = re.sub(r"\$\{[^}]*\}", "$", text).partition(":")
+    source, _, rest = re.sub(r"\$\{[^}]*\}|^[A-Za-z]:(?=[/\\])", "$", text).partition(":")  # also `C:\\models`
     path, _, mode = rest.partition(":")
     holds: Literal["host", "volume"] = "host" if source.startswith(("/", ".", "~", "$")) else "volume"
     return Mount(path or source, holds, "ro" in mode.split(","))
@@ -214,7 +214,8 @@ def image_release(image: str) -> str | None:
     name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
     minors = [int(number.split(".")[1]) for number in known_releases()]
     numbered = [] if _OWN_VERSIONS.search(image) else list(_TAG_VERSION.finditer(tag))
-    if not is_published_by_vllm(image):  # `acme/vllm-server:0.1.0`: older than any vLLM in use, so the image's own
+    if not is_published_by_vllm(image):  # `acme/vllm-server:0.1.0` is the image's own, `r36.4-0.9` part of another
+        numbered = [each for each in numbered if each[0][0] == "v" or not each.start()]
         numbered = [version for version in numbered if int(version[1].split(".")[1]) >= min(minors)]
     for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered):
         if int(version[1].split(".")[1]) <= max(minors) + 50:
@@ -253,7 +254,7 @@ def has_moving_tag(image: str) -> bool:
 
 
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
-"""`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
+"""`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version. Later in a tag it is Ubuntu's: `cu129-24.04`."""
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
@@ -262,7 +263,7 @@ def latest_build_day(image: str) -> str:
     tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
-    month = _MONTH.search(tag)
+    month = _MONTH.match(tag)
     return f"20{month[1]}-{month[2]}-01" if month else ""  # 25.09 holds 0.10.1.1, 25.11 holds 0.11.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from legroom.facts.releases import Release, latest, release
 from legroom.masking import is_secret
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
+from legroom.vllm.command_line import flags_in
 from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
@@ -186,6 +187,14 @@ def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Re
     return replace(deployment, notes=(*deployment.notes, more))
 
 
+def thousands_notes(words: Sequence[str]) -> Iterator[str]:
+    """What vLLM takes `8k` for, as a length in an option of legroom is read in 1,024s."""
+    for flag, value in flags_in(words).items():
+        if value[-1:] == "k" and value[:-1].isdigit():
+            more = int(value[:-1]) * 1024
+            yield f"vLLM reads {flag} {value} as {more // 1024 * 1000:,}; {value.upper()} is {more:,}"
+
+
 def deployment_of(server: StartedServer, requested: Release | None = None) -> Deployment:
     """The server's parsed flags and environment; without a requested release, the named one or the newest."""
     hint = server.named_release
@@ -214,7 +223,7 @@ def deployment_of(server: StartedServer, requested: Release | None = None) -> De
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
         is_vllms_own=_is_published_build(server),
         problems=parsed.problems,
-        notes=(*notes, *(remark.rstrip(".") for remark in server.remarks)),
+        notes=(*notes, *(remark.rstrip(".") for remark in server.remarks), *thousands_notes(words)),
         read_as=server.read_as,
         secret_names=secrets,
         given_env={name: value for name, value in given.items() if name not in secrets},

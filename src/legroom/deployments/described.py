@@ -29,7 +29,7 @@ def deployment_from_words(
     env: Mapping[str, str] | None = None,
 ) -> Deployment:
     """vLLM's flags, on top of those of `base`; LegroomError where vLLM would refuse one of them."""
-    from legroom.deployments.deployment import Deployment
+    from legroom.deployments.deployment import Deployment, thousands_notes
     from legroom.vllm.parse import parse_flags
 
     used = base.release if base else release or latest()
@@ -41,7 +41,7 @@ def deployment_from_words(
         given = {name: value for name in (*_ARGUMENTS, "model") if (value := getattr(args, name)) not in (None, "")}
         args = replace(base.args, others=base.args.others + args.others, **given)
     base = base or Deployment(args, used)
-    notes = (*base.notes, *(problem.message for problem in problems))
+    notes = (*base.notes, *(problem.message for problem in problems), *thousands_notes(words))
     return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
 
 

@@ -16,6 +16,7 @@ from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import OPEN_WORD, Place, Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, change_servers
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
 
@@ -62,9 +63,7 @@ def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
 
 
 GPU_RESOURCE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
-_OTHER_DEVICE = re.compile(
-    r"google\.com/tpu|habana\.ai/gaudi|aws\.amazon\.com/neuron.*|huawei\.com/ascend.*", re.IGNORECASE
-)
+_OTHER_DEVICE = pattern("kubernetes_reader.other_device")
 _RAY_GROUP = "ray.io"
 _DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
 _DYNAMO_SHM = "8Gi"

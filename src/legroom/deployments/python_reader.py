@@ -18,6 +18,7 @@ from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject, change_servers
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.gpus import is_known_gpu
 from legroom.facts.releases import Release, latest
@@ -26,9 +27,7 @@ from legroom.vllm.flag_problems import explain_unknown, nearest_flags
 from legroom.vllm.flag_values import FIELDS
 from legroom.vllm.parse import FlagReader, ParsedArgs
 
-_WORTH_PARSING = re.compile(
-    r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(|\b(docker|podman)\b.*vllm|dynamo\.vllm", re.DOTALL
-)
+_WORTH_PARSING = pattern("python_reader.worth_parsing")
 _ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
 """vLLM's engine classes, and whose defaults each of them has."""
 _MODAL = re.compile(r"\bmodal\.(App|Stub|Image)\b")

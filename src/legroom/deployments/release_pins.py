@@ -20,10 +20,7 @@ _MOST_FILES_BESIDE = 60
 _SAYS_RELEASE = re.compile(r"\.(txt|toml|py|sh|ya?ml|env)$|[Dd]ockerfile|^\.env")
 _LISTS_PACKAGES = re.compile(r"requirements.*\.txt|pyproject\.toml|Dockerfile")
 _VERSION = r"(\d+(?:\.\d+)+(?:\.?post\d+)?)"
-_PINNED = re.compile(
-    rf"(?<![`\w])vllm(?:\[[\w,-]+\])?(?:==v?|(?:\.git)?@v){_VERSION}|\bvllm-{_VERSION}[+-][\w.+-]*\.whl"
-    rf"|\bgit clone\s.*(?:-b|--branch)[ =]v{_VERSION}\b.*vllm"
-)
+_PINNED = pattern("release_pins.pinned")
 """`pip install vllm==0.6.3`, a wheel or a tag of git, but not a quoted `vllm==0.6.3` in a sentence."""
 _VERSION_VARIABLE = re.compile(rf"(?:^|\s)(\w*VLLM\w*)=[\"']?v?{_VERSION}[\"']?(?=\s|;|$)", re.MULTILINE)
 """`ARG VLLM_VERSION=0.8.5`."""
@@ -32,9 +29,7 @@ _MENTIONED = re.compile(rf"\bvllm[ :]+(?:version )?v?{_VERSION}(?![\d.]*\w)", re
 """`# needs vLLM 0.19` in a comment."""
 _INSTALLING = pattern("file_reader.installing")
 _UNPINNED = pattern("file_reader.unpinned")
-_PLUGIN = re.compile(
-    r"\binstall\b.*\bvllm[-_](ascend|gaudi|hpu|kunlun|metal|metax|mlx|musa|neuron|omni|openvino|rbln|spyre|tpu|tt|xpu)\b"
-)
+_PLUGIN = pattern("release_pins.plugin")
 _ASKS_VERSION = re.compile(r"""vllm --version|vllm\.__version__|pip3? show vllm|version\(\s*["']vllm""")
 
 

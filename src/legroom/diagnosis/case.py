@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
+from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
@@ -173,6 +174,13 @@ class Case:
         return ledger_of(self.oom)
 
     @cached_property
+    def block_pool_bytes(self) -> int | None:
+        """The KV pool by V0's block counts: its CPU blocks fill swap_space, and a GPU block is as large."""
+        blocks, on_cpu = (self.number("kv_sized", name) for name in ("blocks_count", "cpu_blocks_count"))
+        swap = self.startup.args.swap_space
+        return round(blocks * (4 if swap is None else swap) * GIB / on_cpu) if blocks and on_cpu else None
+
+    @cached_property
     def is_oom(self) -> bool:
         """Whether a GPU allocation failed, with or without sizes."""
         return self.has(*FAILED_ALLOCATIONS)
@@ -185,7 +193,15 @@ class Case:
         frames = [evidence for evidence in self._evidence_near_failure() if evidence.role == "frame"]
         # A title may name another step than the traceback below it.
         first = next((evidence.line for evidence in frames if 'File "' in evidence.text), 0)
+        if self._start_broke_off:  # "while serving" in a sentence is then said of the whole program
+            frames = [item for item in frames if item.phase != "serving" or is_traceback_line(item.text)]
         return frozenset(evidence.id for evidence in frames if evidence.line >= first)
+
+    @cached_property
+    def _start_broke_off(self) -> bool:
+        """Whether a traceback follows the last start-up step that was printed, and the server was never ready."""
+        printed = [item.line for item in self.milestones if not item.is_told]
+        return bool(printed) and not self.was_ready and any(item.line > printed[-1] for item in self.all("traceback"))
 
     def _evidence_near_failure(self) -> Iterator[Evidence]:
         """The evidence within 200 lines before and 60 after the first failure, per rank; all without one."""
@@ -233,9 +249,12 @@ class Case:
             return "sampler"
         if self.has("model_executed") and self.oom is not None:
             # The V0 engine names its model step, of the profile run too, which alone the share does not bound.
-            budget = (self.startup.args.gpu_memory_utilization or 0.9) * (self.ledger.total_bytes or 0)
+            total, unused = self.ledger.total_bytes or 0, self.ledger.unused_bytes or 0
+            budget = (self.startup.args.gpu_memory_utilization or 0.9) * total
             is_above = (self.ledger.allocated_bytes or 0) > budget > 0
-            return "profile" if is_above and not self.was_ready else "serving"
+            # A tenth of the card in one piece, and no piece of an earlier step is kept: the first pass.
+            is_first = self.oom.wanted_bytes > total // 10 > 0 and unused < total // 100 and not self.oom.pools_bytes
+            return "profile" if (is_above or is_first) and not self.was_ready else "serving"
         return self.computed_site or self._site_after_last_milestone("")
 
     def _site_after_last_milestone(self, otherwise: str) -> str:
@@ -243,6 +262,8 @@ class Case:
         # The V1 model runner warms the sampler up after capture; Model Runner V2 (model_runner.py) does not.
         last = self.milestones[-1] if self.milestones else None
         is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"
+        if last is not None and last.id == "kv_sized" and self._start_broke_off and self.block_pool_bytes:
+            return "kv"  # V0 prints the blocks, allocates them, and says so before it captures
         after_pool = "sampler" if is_captured or (otherwise and self.engine.generation != "V0") else ""
         return {
             "startup_load": otherwise or "load",
@@ -312,24 +333,8 @@ def is_traceback_line(text: str) -> bool:
     return 'File "' in text or "ERROR" in text or "[rank" in text
 
 
-_SITES: tuple[tuple[str, Phase, frozenset[str]], ...] = (
-    ("wake", "serving", frozenset({"frame_wake"})),
-    ("sampler", "startup_graph", frozenset({"frame_dummy_sampler"})),
-    ("quant", "startup_load", frozenset({"frame_quant"})),
-    ("graph_profile", "startup_profile", frozenset({"frame_graph_profile"})),
-    ("graph", "startup_graph", frozenset({"frame_capture"})),
-    ("profile", "startup_profile", frozenset({"frame_profile"})),
-    ("warmup", "startup_graph", frozenset({"frame_warmup"})),
-    ("build", "startup_load", frozenset({"frame_create_weights", "frame_model_init"})),
-    ("load", "startup_load", frozenset({"frame_load"})),
-    ("kv", "startup_kv", frozenset({"frame_kv_alloc"})),
-    ("spec", "serving", frozenset({"frame_spec"})),
-    ("lora", "serving", frozenset({"frame_lora"})),
-    # torch.compile compiles in the first forward pass, the profile run.
-    ("profile", "startup_profile", frozenset({"frame_compile"})),
-    ("serving", "serving", frozenset({"frame_serving", "frame_logits"})),
-    ("sampling", "serving", frozenset({"frame_sampler"})),
-    ("device", "startup_load", frozenset({"frame_device_init"})),
+_SITES = tuple(
+    (str(site), cast(Phase, phase), frozenset(frames)) for site, phase, frames in read_data("evidence.json")["sites"]
 )
 """Sites with their phase and the functions in a traceback that identify them, the most specific first."""
 _FRAMES_OF_ANY_STEP = frozenset({"frame_sampler", "frame_logits", "frame_compile"})

@@ -41,6 +41,9 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     plain = "\n".join(plain_lines(text.split("\n")))
     last_flag, last_feature, shares = "", "", bool(_words("about_shares").search(plain))
     for sentence in _SENTENCE.split(plain):
+        if lowered := _words("lowered").search(sentence):
+            tokens, is_pool = int(lowered["tokens"]) * 1024, not lowered["length"]
+            yield {"num_gpu_blocks_override": tokens // 16} if is_pool else {"max_model_len": tokens}, True, ""
         fails_later, before = bool(_words("fails_later").search(sentence)), ""
         for part in _CLAUSE.split(sentence):
             clause = f"{before} {part}" if _CONDITION.match(before) else part  # "without it, it starts"

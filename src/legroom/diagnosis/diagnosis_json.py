@@ -92,6 +92,7 @@ def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
         "comment": fix.comment,
         "why": fix.why,
         "trades": fix.trades,
+        "before": layout_json(fix.before) if fix.before else None,
         "layout": layout_json(fix.layout) if fix.layout else None,
         "confidence": round(fix.confidence * cause_confidence, 3),
     }

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from legroom.facts import read_data
 from legroom.records import dataclass, field
@@ -63,6 +63,11 @@ def known_fix(name: str) -> Fix:
     """A fix that is the same for every run (`diagnosis_texts.json`)."""
     row = read_data("diagnosis_texts.json")["fixes"][name]
     return Fix(**{**row, "steps": tuple(row.get("steps", ()))})
+
+
+def kinds_of_changes() -> Mapping[str, FixKind]:
+    """What kind of fix a planning lever is, or a change of one memory setting."""
+    return cast(Mapping[str, FixKind], read_data("diagnosis_texts.json")["fix_kinds"])
 
 
 def reason(name: str, facts: Mapping[str, object] | None = None) -> str:

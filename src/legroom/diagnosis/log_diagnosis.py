@@ -219,7 +219,7 @@ def _with_pasted_command(
 ) -> tuple[tuple[Case, ...], Hints | None]:
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
-        return cases, hints
+        return tuple(_with_args(case, case.startup.args, named_card(text)) for case in cases), hints
     named = set(prose("image").findall(text)) or set(prose("release").findall(text))
     if len(named := named - {item.facts["what"] for item in cases[-1].all("release_told")}) == 1:
         (tag,) = named

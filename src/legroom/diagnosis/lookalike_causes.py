@@ -91,11 +91,8 @@ def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
         return Strength.USUAL  # a real shortage explains it
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
-        return (
-            Strength.POSSIBLE
-            if case.has("exception") or case.first_failure not in (None, evidence)
-            else Strength.SUGGESTED
-        )
+        is_other = case.has("exception") or case.first_failure not in (None, evidence)
+        return Strength.POSSIBLE if is_other else Strength.SUGGESTED
     return Strength[kind.strength]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from legroom.diagnosis.finding import reason
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import package_of
@@ -74,11 +75,7 @@ def _architecture_since_text(line: MatchedLine) -> str:
     if first is None:
         return "No release up to the newest that legroom knows lists it, or it is spelt otherwise in config.json."
     if known.release_known and not known.release.before(first):
-        return (
-            f"vLLM has it since {first}, so in this release its code could not be loaded: the lines above say why."
-            if line.get("uninspected")
-            else f"vLLM lists it since {first}; this installation's registry does not: it may be a mixed one."
-        )
+        return reason("code_not_loaded" if line.get("uninspected") else "registry_without_it", {"first": first})
     return f"vLLM serves it from release {first} on."
 
 
@@ -89,9 +86,7 @@ def _upgrade_step(line: MatchedLine) -> str:
     if first and (not line.planner.known.release_known or line.planner.known.release.before(first)):
         return f"pip install -U 'vllm>={first}' (image: vllm/vllm-openai:v{first} or newer)"
     if line.get("uninspected"):
-        return (
-            "python -c 'import vllm.model_executor.models' shows the import error behind it: usually a missing package"
-        )
+        return reason("import_error_behind")
     return "look for `architectures` in config.json and in the list of supported models of vLLM's newest release"
 
 
@@ -124,14 +119,11 @@ def _attention_backend_step(line: MatchedLine) -> str:
 def _timeout_step(line: MatchedLine) -> str:
     """How to raise the timeout that expired: the environment variable of this vLLM release or of Ray."""
     known = line.planner.known
-    if "RayChannel" in line.evidence.text or "ray" in line.evidence.text.lower():
+    if re.search(r"\b[Rr]ay", line.evidence.text):
         return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
     if known.release_known and known.release.before("0.9.2"):
         return "VLLM_RPC_TIMEOUT=60000 (milliseconds) and VLLM_ENGINE_ITERATION_TIMEOUT_S=300 before the same command"
-    return (
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1200 (a step) or VLLM_ENGINE_READY_TIMEOUT_S=3600 (the start) "
-        "before the same command"
-    )
+    return reason("longer_timeouts")
 
 
 def _origin(kind: str, part: int) -> Callable[[MatchedLine], str]:
@@ -168,20 +160,14 @@ def _missing_op_step(line: MatchedLine) -> str:
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
         return _origin("library", 1)(MatchedLine(missing.facts, missing, line.planner))
-    return (
-        f"in a new environment: pip install 'vllm{_version_pin(line.planner)}' alone, with the torch it brings; with a "
-        "source checkout do not start from inside its folder"
-    )
+    return reason("new_environment", {"pin": _version_pin(line.planner)})
 
 
 def _invalid_config_step(line: MatchedLine) -> str:
     """How to inspect a model file that is no valid config."""
     file = line.get("file", "")
     if file and not file.endswith(".json"):
-        return (
-            f"head -c 4 {file}: vLLM was given a file as the model. If it prints GGUF, give it a name that ends in "
-            ".gguf (a link will do) and add --tokenizer; else give the folder that holds config.json"
-        )
+        return reason("file_as_model", {"file": file})
     return f"look at it: head -c 300 {file or 'config.json'}; an HTML page or a Git LFS pointer is not the file"
 
 
@@ -257,14 +243,16 @@ def _unsupported_capability_why(line: MatchedLine) -> str:
     return f"{card}; vLLM {known.release.version} is built for {', '.join(build_of(known.release).capabilities)}."
 
 
+_AMD_TARGET = re.compile(r"\bgfx\d{3,4}[a-f]?\b")
+
+
 def _no_kernel_image_why(line: MatchedLine) -> str:
     """A sentence naming the releases that have kernels for this card ("no kernel image is available")."""
+    if target := _AMD_TARGET.search(line.evidence.text):
+        return f"This build has no code for {target[0]}."
     capability = _capability(line.planner)
     if capability == (0, 0):
-        return (
-            "Volta (7.0) has kernels up to 0.8.5.post1, Blackwell from 0.9.0 (10.0) and 0.9.2 (12.0) on; "
-            "cards before 7.0 never had any."
-        )
+        return reason("kernels_by_generation")
     if first_build_with(capability) is None:
         return "No release's wheels have kernels for this card."
     return "Take a release whose wheels have kernels for this card."
@@ -288,6 +276,11 @@ def _releases_by_capability() -> str:
 
 def _no_kernel_image_step(line: MatchedLine) -> str:
     """The release to install, or how to build from source, for this card."""
+    if target := _AMD_TARGET.search(line.evidence.text):
+        return (
+            f"build for it: PYTORCH_ROCM_ARCH={target[0]} pip install -e . --no-build-isolation, with a torch that has "
+            "it too; or as another of its family: HSA_OVERRIDE_GFX_VERSION=10.3.0 (gfx103x), 11.0.0 (gfx110x)"
+        )
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
     last = last_build_with(capability) if capability != (0, 0) else None

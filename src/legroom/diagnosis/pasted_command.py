@@ -17,6 +17,7 @@ from legroom.facts.flags import flag_name, flags_ever
 from legroom.facts.gpus import gpu, gpu_names
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
+from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
@@ -193,11 +194,17 @@ def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
     names = sorted((name or number for name, number in _card_names().findall(plain)), key=len)
-    cards = {gpu(name.replace("_", " ")).name: name for name in names}
+    cards = {gpu(name.replace("_", " ")).name: _slice_of(name, plain) for name in names}
     sizes = {size for match in prose("card_size").finditer(plain) for size in match.groups() if size}
     if not cards and len(sizes) == 1:
         return f"{sizes.pop()}GiB"
     return cards.popitem()[1] if len(cards) == 1 else None
+
+
+def _slice_of(name: str, plain: str) -> str:
+    """The card's name, or the size written after it where no card of that name is so small: a slice of it (MIG)."""
+    size = re.search(rf"{re.escape(name)}[ ,(-]{{1,2}}(\d{{1,3}}) ?G(?:i?B)?\b", plain)
+    return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * gpu(name.replace("_", " ")).total_bytes else name
 
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:

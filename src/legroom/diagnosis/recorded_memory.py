@@ -248,10 +248,8 @@ def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
     if oom is None or not size:
         return None
     missing = _oom_missing_bytes(oom)
-    if record.card is not None and record.card.others_bytes is not None:
-        name = "recorded_others"
-    else:
-        name = "recorded_growth_of_others"
+    is_known = record.card is not None and record.card.others_bytes is not None
+    name = "recorded_others" if is_known else "recorded_growth_of_others"
     why = reason(name, {"size": gib(size), "missing": gib(missing), "wanted": gib(oom.wanted_bytes)})
     return Assessment(_strength_among_causes(record, size), (record_evidence(record, line),), why)
 

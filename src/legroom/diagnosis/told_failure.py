@@ -24,7 +24,7 @@ Told = tuple[str, Role, str | None, re.Pattern[str]]
 @cache
 def _told(kind: str) -> tuple[Told, ...]:
     rows = read_data("evidence.json")["told"][kind]
-    return tuple((id_, cast(Role, role), phase, re.compile(words)) for id_, role, phase, words in rows)
+    return tuple((id_, cast(Role, role), phase, re.compile(words, re.ASCII)) for id_, role, phase, words in rows)
 
 
 def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:

@@ -11,7 +11,7 @@ from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, Case, i
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
-from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.fixes.failed_run import Hints, exceeds_card_bytes
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
@@ -32,8 +32,6 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_TRAINED = ("vllm_named", "trainer")
-"""Signs that a trainer and vLLM belong together, so that its memory counts."""
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
@@ -109,6 +107,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))
+        if (card := planner.known.gpu) and (printed := exceeds_card_bytes(case, planner.known)):
+            has = f"{card.name} has {gib(card.total_bytes)}"
+            why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
         findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
@@ -141,7 +142,8 @@ def _imported_record_notes(case: Case) -> list[str]:
 
 def _other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's."""
-    found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not case.has(*_TRAINED)]
+    is_of_vllm = case.has("vllm_named", "trainer")
+    found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not is_of_vllm]
     # Frames by name may be of any engine, unless their path names its package.
     other = next((item for item in found if "package" in item.facts), found[0] if found else None)
     is_package = other is not None and "package" in other.facts
@@ -154,7 +156,7 @@ def _other_engine(case: Case) -> Evidence | None:
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The causes whose assessment has any strength, the strongest first."""
+    """The MAX_FINDINGS strongest causes, strongest first; the plan rules some out and may add its own."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()
@@ -266,6 +268,8 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
+    is_told = case.first_failure is not None and case.first_failure.is_told
+    is_incomplete = is_incomplete or (is_told and bool(likely) and likely[0][1].strength == Strength.FAINT)
     if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
@@ -306,7 +310,9 @@ def _missing_lines(case: Case) -> list[str]:
             f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
             "failed before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and milestone is None and case.has("failure_told"):
+    if not needed and case.first_failure is not None and case.first_failure.is_told:
+        needed.append("what the server printed after the last line here: the error and the frames above it")
+    elif not needed and milestone is None and case.has("failure_told"):
         needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
     elif not needed and (milestone is not None or not case.was_ready):
         needed.append(

@@ -6,7 +6,7 @@ from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.ledger import possible_moments
 from legroom.facts.flags import flag_name
-from legroom.memory.tensors import Tensor, printed_request, tensors, tensors_of_size
+from legroom.memory.tensors import Tensor, printed_request, score_tensors, tensors, tensors_of_size
 from legroom.units import GIB
 
 _SITES = {
@@ -30,6 +30,7 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
     is_exact = settings.num_gpu_blocks_override or settings.kv_cache_memory_bytes or case.startup.blocks
     try:
         every = tuple(tensors(plan.target.model, settings, plan.target.gpu, kv if is_exact else None))
+        every += tuple(score_tensors(plan.target.model, settings)) if case.has("frame_scores") else ()
     except NOT_PLANNABLE:
         return ()
     same = tensors_of_size(case.oom.wanted_bytes, iter(every))
@@ -46,6 +47,8 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
     case, plan = planner.case, planner.failed_plan
     if case.oom is None or plan is None or case.has_site_frame or not (planner.known.ranks_known or wanted):
         return ""
+    if case.has("frame_scores"):
+        return "" if case.site else "profile"  # attention runs after the weights are loaded
     computes = case.has("forward_frame")  # nothing is computed before the weights are there
     if plan.layout.weights.low > plan.layout.total_bytes and case.phase_reached in (None, "startup_load"):
         return "" if computes else "build"

@@ -45,7 +45,7 @@ def display_width(text: str) -> int:
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Lines of at most `width` columns, broken at spaces (Chinese anywhere); all but the first begin with `hanging`."""
+    """Lines of `width` columns (longer words stick out), broken at spaces; `hanging` begins all but the first."""
     hanging = indent if hanging is None else hanging
     if display_width(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)

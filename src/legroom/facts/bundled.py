@@ -249,6 +249,13 @@ def checkpoint_role(hub_id: str) -> str:
     return "chat" if words & {"instruct", "it", "chat"} else "base" if words & {"base", "pt"} else ""
 
 
+def chat_checkpoint(name: str, hub_id: str) -> str:
+    """The instruction-tuned sibling of the base checkpoint that a bundled name stands for; empty where it has none."""
+    bundled = find(name) if "/" not in name else None
+    chats = (each for each in (bundled.ids if bundled else ()) if checkpoint_role(each) == "chat" and each != hub_id)
+    return next((each for each in chats if each.startswith(hub_id)), "")
+
+
 def _series(hub_id: str) -> str:
     """A checkpoint's name without its sizes and roles: `qwen3` for Qwen3-8B."""
     words = _name_words(hub_id)

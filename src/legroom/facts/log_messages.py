@@ -17,7 +17,7 @@ from legroom.units import GIB
 Value = int | float | str
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d*)?")
 _UNITS = {"bytes": 1, "B": 1, "kB": 1 << 10} | {
-    prefix + suffix: 1 << 10 * power for power, prefix in enumerate("KMGT", 1) for suffix in ("iB", "B", "")
+    prefix + suffix: 1 << 10 * power for power, prefix in enumerate("KMGT", 1) for suffix in ("iB", "B", "i", "")
 }
 
 
@@ -117,6 +117,12 @@ def message_patterns() -> tuple[MessagePattern, ...]:
 def message_group(name: str) -> tuple[str, ...]:
     """Ids of the messages that stand for the same thing in a diagnosis: `refusal`, `shortage` ..."""
     return tuple(read_data("evidence.json")["groups"][name])
+
+
+@cache
+def covered_messages() -> Mapping[str, tuple[str, ...]]:
+    """Ids of messages that say less than another of the same line, by the other's id."""
+    return {strong: tuple(weaker) for strong, weaker in read_data("evidence.json")["covered"].items()}
 
 
 @cache

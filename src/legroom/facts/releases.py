@@ -45,7 +45,7 @@ def _match_version(version: str) -> re.Match[str] | None:
 
 @lru_cache(maxsize=512)
 def _sort_key(version: str) -> _Key:
-    """A sort key in the order of Python packaging: dev < rc < final < post; LegroomError for no version."""
+    """A sort key: dev < rc < final < post, dev builds of one version equal; LegroomError for no version."""
     parsed = _match_version(version)
     if parsed is None:
         raise LegroomError(f"vLLM release {version!r} is not a version number", _known_range_hint())

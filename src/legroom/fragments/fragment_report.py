@@ -242,7 +242,7 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 
 
 def _fragmented_bytes(reading: AllocatorReading) -> int | None:
-    """Free bytes of partly used segments; of expandable ones only partial pages; None where not told."""
+    """Free bytes of partly used segments (expandable: partial pages) outside private pools; None if not told."""
     state = reading.state
     if not state.segments:
         split = state.inactive_split_bytes

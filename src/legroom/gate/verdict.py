@@ -90,7 +90,8 @@ def plan_verdict(
             idle_gpus = server.gpus_idle
         if worst != "does_not_fit":
             warnings, findings = _startup_warnings(servers, plans, idle_gpus), _restart_loops(servers, plans)
-            sentences += [*warnings, *map(_finding_sentence, findings)]
+            told = (f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}." for found in findings)
+            sentences += [*warnings, *told]
             if any(found.severity == "error" for found in findings):
                 worst = "does_not_fit"
             elif worst == "fits" and (warnings or findings):
@@ -131,10 +132,6 @@ def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[Lint
     plan = plan_document(plans[0]) if len(plans) == 1 else None
     findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
     return [found for found in findings if found.severity != "note"]
-
-
-def _finding_sentence(found: LintFinding) -> str:
-    return f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}."
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:

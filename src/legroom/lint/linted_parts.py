@@ -14,7 +14,7 @@ from legroom.deployments.source_text import Place, Text, Unread
 from legroom.deployments.subjects import FilePart, Subject
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.releases import Release
 from legroom.lint.expressions import (
     Expression,
@@ -40,14 +40,12 @@ _NOTHING = {
 _VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
 """A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
+_OF_COMMIT = re.compile(r"nightly-[0-9a-f]{7}")
 _EXAMPLE = re.compile(r"\.env\.[\w.-]*(example|sample|template)|\.(example|sample)$")
 _LONGEST_TEXT = 2**18
 """Longer files are data, and their lines are not judged one by one."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
-_VLLM_FLAG = re.compile(
-    r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
-    r"kv[-_]cache[-_]dtype|max[-_]num[-_]seqs|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching)(?![\w-])"
-)
+_VLLM_FLAG = pattern("linted_parts.vllm_flag")
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,8 @@ def _lines_in_data(text: str, told: str, kind: Kind | None, around: str) -> Iter
     for row in read_data("line_mistakes.json")["rows"]:
         read = text if "comments" in row else told
         matches = re.finditer(row["pattern"], read, re.MULTILINE) if kind in row["kinds"] else iter(())
-        found = next((each for each in matches if _waited_s(each) < row.get("below_s", math.inf)), None)
+        counted = (each for each in matches if _waited_s(each) < row.get("below_s", math.inf))
+        found = next((each for each in counted if not _OF_COMMIT.search(each["at"])), None)
         if found is None or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
         is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)

@@ -14,6 +14,7 @@ from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.lint.expressions import Expression, declared_series
@@ -37,6 +38,7 @@ _SIGNS = {
     "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
     "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b",
 }
+_SLICES = pattern("linter.slices")
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
@@ -49,7 +51,7 @@ _LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "mod
 _ONCE_A_FILE = frozenset(
     {"api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
     | {"gpus-too-few", "shm-missing", "probe-path", "model-gated", "host-memory"}
-    | {"release-unsafe"}
+    | {"release-unsafe", "rollout-stuck"}
 )
 _ALL_RULES = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
@@ -98,10 +100,7 @@ SEARCHED = frozenset(
     | {".dockerfile", ".sbatch", ".slurm", ".ps1", ".tf", ".tfvars", ".hcl", ".toml", ".template", ".tmpl", ".j2"}
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
-_BY_NAME = re.compile(
-    r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w.-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)|\.env(\.[\w.-]+)?"
-    r"|requirements[\w-]*\.txt"
-)
+_BY_NAME = pattern("linter.by_name")
 
 
 @dataclass(frozen=True)
@@ -197,6 +196,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
+    sliced = {Path(path).parent for path, text in texts if _SLICES.search(text)}
     comments = {path: IgnoreComments(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
@@ -210,7 +210,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             configures_mig=path in with_mig,
             entry_scripts=scripts,
             uses_ray=uses_ray,
-            platform_signs=signs,
+            platform_signs=signs | {"gpu-slices"} if Path(path).parent in sliced else signs,
             names_api_key=path in with_key,
             manifests=manifests,
         )
@@ -232,9 +232,21 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         release = known_release(next(iter(named.values())) or release.version)
     order = {path: i for i, (path, _) in enumerate(texts)}
     findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.sort_key))
-    files = tuple(path for path, _ in texts)
+    files, findings = tuple(path for path, _ in texts), _said_once(findings)
     unread = tuple(dict.fromkeys(not_read))
     return LintReport(release.version, files, tuple(findings), unread, tuple(skipped), len(silenced))
+
+
+def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
+    """The findings with one note in place of equal ones of a file, which names their lines."""
+    firsts: dict[object, LintFinding] = {}
+    others: dict[LintFinding, list[str]] = {}
+    for each in findings:
+        key = (each.place.path, each.rule, each.message) if each.severity == "note" else each
+        first = firsts.setdefault(key, each)
+        others.setdefault(first, []).extend([str(each.place.line)] if each.place.line != first.place.line else [])
+    also = {first: f" (also at line {', '.join(lines)})" if lines else "" for first, lines in others.items()}
+    return [replace(each, message=each.message + also[each]) for each in firsts.values()]
 
 
 def _settled(finding: LintFinding, is_example: bool) -> LintFinding:
@@ -244,9 +256,10 @@ def _settled(finding: LintFinding, is_example: bool) -> LintFinding:
     return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding
 
 
-def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int]]:
-    """The rule with the line, and with the whole file where a second line of it would say the same."""
+def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
+    """The rule with the line or the variable, and with the whole file where a second line of it would say the same."""
     yield finding.place.path, finding.rule, finding.place.line
+    yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
     if finding.rule in _ONCE_A_FILE:
         yield finding.place.path, finding.rule, 0
 

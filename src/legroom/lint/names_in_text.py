@@ -7,22 +7,16 @@ from collections.abc import Iterator, Mapping
 
 from legroom.deployments.container_images import is_server_image
 from legroom.deployments.file_kinds import Kind
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import env_history, flag_name, flags_ever, flags_of, is_read_by_plugin
 from legroom.facts.releases import Release, known_releases, latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
-_SETS_VARIABLE = re.compile(
-    r"^[ \t]*((?:ENV|-e|-?[ \t]*name:)[ \t]+)?(?:export[ \t]+|-[ \t]*)?"
-    r"[\"']?((?:VLLM_)?[A-Z][A-Z0-9_]+)[\"']?[ \t]*(?:[:=](?![^ \n]+ \w)|$)",
-    re.MULTILINE,
-)
+_SETS_VARIABLE = pattern("names_in_text.sets_variable")
 PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
 """`X=${X}` reads a variable only to set it."""
-_CLIENTS_OWN = re.compile(
-    r"VLLM_(\w*_)?(MODEL\w*|HOST|PORT|KEY|URL|ENDPOINT|BASE|IMAGE|VERSION|TAG|TOKEN|NAME|DIR|PATH|COMMIT|REF|BRANCH|REPO)"
-)
+_CLIENTS_OWN = pattern("names_in_text.clients_own")
 """Names that a client of the server, its script or its build has for itself."""
 _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE)_\w+)")
@@ -36,18 +30,10 @@ _OWN_RELEASE = re.compile(
 """vLLM's own number: another image may have its own."""
 _WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
 """Marks of a file that starts a server, and is no excerpt of one."""
-_TOKEN = re.compile(
-    r"(?:\bhf|hub|hugging\w*)[-_. ]?(?:api[-_]?)?(?:token|secret|auth|key)|EnvironmentFile|env_?(?:file|from)",
-    re.IGNORECASE,
-)
+_TOKEN = pattern("names_in_text.token")
 
 _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
-_OF_SERVER = re.compile(
-    r"(?:^[ \t]*(?:- )?|[{,]\s*)(?:image|dockerfile|context|build|container_name|command|entrypoint|service|<<)\b"
-    r".*vllm|vllm[ _]serve|vllm\.entrypoints|"
-    r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization|served[-_]model[-_]name)\b",
-    re.MULTILINE | re.IGNORECASE,
-)
+_OF_SERVER = pattern("names_in_text.of_server")
 """What only the container of a server has: clients name vLLM in their variables alone."""
 _WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
 
@@ -69,7 +55,7 @@ def without_other_services(path: str, text: str) -> str:
     blocks = [(at, end, named) for (at, named), end in zip(starts, ends, strict=True)]
     blocks = [each for each in blocks if first is not None or _WORKLOAD.search(text[each[0] : each[1]])]
     others = [(at, end) for at, end, named in blocks if not named and not _OF_SERVER.search(text[at:end])]
-    if len(others) == len(blocks) and "vllm" in path.lower():
+    if len(others) == len(blocks) and "vllm" in "/".join(path.lower().split("/")[-2:]):
         return text  # which of them is vLLM's is not told
     for at, end in others:
         text = text[:at] + re.sub(r"[^\n]", " ", text[at:end]) + text[end:]

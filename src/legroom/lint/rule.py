@@ -82,7 +82,7 @@ class Context:
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
     platform_signs: frozenset[str] = frozenset()
-    """`openshift`, which gives every pod a user, and `own-port`, which no Service called `vllm` sets."""
+    """`openshift`, which gives every pod a user, `own-port`, which no Service called `vllm` sets, and `gpu-slices`."""
     entry_scripts: frozenset[str] = frozenset()
     """Scripts that a linted file starts a container with."""
     uses_ray: bool = False
@@ -193,7 +193,8 @@ _COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
 def _is_other_hardware(server: StartedServer) -> bool:
     """Whether --device names anything but the usual devices."""
     word = flag_word(server, "--device")
-    return word is not None and (flag_value(server, word) or "auto") not in _COMMON_DEVICES
+    value = flag_value(server, word) if word is not None else ""
+    return bool(value) and "$" not in value and value not in _COMMON_DEVICES
 
 
 def _names_model(command: tuple[str, ...], model: str) -> bool:

@@ -196,7 +196,7 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
     if not gpu.unified:
         return ()
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    system, servers = _system_bytes(gpu), int(constants()["unified"]["servers_mib"] * MIB)
+    system, servers = _unified_system_bytes(gpu), int(constants()["unified"]["servers_mib"] * MIB)
     system_share = max(0, system - own)
     servers_share = max(0, servers - max(0, own - system))
     return tuple(
@@ -212,7 +212,7 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
 def system_bytes(gpu: Gpu) -> int:
     """Bytes of unified memory that the system uses before vLLM starts; 0 on other cards."""
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    return max(0, _system_bytes(gpu) - own) if gpu.unified else 0
+    return max(0, _unified_system_bytes(gpu) - own) if gpu.unified else 0
 
 
 def reserve_bytes(gpu: Gpu) -> int:
@@ -222,7 +222,7 @@ def reserve_bytes(gpu: Gpu) -> int:
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
     fit = constants()["unified"]
     wanted = int(max(gpu.total_bytes, gpu.host_total_bytes) * fit["reserve_share"])
-    return max(0, wanted - max(0, own - _system_bytes(gpu) - int(fit["servers_mib"] * MIB)))
+    return max(0, wanted - max(0, own - _unified_system_bytes(gpu) - int(fit["servers_mib"] * MIB)))
 
 
 def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
@@ -256,8 +256,8 @@ def host_note(settings: EngineSettings, gpu: Gpu) -> str:
     return note + "; cached files are in the way of large allocations: drop the page cache before a start"
 
 
-def _system_bytes(gpu: Gpu) -> int:
-    """Bytes of unified memory that the operating system uses, by size of the machine (fitted)."""
+def _unified_system_bytes(gpu: Gpu) -> int:
+    """Bytes of a unified memory that the operating system uses, by its size (fitted); for such GPUs only."""
     fit = constants()["unified"]
     whole = max(gpu.total_bytes, gpu.host_total_bytes)
     return max(int(fit["system_least_mib"] * MIB), int(whole * fit["system_share"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 from legroom.facts.gpus import Gpu
@@ -144,6 +145,16 @@ def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iter
         columns = (2 * inner if block.gated else inner, inner, block.latent_size or block.hidden_size)
         for name, each in zip(("gate and up", "product", "output"), columns, strict=True):
             yield batch(f"{name} of the experts", block.experts_per_token * each, "(experts a token x width)")
+
+
+def score_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
+    """Attention scores of one whole prompt, which only unfused attention (eager, torch's SDPA) holds in full."""
+    sizes = product((settings.max_model_len, settings.max_num_batched_tokens), (element_bytes(settings), FLOAT32_BYTES))
+    mixers = [layer.mixer for layer, _ in cached_by_model(layer_kinds, model) if isinstance(layer.mixer, Attention)]
+    for mixer, (length, each) in product(mixers, sizes):
+        heads, tokens = (cdiv(mixer.heads, settings.tensor_parallel_size), "heads"), (length, "tokens")
+        factors = (heads, tokens, tokens, (each, "bytes"))
+        yield Tensor("attention scores of one prompt", factors, "forward", "max_model_len")
 
 
 def _shared_workspaces(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterator[Tensor]:

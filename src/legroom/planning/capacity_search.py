@@ -27,6 +27,7 @@ from legroom.planning.search_space import (
     parallel_sizes,
 )
 from legroom.records import dataclass
+from legroom.units import human_bytes
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
 from legroom.vllm.traits import traits
@@ -106,7 +107,8 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
         gpus_enough = min([gpus_enough, *(option.gpus for option in state.options if not number or option.roomy)])
     state.options.sort(key=lambda option: option.cost)
     starting = _starting_plans(state.options, base_args, max_answers)
-    plans = [(_fitting_or_same(laid_out, base_args, goal), option.losses) for option, laid_out in starting]
+    fitting = ((_fitting_or_same(laid_out, base_args, goal), option) for option, laid_out in starting)
+    plans = [(each, (*option.losses, *_share_loss(each, base_args))) for each, option in fitting]
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
@@ -207,6 +209,13 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
         if lower.verdict == "fits":
             return lower
     return laid_out
+
+
+def _share_loss(found: Plan, base_args: ServeArgs) -> Iterator[str]:
+    """What a raised utilization costs where hardly any of the card stays free."""
+    share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
+    if share != base_args.gpu_memory_utilization and free < _ROOMY_SHARE * found.target.gpu.total_bytes:
+        yield f"at {share:g} of the card only {human_bytes(free)} stays free"
 
 
 def _combinations(

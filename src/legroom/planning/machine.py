@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.facts.bundled import chat_checkpoint
 from legroom.facts.gpus import Gpu, other_platform, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
@@ -158,6 +159,8 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
     if target.gpu.note:
         yield target.gpu.note
     yield from _unlisted_architecture(target)
+    if chat := chat_checkpoint(args.model, target.model.name):
+        yield f"{args.model} is the base model {target.model.name}; the chat model is {chat}"
     spec = args.speculative_config
     if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
         yield (

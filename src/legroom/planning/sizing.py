@@ -141,7 +141,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
 
 
 def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Sequence[Model] = ()) -> Fit:
-    """The fewest of `goal.gpus` that hold the goal, with the model or with one of the other checkpoints of it."""
+    """The fewest of `goal.gpus` that hold the goal with any checkpoint; else a Fit that says what is lacking."""
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
     targets = [target, *(replace(target, model=other) for other in others)]

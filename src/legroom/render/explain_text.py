@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
 from legroom.explain.catalog_entries import Hit
-from legroom.explain.entry import Count, Entry, Language, Localized, example_text
+from legroom.explain.entry import Count, Entry, Language, Localized, entry_json, example_text
+from legroom.render.translation import in_language
 
 _HEADINGS = {
     "log": ("What the log says", "日志里的样子"),
@@ -36,6 +38,11 @@ _NOT_COUNTED = (
 _MYTH = (" (you may have read this)", "（常见误解）")
 
 
+def entry_document(entry: Entry, language: Language) -> dict[str, Any]:
+    """The document of `legroom explain ID --json`, its changes by release in the language too."""
+    return dict(in_language(entry_json(entry, language), language, ("change",)))
+
+
 def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     """The full explanation of one entry."""
     lines = [
@@ -54,7 +61,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
         ("example", _wrapped_lines(example_text(entry.example, language), style) if entry.example else []),
         ("workarounds", _workaround_lines(entry, style, language)),
         ("dead_ends", _dead_end_lines(entry, style, language)),
-        ("versions", _version_lines(entry, style)),
+        ("versions", _version_lines(entry, style, language)),
         ("os", [line for name, note in entry.os_specific.items() for line in _wrapped_lines(f"{name}: {note}", style)]),
         ("verify", _story_part(story.verify if story else None, style, language)),
         ("otherwise", _story_part(story.otherwise if story else None, style, language)),
@@ -117,11 +124,11 @@ def _dead_end_lines(entry: Entry, style: Style, language: Language) -> list[str]
     return lines
 
 
-def _version_lines(entry: Entry, style: Style) -> list[str]:
+def _version_lines(entry: Entry, style: Style, language: Language) -> list[str]:
     """What changed in each vLLM version that the entry names."""
     lines: list[str] = []
     for item in entry.versions:
-        notes = [item.behavior_change] if item.behavior_change else []
+        notes = [in_language(item.behavior_change, language)] if item.behavior_change else []
         notes += [f"introduced in {item.introduced}"] if item.introduced else []
         change = "; ".join([*notes, *([f"gone in {item.removed}"] if item.removed else [])])
         lines += _wrapped_lines(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")

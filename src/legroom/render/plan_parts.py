@@ -167,7 +167,8 @@ def plan_headline(plan: Plan) -> str:
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
     """That the first start holds fewer requests than wanted, where later starts hold them all; else an empty list."""
     first, later = first_start_holds(plan), plan.memory.kv.max_concurrency * plan.settings.data_parallel_size
-    return [f"the first start holds {first - 0.05:.1f} of {requests:g}"] if first < requests <= later else []
+    held = min(first, requests - 0.01)  # never rounded up to what is wanted
+    return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []
 
 
 _ROUNDING = 0.01

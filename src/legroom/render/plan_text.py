@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
+from legroom.planning.levers import shorter_context
 from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, try_flags
 from legroom.render.plan_parts import (
     LayoutPart,
@@ -50,9 +51,9 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
     return f"{text}\n"
 
 
-def _body_text(plan: Plan, style: Style) -> str:
-    """The part of the text about the card, the KV cache and the pipeline stages."""
-    return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style), _stage_lines(plan, style))
+def _body_text(plan: Plan, style: Style, wanted: float | None = None) -> str:
+    """The part of the text about the card, the KV cache, the speed of the wanted users and the pipeline stages."""
+    return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style, wanted), _stage_lines(plan, style))
 
 
 def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
@@ -141,33 +142,35 @@ def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterat
         yield (mark, part.name, gib(bytes_), f"{bytes_ / layout.total_bytes:.1%}", style.paint(sure, "dim"))
 
 
-def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
+def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[str]:
     """KV blocks, concurrency, longest request, host memory, speed and price, or that the model keeps no KV cache."""
     kv = plan.memory.kv
     if kv.shape.is_empty:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
         return
     if kv.num_blocks > 0:
-        rows = [(style.paint(name, "bold"), text) for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan))]
-        yield from (_MARGIN + line for line in columns(rows, "<<"))
+        for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan, wanted)):
+            first, *rest = wrap(text, style.width - 15)
+            yield f"{_MARGIN}{style.paint(f'{name:<11}', 'bold')}  {first}"
+            yield from (" " * 15 + line for line in rest)
 
 
-def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Tokens a second of one user and of all together, and the list price; nothing where it does not start."""
+def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
+    """Tokens a second of one user and of the wanted ones (or all), and the price; nothing where it does not start."""
     from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
-    known = speed_and_price_json(plan) if plan.starts else {}
+    known = speed_and_price_json(plan, wanted) if plan.starts else {}
     if one := known.get("one_user_tokens_per_s"):
-        groups = {"one user alone": one} | (
-            {f"{users} together": known["all_users_tokens_per_s"]} if (users := known["users"]) > 1 else {}
-        )
-        each = [
-            f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) for {who}"
-            for who, rate in groups.items()
-        ]
-        yield "tokens/s", f"{', '.join(each)}, at full length"
+        text, together = f"{_rate_range(one)} for one user alone", known["all_users_tokens_per_s"]
+        if (users := known["users"]) > 1:
+            text += f", {_rate_range(together)} for {users} together, {together['estimate'] / users:,.0f} each"
+        yield "tokens/s", f"{text}, decoding at full length"
     if (usd := known.get("usd_per_hour")) is not None:
         yield "price", f"${usd:,.2f} an hour, list price of {known['price_date']}"
+
+
+def _rate_range(rate: Mapping[str, float]) -> str:
+    return f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f})"
 
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -193,9 +196,12 @@ def _longest_context_text(plan: Plan) -> str:
     fits = plan.memory.kv.longest_len
     longest = default_and_longest_len(plan.args, plan.target.model, plan.target.release)[1]
     limit = max(longest, plan.settings.max_model_len)
+    why = ": some layers keep only a part of a long request" if fits > plan.memory.kv.tokens else ""
     if 0 < limit < fits:
-        return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
-    return f"{count(fits)} tokens is the longest context that fits"
+        return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
+    sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
+    why += f", {count(sure)} for sure" if 0 < sure < fits else ""
+    return f"{count(fits)} tokens is the longest context that fits{why}"
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -375,7 +381,7 @@ def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     text = paragraphs(
         [*answer_lines(result.best.verdict, words["headline"], style), *remarks],
         command_lines(ready_command(result.best), style),
-        [_body_text(result.best, style)],
+        [_body_text(result.best, style, result.goal.concurrency)],
         _alternative_lines(result, style),
     )
     return f"{text}\n"

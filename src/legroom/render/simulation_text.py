@@ -8,7 +8,7 @@ from shlex import join
 from typing import Any
 
 from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curves, draw_rows, scaled_curve
-from legroom.drawing.terminal import Colour, Style
+from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.disaggregation import DisaggregatedTimeline
@@ -19,24 +19,6 @@ from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
-
-
-def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...]) -> dict[int, float]:
-    """By block size, the share of allocated token slots that are empty, over the decode steps of all requests."""
-    stored = 0
-    slots_held = dict.fromkeys(block_sizes, 0)
-    for prompt_len, output_len in zip(trace.prompt_lens, trace.output_lens, strict=True):
-        last = prompt_len + output_len - 1
-        stored += (prompt_len + last) * output_len // 2
-        for size in block_sizes:
-            slots_held[size] += size * (_blocks_up_to(last, size) - _blocks_up_to(prompt_len - 1, size))
-    return {size: (slots - stored) / slots for size, slots in slots_held.items() if slots}
-
-
-def _blocks_up_to(length: int, size: int) -> int:
-    """Sum of the blocks that 1, 2, ... `length` tokens take."""
-    whole, rest = divmod(length, size)
-    return size * whole * (whole + 1) // 2 + rest * (whole + 1)
 
 
 def timeline_text(timeline: Timeline, load: LoadVerdict, style: Style) -> str:
@@ -97,16 +79,13 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
 def _timeline_curves(timeline: Timeline) -> list[Curve]:
     """Used KV blocks, running and waiting requests, over the simulated steps."""
     samples, usable = timeline.samples, timeline.settings.usable_blocks
+    # A peak may lie between two samples.
+    running, waiting = max(1, timeline.tally.peak_running), max(1, timeline.tally.peak_waiting)
     return [
         Curve("KV blocks", "blue", 5, [sample.used_blocks for sample in samples], usable, count(usable)),
-        _with_peak("running", "green", [sample.running for sample in samples], timeline.tally.peak_running),
-        _with_peak("waiting", "orange", [sample.waiting for sample in samples], timeline.tally.peak_waiting),
+        Curve("running", "green", 2, [sample.running for sample in samples], running, count(running)),
+        Curve("waiting", "orange", 2, [sample.waiting for sample in samples], waiting, count(waiting)),
     ]
-
-
-def _with_peak(name: str, colour: Colour, values: list[int], peak: int) -> Curve:
-    """A curve scaled to its peak, which may lie between two samples."""
-    return Curve(name, colour, 2, values, max(1, peak), count(max(1, peak)))
 
 
 def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str]]:
@@ -131,13 +110,8 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
             figures.append((name, _percentiles_text(seconds[key], "s") + "  (estimated)"))
         figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
-    wasted = waste_by_block_size(timeline.trace, (8, 16, 32, 64, 128))
-    return [
-        *figures,
-        ("wasted slots", f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"),
-        ("by block size", "  ".join(f"{size}: {ratio:.1%}" for size, ratio in wasted.items())),
-        ("fragmentation", "none between blocks: any free block serves any request"),
-    ]
+    waste = f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"
+    return [*figures, ("wasted slots", waste)]
 
 
 def _load_text(trace: Trace) -> str:
@@ -152,11 +126,9 @@ def _load_text(trace: Trace) -> str:
 
 def _percentiles_text(values: list[float], unit: str) -> str:
     """p50, p99 and maximum of values that are sorted already."""
+    p50, p99, largest = percentile(values, 0.5), percentile(values, 0.99), values[-1] if values else 0
     digits = 0 if unit == "steps" else 2
-    largest = f"{values[-1]:,.{digits}f}" if values else "0"
-    return (
-        f"p50 {percentile(values, 0.5):,.{digits}f}  p99 {percentile(values, 0.99):,.{digits}f}  max {largest} {unit}"
-    )
+    return f"p50 {p50:,.{digits}f}  p99 {p99:,.{digits}f}  max {largest:,.{digits}f} {unit}"
 
 
 _MAX_CHANGES = 12
@@ -333,11 +305,6 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
         yield mark, *times, count(each.preemptions), *shares, " ".join(any_release_words(each.flags))
 
 
-def _significant_digits(figure: float) -> str:
-    """The number with two decimals, or with three significant digits below 0.1."""
-    return f"{figure:,.2f}" if figure >= 0.1 else f"{figure:.3g}"
-
-
 def _missed_goals_text(choice: Choice, trace: Trace) -> str:
     """Why no setting holds the load: too long requests, or which limits of the goal the best setting misses."""
     best, units, each = choice.best, _time_unit_text(choice), "second" if choice.in_seconds else "step"
@@ -352,7 +319,7 @@ def _missed_goals_text(choice: Choice, trace: Trace) -> str:
             f"{best.wait_growth_ratio:,.2g} {units} in every {each} of load"
         )
     reasons += [
-        f"the p99 of the {what} is {_significant_digits(reached)} {units}, and {limit:g} was asked for"
+        f"the p99 of the {what} is {reached:,.3g} {units}, and {limit:g} was asked for"
         for what, reached, limit in (
             ("first token", best.first_token_p99, choice.goal.first_token_p99),
             ("whole answer", best.latency_p99, choice.goal.latency_p99),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style
@@ -19,7 +20,7 @@ from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedF
 from legroom.units import gib, human_bytes
 
 _ONE_USER = "one user, tok/s"
-_ONE_USER_NOTE = f"{_ONE_USER}: one request alone at this length; of several, each is slower"
+_ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
@@ -34,12 +35,14 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
 
 def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
     """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
-    header = ("GPUs", "split", "holds", _ONE_USER, "$/h", "largest part")
+    each = [f"each of {fit.wanted:g}" for fit in fits[:1] if fit.wanted > 1]
+    header = ("GPUs", "split", "holds", _ONE_USER, *each, "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
-    lines = [f"  {line}" for line in columns(rows, "<<>>><")] if len(rows) > 1 else []
+    lines = [f"  {line}" for line in columns(rows, f"<<{'>' * (len(header) - 3)}<")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
     footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
+    footers += [style.paint("  the command of another row: add --gpu NAME", "dim")] if len(rows) > 2 else []
     if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
         footers.append(style.paint(f"  $/h: {source}", "dim"))
     return [*lines, *([""] if lines and footers else []), *footers, *_first_commands(fits, style)]
@@ -75,14 +78,10 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
     for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
-    for fit in fits:
-        if fit.plan and (first := first_start_loss(fit.plan, fit.wanted)):
-            yield from wrap(f"{fit.count} x {fit.gpu.name}: {first[0]}", style.width, "  ", "    ")
-    is_skipped = any(fit.plan and fit.plan.verdict == "fits" for fit in fits)
-    for fit in fits:
-        if is_skipped and fit.plan and fit.plan.verdict != "fits":
-            why = f"{fit.count} x {fit.gpu.name}: tight, so its command is not shown: {fit.plan.reason}"
-            yield from wrap(why, style.width, "  ", "    ")
+    for fit, plan in ((fit, fit.plan) for fit in fits if fit.plan):
+        tight = [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
+        for remark in (*first_start_loss(plan, fit.wanted), *tight):
+            yield from wrap(f"{fit.count} x {fit.gpu.name}: {remark}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without, holding = [fit for fit in fits if fit.plan is None], {fit.gpu.name for fit in fits if fit.plan}
@@ -91,7 +90,7 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
             # Where a row holds it, that is with another checkpoint.
             itself = f", {short_model_name(fit.model)} itself" if fit.gpu.name in holding else ""
             lacks = f"{fit.tried[-1]} x {fit.gpu.name}{itself}: {human_bytes(fit.short_bytes)} short on each"
-            yield from wrap(f"{lacks}; --max-gpus tries more", style.width, "  ", "    ")
+            yield from wrap(f"{lacks}; --gpus tries more", style.width, "  ", "    ")
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
         named = _reason_with_gpus(reason, [(fit.gpu.name, fit.limiting if fit in without else "") for fit in fits])
         yield from wrap(named, style.width, "  ", "    ")
@@ -114,11 +113,12 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
     split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     split += ["EP"] if settings.enable_expert_parallel else []
     mark = style.paint("*", "orange") if fit.losses else ""
+    shared = (1, math.ceil(fit.wanted / settings.data_parallel_size)) if fit.wanted > 1 else (1,)
     return (
         _marked_tight(f"{fit.count} x {fit.gpu.name}{mark}", plan, style),
         " ".join(split) or nothing,
-        nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.1f}",
-        _rate_text(decode_rate(plan, settings.max_model_len), 1, style),
+        nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.2f}",
+        *(_rate_text(decode_rate(plan, settings.max_model_len, users), 1, style) for users in shared),
         nothing if usd is None else f"{usd:,.2f}",
         f"{fit.limiting} {human_bytes(fit.limiting_bytes)}",
     )
@@ -167,6 +167,7 @@ def _fleet_title(report: FleetReport) -> str:
     if goal.time_per_token_p99 is not None:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
     within = f", {' and '.join(limits)} (p99)" if limits else ""
+    within += f", at most ${report.budget:g} an hour" if report.budget < math.inf else ""
     return (
         f"{load.requests_per_s:.3g} requests/s of {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
         f"tokens{within}, vLLM {report.release.version}"
@@ -175,7 +176,6 @@ def _fleet_title(report: FleetReport) -> str:
 
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
-    fleets = [card.fleets[0] for card in cards if card.fleets]
     holding = report.by_cost(cards)
     best = holding[0] if holding else None
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
@@ -183,7 +183,8 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
     lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
-    footers = list(_fleet_footer_lines(report, fleets, style))
+    misfits = [card.fleets[0] for card in cards if card.fleets and not card.fleets[0].holds]
+    footers = list(_fleet_footer_lines(report, [*holding, *misfits], style))
     if best and best.plan and not report.load.pools:
         servers = plural(best.replicas.high or best.replicas.middle or 0, "server")
         footers += ["", _marked_tight(f"  {servers} of {best.gpus_per_replica} x {best.gpu.name}", best.plan, style)]
@@ -210,15 +211,17 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
 
 
 def _range_text(values: Money, form: str, style: Style) -> str:
-    """A figure with its range in brackets where it has one; `?` where the upper end is unknown."""
+    """The upper end, which is enough, and the range in brackets; the middle and `?` where the end is unknown."""
     low, middle, high = (None if value is None else format(value, form) for value in values)
-    return f"{middle}" if low == high else f"{middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
+    return f"{high}" if low == high else f"{high or middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
     """How uncertain the step times are, the source of the prices, and why GPU types do not hold the load."""
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks, arrow = [], style.pick("▶", ">")
+    if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
+        remarks.append("GPUs and $: enough for the slowest steps, with the range; p99: with steps as estimated")
     if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):
         remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
     elif len(holding) > 1:
@@ -231,12 +234,11 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     if holding and (pools := report.load.pools):
         remarks.append(f"GPUs are in sets of {pools.prefill} prefill and {pools.decode} decode servers")
     if any(fleet.replicas.high is None for fleet in holding):
-        most = f"? more than {report.most_gpus} GPUs (--max-gpus tries more)"
+        most = f"? more than {report.most_gpus} GPUs (--gpus tries more)"
         remarks.append(f"{most}, or no number of them, if steps are that long")
     if source := _price_source([price for fleet in holding if (price := report.price_of(fleet))]):
         remarks.append(f"$: {source}. A million tokens are output tokens")
-    unpriced = [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]
-    if unpriced:
+    if unpriced := [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]:
         remarks.append(f"no price is known for: {', '.join(unpriced)}")
     for reason in dict.fromkeys(fleet.reason for fleet in fleets if fleet.reason):
         remarks.append(_reason_with_gpus(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))
@@ -281,6 +283,9 @@ def card_models_text(answer: CardModels, style: Style) -> str:
         reasons = [f"{each.bundled.name}: {each.fit.limiting}" for each in answer.refused]
         lines += ["", style.paint("Not for any size of card", "bold")]
         lines += [line for reason in reasons for line in wrap(reason, style.width, "  ", "    ")]
+    for first in (each.fit.plan for each in best[:1] if each.fit.plan):
+        lines += ["", f"  the command of {best[0].bundled.name}; of another row: add its name"]
+        lines += command_lines(ready_command(first), style)
     return "\n".join(lines) + "\n"
 
 
@@ -295,7 +300,7 @@ def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -
         has_cache = not plan.memory.kv.shape.is_empty
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
-        pool = (f"{each.fit.holds:.1f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
+        pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         name, weights = style.paint(each.bundled.name, "bold"), gib(plan.layout.weights.bytes, 1)
         rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
@@ -314,6 +319,7 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield ""
         unknown = "tokens/s need a card by its name (rtx4090, l4), not by its size alone"
         speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
-        meaning = f"users: requests of that length at once; longest: of one request; {speed}."
+        order = "the most parameters first; " if answer.order == "size" else ""
+        meaning = f"{order}users: requests of that length at once; longest: of one request; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.question.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")

@@ -143,7 +143,7 @@ def _bug_texts(made: Upgrade) -> Iterator[str]:
             yield f"{title}: {bug.title}{where}; {bug.threads}"
 
 
-def upgrade_words(made: Upgrade) -> dict[str, Any]:
+def upgrade_words(made: Upgrade, alerts: Sequence[str] = ()) -> dict[str, Any]:
     """The sentences of `legroom upgrade` one by one, for the page; `kept` is empty where no command is offered."""
     return {
         "headline": plan_headline(made.new),
@@ -151,7 +151,10 @@ def upgrade_words(made: Upgrade) -> dict[str, Any]:
         "caveats": list(_kept_caveats(made)),
         "kept": _kept_capacity_text(made) if made.old.starts else "",
         "changes": [{"what": change.what, "why": change.why} for change in made.changes],
+        "remarks": list(made.remarks),
         "flags": list(_flag_texts(made)),
+        "metrics": list(_metric_texts(made, alerts)),
+        "bugs": list(_bug_texts(made)),
     }
 
 

@@ -203,6 +203,8 @@ class Remedy:
     """The kind of the fix."""
     refused: str = ""
     """Why no fix was applied."""
+    by_signal: bool = False
+    """Whether a signal from outside ended it, so that the same command may start."""
 
 
 @dataclass(frozen=True)
@@ -232,13 +234,20 @@ def find_remedy(
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
     release = command.stated_release or None
     hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
-    reading = read_log(pieces_of_file(str(log)), str(log), hints)
-    findings = reading.runs[0].proven_findings if reading.runs else ()
+    try:
+        runs = read_log(pieces_of_file(str(log)), str(log), hints).runs
+    except LegroomError:  # a server that is killed early has an empty log
+        if not (death and death.signal):
+            raise
+        runs = ()
+    findings = runs[0].proven_findings if runs else ()
     if kill is not None:
         others = (finding for finding in findings if finding.cause != HOST_MEMORY_CAUSE)
         findings = (kernel_finding(kill, command, environ, gpus), *others)
-    if death and death.signal and not any(cause_of(finding.cause).is_memory for finding in findings):
-        return Remedy("not_memory", "", ended, False, refused="a signal from outside asks for no other flags")
+    shortages = {finding.cause for finding in findings if cause_of(finding.cause).is_memory} - {HOST_MEMORY_CAUSE}
+    if death and death.signal and not shortages:  # that the kernel sent it is known from its counters, not from the log
+        refused = "a signal from outside asks for no other flags"
+        return Remedy("not_memory", "", ended, False, refused=refused, by_signal=True)
     if not findings:
         said = (line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if not _PYTHON_WARNING.search(line))
         last_line = next(filter(None, said), "")
@@ -252,7 +261,7 @@ def find_remedy(
     )
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
-    pool_tokens = longest_fitting_len(reading.runs[0].case) if reading.runs else None
+    pool_tokens = longest_fitting_len(runs[0].case) if runs else None
     case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
     return _first_allowed_fix(diagnosed, findings, case)
 

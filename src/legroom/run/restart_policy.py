@@ -234,6 +234,9 @@ class RestartPolicy:
         name = self._incidents.open("start_failed", f"start-up failed: {remedy['failed']}", detail)
         self.history.append(history_entry("start_failed", ending, remedy))
         head = f"start failed ({ending.why}, {name}): {remedy['failed']}"
+        if remedy.get("by_signal") and self._options.on_crash == "restart":
+            self._say(head)
+            return self._restart("the same command")
         if not remedy["words"] or self._tries >= self._options.tries:
             return self._after_unfixed_start(remedy, head)
         self._tries += 1

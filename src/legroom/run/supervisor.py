@@ -262,7 +262,8 @@ class Supervisor:
         if child is not None and child in readable:
             child.read()
             if child.status is not None and child.pid is not None and self._first_death is None:
-                self._first_death = restart_policy.ProcessDeath("the API server", child.pid, child.status & 0x7F)
+                who, pid = ("its keeper", child.keeper_pid) if child.has_lost_keeper else ("the API server", child.pid)
+                self._first_death = restart_policy.ProcessDeath(who, pid, child.status & 0x7F)
         drain = self._guard_drain
         if child is not None and drain is not None and drain in readable:
             drain.read()

@@ -134,7 +134,7 @@ def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
 
 
 def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
-    """A refusal to take a server away where most of its group is unhealthy; None where not."""
+    """A refusal to take away one of two or more servers where most of its group is unhealthy; else None."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
         unhealthy = f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy"
         return refuse("unhealthy majority", f"{unhealthy}: none is taken away")

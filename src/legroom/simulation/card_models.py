@@ -219,12 +219,14 @@ def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
     return DecodeRate(1 / (seconds * band.high), 1 / seconds, 1 / (seconds * band.low))
 
 
-def speed_and_price_json(plan: Plan) -> dict[str, Any]:
-    """Tokens a second of one user and of all that run at once at the full length, and the list price of the GPUs."""
+def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, Any]:
+    """Tokens a second of one user and of the wanted ones (or all that fit) at the full length, and the list price."""
     settings, price = plan.settings, list_prices().get(plan.target.gpu.name)
+    engines = settings.data_parallel_size
     users = max(1, min(int(plan.memory.kv.max_concurrency), settings.max_num_seqs))
+    users = min(users, math.ceil(wanted / engines)) if wanted else users
     one, each = (decode_rate(plan, settings.max_model_len, number) for number in (1, users))
-    everyone = users * settings.data_parallel_size
+    everyone = min(users * engines, math.ceil(wanted)) if wanted else users * engines
     return {
         "context": settings.max_model_len,
         "users": everyone,

@@ -45,12 +45,6 @@ class ServingLoad:
         return cls(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer."""
-        lengths = zip(self.trace.prompt_lens, self.trace.output_lens, strict=True)
-        return max(prompt + output for prompt, output in lengths)
-
-    @property
     def mean_prompt_tokens(self) -> float:
         """Mean prompt tokens of a request."""
         return sum(self.trace.prompt_lens) / len(self.trace)
@@ -153,7 +147,7 @@ def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]
     """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
     number, card = cell
     args = task.args[number]
-    with_length = replace(args, max_model_len=args.max_model_len or task.load.longest)
+    with_length = replace(args, max_model_len=args.max_model_len or task.load.trace.longest)
     fleets = _fleets_by_tp_size(
         Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
     )
@@ -195,7 +189,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
             return replace(unsized, reason=f"is tight and may not start: {plan.reason}")
-        if (has := load.longest) > (takes := plan.settings.max_model_len):
+        if (has := load.trace.longest) > (takes := plan.settings.max_model_len):
             return replace(unsized, reason=f"a request has {has:,} tokens, more than --max-model-len {takes:,}")
         work = hardware(plan)
         if untrusted := why_no_step_time(work):
@@ -281,11 +275,12 @@ class FleetReport:
     cards: tuple[CardFleets, ...]
     prices: Mapping[str, GpuPrice]
     most_gpus: int
+    budget: float = inf
 
     @property
     def holds(self) -> bool:
-        """Whether any model's fleet on any GPU holds the load."""
-        return any(fleet.holds for card in self.cards for fleet in card.fleets)
+        """Whether any model's fleet on any GPU holds the load within the budget."""
+        return any(self.by_cost([card]) for card in self.cards)
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
         """The hourly price of the fleet's GPU model; None where no price is known."""
@@ -313,7 +308,9 @@ class FleetReport:
             figures = (gpus[2] and 0, usd[2], usd[1], gpus[2], gpus[1])
             return fleet.is_tight, *(inf if each is None else each for each in figures)
 
-        return sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost_key)
+        first = sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost_key)
+        costs = [max(filter(None, self.usd_per_hour(fleet) or ()), default=inf) for fleet in first]
+        return [fleet for fleet, usd in zip(first, costs, strict=True) if usd <= self.budget]
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""

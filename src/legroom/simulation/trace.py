@@ -52,6 +52,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self.prompt_lens)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer; 1 for none."""
+        return max(map(sum, zip(self.prompt_lens, self.output_lens, strict=True)), default=1)
+
     def add(
         self,
         prompt_len: int,

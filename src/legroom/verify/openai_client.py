@@ -133,7 +133,7 @@ class ServerClient:
         return self._session
 
     async def served(self, timeout_s: float = 10.0) -> ServedModel:
-        """The served model; a `LegroomError` where the server is unreachable or lists no model."""
+        """The first listed model; a `LegroomError` where the server is unreachable, unhealthy or lists none."""
         # Other OpenAI-compatible servers and gateways need not have /health.
         with suppress(RouteMissing, ApiKeyMissing):
             await self._request("GET", "/health", None, timeout_s, parse=False)

@@ -167,7 +167,7 @@ def _media_refusals(settings: EngineSettings, model: Model, release: Release) ->
 
 
 def _runner_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of --runner and --convert that the model's architecture does not support."""
+    """Refusals: --convert without --runner pooling (before 0.21), --runner generate of a pooling-only model."""
     implements = interfaces(model.architecture, release)
     if implements is None:
         return

@@ -356,7 +356,7 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -> None:
-    """Store a key of a JSON flag: `--compilation-config.cudagraph_mode X`, or list items: `--x.list+ a,b`."""
+    """Store a JSON flag's key (`--x.key V`) or list items (`--x.list+ a,b`); value None takes the next token."""
     if value is None and reader.at >= len(reader.tokens):
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return

@@ -14,6 +14,7 @@ from legroom.facts.log_messages import (
     MessagePattern,
     Role,
     Value,
+    covered_messages,
     message_openings,
     message_patterns,
     oom_parts,
@@ -94,8 +95,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
     """Every known message that begins in the first line of a passage."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS].rstrip()
-    # INFO messages have one line; errors may be wrapped or have several.
-    # So has a word alone, as a shell prints `Killed`.
+    # INFO messages have one line, and so has a word alone (a shell's `Killed`); errors may be wrapped or have several.
     wrapped = () if first.isalpha() or _SINGLE_LINE.search(line.raw[:200]) else passage.following
     following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
@@ -169,28 +169,8 @@ _FEWEST_WORDS_BEFORE = 4
 """A bullet, a label or a time of another logger stands before a pasted line; a sentence has more words."""
 
 
-_COVERED_BY = {
-    "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
-    "false_oom": ("torch_oom_unsized", "cuda_oom", "exception"),
-    "hbm_oom": ("torch_oom_unsized", "exception"),
-    "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
-    "nccl_oom": ("nccl_other_cuda", "cuda_oom"),
-    "cumem_oom": ("cuda_oom", "torch_oom_unsized"),
-    "free_below_desired": ("free_below_desired_bare",),
-    "pinned_failed": ("cuda_oom",),
-    "kv_check_told": ("torch_oom_unsized",),
-    "host_ram_told": ("torch_oom_unsized",),
-    "nccl_register": ("cannot_allocate",),
-    "illegal_access": ("kernel_launch",),
-    "kernel_shared_memory": ("torch_oom_unsized",),
-    "tpu_chip_memory": ("torch_oom_unsized",),
-    "sampling_kernel": ("illegal_access",),
-    "core_killed": ("engine_start_failed",),
-    "core_bus_error": ("engine_start_failed",),
-    # Ray lists possible reasons, a kill for lack of memory among them, whatever happened.
-    "ray_worker_died": ("sigkill", "segfault", "oom_killer"),
-    "engine_stats": ("kv_usage_line",),
-}
+_COVERED_BY = covered_messages()
+"""Messages that say less than another of the same line, by the other's id."""
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """Exceptions that only report the failure of another process."""
 

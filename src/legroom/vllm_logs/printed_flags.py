@@ -237,7 +237,7 @@ def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
 
 
 def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool = False) -> tuple[str, ...]:
-    """Flags without a field in `ServeArgs`, as typed."""
+    """Command-line words of printed flags of the release that `ServeArgs` lacks; `from_llm`: not those of LLM()."""
     words: list[str] = []
     by_dest = _flags_by_dest(release)
     for name, value in printed.values.items():

@@ -100,7 +100,7 @@ _TEXTS = (
 
 
 def observe_allocator(recorder: BlackBoxRecorder) -> None:
-    """Attach the recorder to CUDA's allocator, now or as soon as CUDA is initialized."""
+    """Have the recorder told of CUDA OOMs once CUDA is initialized; nothing where torch with CUDA is not loaded."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)

@@ -235,7 +235,7 @@ def test_a_field_that_cannot_be_read_greys_the_models_and_says_so(served, open_p
     page.wait_for_selector("text=models fit.")
     page.get_by_label("Users at once").last.fill("many")
     page.wait_for_selector(".models-area tr.soft")
-    assert "whole numbers" in page.inner_text(".models-area .problem")
+    assert "whole number" in page.inner_text(".models-area .problem")
     page.get_by_label("Users at once").last.fill("1")
     page.get_by_role("combobox", name="GPU").fill("h1000x")
     page.keyboard.press("Enter")

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.records import dataclass
 
 OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
 _CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|(?<=[ \t])[`^][ \t]*\r?\n")
 """Documents often have a comment after the backslash. Windows' shells write ` and ^ instead."""
-_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\/:]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
-"""`<your model>`, `<org>/<model>`, `{your model}`; shell syntax in braces has a comma, a semicolon or a space first."""
+_PLACEHOLDER = pattern("lexer.placeholder")
+"""`<your model>`, `<org>/<model>`, `{your model}`, `{{ model }}`; shell has a comma, semicolon or space in braces."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
 _MAX_WORDS = 200_000
 """About a second of work; real scripts have a few thousand words."""

@@ -11,6 +11,7 @@ from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
 from legroom.deployments.subjects import FilePart, InvokedCommand, Runs, StartedServer, Subject, change_servers
+from legroom.facts import pattern
 
 _RUNS_C = (*server_words.SHELLS, "su", "runuser")
 _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
@@ -34,11 +35,7 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
     return FilePart("shell", source, tuple(servers), unread=unread)
 
 
-_PLAIN_ASSIGNMENT = re.compile(
-    r"^[ \t]*(VLLM_\w+|CUDA_VISIBLE_DEVICES|NCCL_\w+|PYTORCH_\w*ALLOC_CONF|OMP_NUM_THREADS|HF_(?:HOME|TOKEN)"
-    r"|LMCACHE_\w+|PYTHONHASHSEED)=(\S*)[ \t]*(?:#.*)?$",
-    re.MULTILINE,
-)
+_PLAIN_ASSIGNMENT = pattern("shell_script.plain_assignment")
 
 
 def _not_exported(text: str) -> Iterator[tuple[str, Word]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof, reason
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import gib, human_bytes
@@ -32,11 +32,9 @@ def examine(case: Case) -> Assessment | None:
         strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
     elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
         strength = Strength.USUAL  # what rounding, and the pool of graphs, leave on a full card
-    why = (
-        f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
-        f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
-        "single piece is that large."
-    )
+    unused, free = oom.unallocated_bytes, oom.free_bytes or 0
+    sizes = {"unused": unused, "free": free, "both": unused + free, "wanted": oom.wanted_bytes}
+    why = reason("unused_pieces", {name: gib(size) for name, size in sizes.items()})
     return Assessment(strength, proof(case.first("torch_oom")), why)
 
 

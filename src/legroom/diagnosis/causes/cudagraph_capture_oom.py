@@ -34,6 +34,9 @@ def _strength(case: Case) -> Strength:
         return Strength.SHOWN
     if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
         return Strength.SHOWN
+    total, share = case.startup.gpu_total_bytes or 0, case.startup.args.gpu_memory_utilization or 1
+    if case.site == "kv" and total * (1 - share) > 2 * _GRAPH_BYTES and not case.has("capturing"):
+        return Strength.FAINT  # more than any graphs take is left beside the budget
     if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
         return Strength.SHOWN  # the pool was sized, and torch already has a private pool: capture had begun
     if not case.site and _captured_anyway(case):

@@ -41,6 +41,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_memory_charged_to_server,
         _assess_device_init,
         _assess_pool_allocation,
+        _assess_block_pool,
     ):
         if assessment := assess(case):
             return assessment
@@ -275,6 +276,32 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
     return Assessment(Strength.SUGGESTED, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
 
 
+def _assess_block_pool(case: Case) -> Assessment | None:
+    """The V0 engine's pool could not be allocated: it takes its share of the whole card; None elsewhere."""
+    pool, weights = case.block_pool_bytes, case.startup.weights_bytes or 0
+    if pool is None or case.site != "kv" or not case.is_oom:
+        return None
+    why = (
+        f"The blocks are {gib(pool)} (the CPU blocks are the swap space, and a GPU block is as large), beside "
+        f"{gib(weights)} of weights. This engine takes its share of the whole card, whatever others hold of it."
+    )
+    return Assessment(Strength.SHOWN, proof(case.last("kv_sized"), case.first_failure), why)
+
+
+def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
+    """The share that fits into the memory that the text names, of the card by whose share the blocks were counted."""
+    named, pool = planner.total_bytes, planner.case.block_pool_bytes
+    if _assess_block_pool(planner.case) is None or pool is None:
+        return None
+    whole = (pool + (planner.case.startup.weights_bytes or 0)) / planner.utilization
+    room = named if named is not None and named < whole else whole * 3 / 4
+    flags = {"gpu_memory_utilization": math.floor(planner.utilization * room / whole * 100) / 100}
+    why = (
+        f"At {planner.utilization:g} the card has {gib(round(whole))} or more; {gib(round(room))} of it are to be used."
+    )
+    return Fix("lower_util", why, flags, trades="a smaller KV pool", command=planner.command(flags), is_unplanned=True)
+
+
 def is_pool_oversized(case: Case) -> bool:
     """Whether the KV cache did not fit on a card that nobody shares: the pool itself is larger than the room."""
     ledger = case.ledger
@@ -286,6 +313,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: free the GPU, start servers one after the other, lower the utilization."""
     case = planner.case
     less = utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
+    less = less or _share_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.oom is not None:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)

@@ -30,6 +30,8 @@ _BY_SIGN = (
     ("streamer_loader", "bounded_streamer"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
+_LITTLE_LEFT = 20
+"""Ray's monitor and earlyoom act at a twentieth of the RAM."""
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
 
 
@@ -143,6 +145,8 @@ def _explanation(case: Case) -> str:
     signal = case.first("sigkill", "killed_word")
     if signal and _MEMORY.search(signal.text) and not case.has("cpu_share_told", "host_ram_told", "pinned_failed"):
         return "The platform reports that the container or job went over its memory limit and was killed."
+    if used_up := _ram_used_up(case):
+        return f"Of {gib(used_up[0])} of RAM {gib(used_up[1])} were available: the machine's memory was used up."
     rows = read_data("diagnosis_texts.json")["host_explanations"]
     return next(str(text) for ids, others, text in rows if (not ids or case.has(*ids)) and not case.has(*others))
 
@@ -231,10 +235,19 @@ def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
     return planner.lower_utilization(pool // 8, why)
 
 
+def _ram_used_up(case: Case) -> tuple[int, int] | None:
+    """RAM and what of it was available by `free -h`, where that is next to nothing; None otherwise."""
+    listed = case.last("ram_listed")
+    ram, left = (listed.number(name) or 0 if listed else 0 for name in ("ram_bytes", "available_bytes"))
+    return (ram, left) if left * _LITTLE_LEFT < ram else None
+
+
 def _is_of_machine(case: Case) -> bool:
-    """Whether the kernel's lines say that the machine's own RAM was used up."""
+    """Whether the kernel's lines, or `free -h`, say that the machine's own RAM was used up."""
     marks = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
-    return any(mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks)
+    return _ram_used_up(case) is not None or any(
+        mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks
+    )
 
 
 def _swaps(planner: FixPlanner) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof, reason
 
 
 def examine(case: Case) -> Assessment | None:
@@ -14,11 +14,7 @@ def examine(case: Case) -> Assessment | None:
         return None
     max_seqs, blocks = error.facts.get("max_num_seqs_count"), error.facts["state_blocks_count"]
     running = f"{max_seqs} sequences may run" if max_seqs is not None else "More sequences may run (max_num_seqs)"
-    why = (
-        f"Every running sequence of this hybrid model needs a state block of its own. {running} and there are only "
-        f"{blocks} blocks. This is a second check beside the one for max_model_len: passing one says nothing of the "
-        "other."
-    )
+    why = reason("state_block_each", {"running": running, "blocks": blocks})
     return Assessment(Strength.NAMED, proof(case.first("estimated_max_len"), error), why)
 
 

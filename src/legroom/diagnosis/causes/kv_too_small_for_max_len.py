@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
@@ -51,11 +52,7 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
     failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
     if left is None or failed is None or case.last_error or not last or last[0].id != "available_kv":
         return None
-    why = (
-        f"vLLM counted {gib(left)} for the KV cache and stopped before it printed the pool's size. What runs in "
-        "between is the check that one request of max_model_len fits."
-    )
-    return Assessment(Strength.SUGGESTED, proof(last, failed), why)
+    return Assessment(Strength.SUGGESTED, proof(last, failed), reason("stopped_at_the_check", {"left": gib(left)}))
 
 
 def longest_fitting_len(case: Case) -> int | None:
@@ -224,6 +221,8 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     limit, wanted = _model_limit(planner), checked_len(planner.case)
     flags = {"max_model_len": min(kept, limit or kept)}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
+    if flags["max_model_len"] < fits != limit:
+        why += " 1 % is kept free: the pool varies from start to start."
     if limit and wanted > limit:
         why += f" {wanted:,} is above the {limit:,} tokens that the model was made for."
     if _is_hardly_usable(planner.case):

@@ -26,8 +26,8 @@ def examine(case: Case) -> Assessment | None:
     for points in series.values():
         amounts = [amount for amount, _ in points]
         if len(points) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
-            sizes = f"from {gib(amounts[0])} to {gib(amounts[-1])}"
-            why = f"One process grows {sizes} of host memory and never gives any back."
+            first, last = gib(amounts[0]), gib(amounts[-1])
+            why = f"One process grows from {first} to {last} of host memory and never gives any back."
             return Assessment(Strength.SHOWN, proof([item for _, item in points]), why)
     return _assess_written_growth(case) or _assess_memory_after_sleep(case)
 

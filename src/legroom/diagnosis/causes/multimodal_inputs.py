@@ -23,7 +23,7 @@ def examine(case: Case) -> Assessment | None:
         )
     short = case.first("mm_profile_too_short")
     if short and not case.last_error and not case.was_ready:
-        return Assessment(Strength.POSSIBLE, proof(short), reason("media_above_dummy", short.facts))
+        return Assessment(Strength.POSSIBLE, proof(short), reason("media_encoded_at_once", short.facts))
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
     vision = bool(case.frames & {"frame_vision"})
@@ -54,7 +54,7 @@ def _explanation(case: Case) -> str:
     oom = case.oom
     if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
-        return reason("all_patches_at_once", {"wanted": gib(oom.wanted_bytes), "of": of})
+        return reason("image_larger_than_card", {"wanted": gib(oom.wanted_bytes), "of": of})
     return reason("encoder_takes_all_patches")
 
 

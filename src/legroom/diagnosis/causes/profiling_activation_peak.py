@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
 from legroom.diagnosis.causes.weights_too_big import fill_the_budget
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import GIB, gib, human_bytes
 
@@ -105,10 +108,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _fewer_tokens(planner)
         yield _fewer_sequences(planner)
         return
+    yield _shorter_scores_fix(planner)
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone exceed the budget, so no smaller dummy batch helps.
         yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
-        yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.")
+        yield split_over_more_gpus(planner, "Split over more GPUs, each has room for the run.")
         yield from budget_for_weights(planner)
         return
     media = _profiles_media(planner)
@@ -116,7 +120,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if "frame_vision" in case.frames and case.engine.generation != "V0":
         yield limited  # the encoder runs apart from the batch
     if planner.failed_plan is None and case.site not in ("sampler", "graph"):
-        yield _smaller_dummy_batch_fix(planner)
+        smaller, given = _smaller_dummy_batch_fix(planner), planner.utilization
+        flags: dict[str, Any] = dict(smaller.flags) if smaller is not None else {}
+        now, most = (_pool_bytes_after(planner, flags, at) for at in (given, MAX_UTILIZATION))
+        if most is not None and most < GIB // 4:
+            yield other_hardware(planner)
+        elif smaller is not None and now is not None and now < GIB // 2 and given < MAX_UTILIZATION:
+            why = f"{smaller.why} At {given:g} of the card the weights would leave no KV cache."
+            flags["gpu_memory_utilization"] = MAX_UTILIZATION
+            smaller = replace(smaller, flags=flags, why=why, command=())
+        yield smaller
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
     beside_pool = _lower_utilization_for_warmup(planner) if case.site in ("sampler", "graph") else None
     # A smaller pool always leaves room; fewer sequences do if there are as many as the log or the flags say.
@@ -132,6 +145,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.engine.generation != "V1":
         yield known_fix("shorter_dummy_batch_of_rope")
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
+
+
+def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
+    """Prompts whose attention scores, length x length, take a GiB; None where they are not what was asked for."""
+    oom, length = planner.case.oom, planner.in_force("max_model_len")
+    if not planner.case.has("frame_scores") or oom is None or not length or oom.wanted_bytes <= GIB:
+        return None
+    fits = 1 << int(length * math.sqrt(GIB / oom.wanted_bytes)).bit_length() - 1
+    flags = {"max_model_len": fits, "max_num_batched_tokens": fits}
+    why = (
+        f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
+    )
+    trades, line = "requests longer than this are refused", planner.command(flags)
+    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
 
 
 def _profiles_media(planner: FixPlanner) -> bool:
@@ -158,6 +185,16 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)
+
+
+def _pool_bytes_after(planner: FixPlanner, flags: Mapping[str, Any], share: float) -> int | None:
+    """What is left for the KV cache if the peak shrinks with the tokens of a step; None where sizes are missing."""
+    case, total, weights, oom = planner.case, planner.total_bytes, planner.case.startup.weights_bytes, planner.case.oom
+    if not total or not weights or oom is None or oom.torch_bytes is None or case.site != "profile":
+        return None
+    part = float(flags.get("max_num_batched_tokens", planner.step_tokens)) / planner.step_tokens
+    peak = max(oom.torch_bytes + oom.wanted_bytes - weights, 0) * min(part, 1)
+    return round(share * total - weights - peak) - (case.ledger.own_non_torch_bytes or 0)
 
 
 def reduced_limit(planner: FixPlanner, number: int) -> int:

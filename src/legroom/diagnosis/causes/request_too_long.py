@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.finding import Strength
 
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
 
@@ -16,15 +17,9 @@ def examine(case: Case) -> Assessment | None:
         return None
     tokens_needed = error.facts.get("asked_count")
     limit = error.facts.get("limit_count", error.facts.get("limit2_count"))
-    numbers = (
-        f"{tokens_needed:,} tokens against a limit of {limit:,}"
-        if tokens_needed is not None and limit is not None
-        else "over the limit"
-    )
-    why = (
-        f"A request was refused: {numbers}. The limit is the smaller of "
-        "max_model_len and, without chunked prefill, max_num_batched_tokens."
-    )
+    are_known = tokens_needed is not None and limit is not None
+    numbers = f"{tokens_needed:,} tokens against a limit of {limit:,}" if are_known else "over the limit"
+    why = reason("request_refused", {"numbers": numbers})
     crashed = case.is_oom or case.has("illegal_access", "no_cache_blocks")
     return Assessment(Strength.POSSIBLE if crashed else Strength.NAMED, proof(error), why)
 

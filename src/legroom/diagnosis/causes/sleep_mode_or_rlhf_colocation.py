@@ -68,7 +68,7 @@ def _freed_nothing(case: Case) -> bool:
 
 
 def _is_first_mapping(case: Case) -> bool:
-    """Whether the sleep-mode allocator failed in the start itself, before the server was ever ready to sleep."""
+    """Whether the sleep-mode allocator failed after profiling and before the server was ready, without a trainer."""
     asleep = case.has("sleep_freed", "frame_wake") or case.was_ready or _has_trainer(case)
     return case.has("cumem_oom") and case.startup.available_kv_bytes is not None and not asleep
 

@@ -19,8 +19,8 @@ def examine(case: Case) -> Assessment | None:
         return None
     uneven = next((values for values in (pools, weights) if _is_uneven(values)), None)
     if uneven:
-        low, high = min(uneven.values()), max(uneven.values())
-        why = reason("ranks_not_alike", {"low": gib(low), "high": gib(high)})
+        low, high = gib(min(uneven.values())), gib(max(uneven.values()))
+        why = f"The ranks are not alike: {low} on the poorest, {high} on the richest. The poorest decides for all."
         return Assessment(
             Strength.COMPARED if error else Strength.SUGGESTED,
             proof(case.all("available_kv", "weights_loaded"), error),

@@ -31,6 +31,12 @@ def examine(case: Case) -> Assessment | None:
             Strength.NAMED if is_named else Strength.SUGGESTED, proof(driver, case.first("oom_killer")), why
         )
     oom = case.oom
+    if oom and refuses_one_block(case):
+        why = (
+            f"Nothing was allocated on the card of {gib(oom.total_bytes or 0)} when {gib(oom.wanted_bytes)} were "
+            "refused: the card is not full. The driver, or the virtual machine below it, refuses a block of that size."
+        )
+        return Assessment(Strength.NAMED, proof(case.first("torch_oom"), case.first("wsl")), why)
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
         sizes = map(gib, (oom.free_bytes or 0, oom.total_bytes or 0, oom.wanted_bytes))
         why = reason("free_but_not_backed", dict(zip(("free", "total", "wanted"), sizes, strict=True)))
@@ -45,6 +51,14 @@ def examine(case: Case) -> Assessment | None:
             why,
         )
     return _assess_shared_memory(case)
+
+
+def refuses_one_block(case: Case) -> bool:
+    """Whether an Intel GPU, or one in WSL, refused a quarter of its memory or less while torch held nothing."""
+    oom = case.oom
+    is_empty = oom is not None and oom.torch_bytes == 0 and not oom.others_bytes and oom.free_bytes is None
+    is_small = oom is not None and 0 < 4 * oom.wanted_bytes <= (oom.total_bytes or 0)
+    return is_empty and is_small and (case.platform.wsl or (case.oom is not None and case.oom.platform == "XPU"))
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
@@ -81,7 +95,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if pool is not None:
         lower = planner.lower_utilization(pool // 4, why)
     weights, total = planner.accounting.weights_bytes, planner.total_bytes
-    if case.platform.integrated or (is_page_cache_counted(case) and (weights or 0) > (total or math.inf)):
+    if refuses_one_block(case):
+        yield known_fix("smaller_blocks")
+    elif case.platform.integrated or (is_page_cache_counted(case) and (weights or 0) > (total or math.inf)):
         yield from (_larger_gpu_share_fix(case), lower, drop)
     elif can_start_with_lower_utilization(case) or (case.platform.unified and _is_third_free(case)):
         yield from (utilization_within_free_memory(planner), drop, wait)

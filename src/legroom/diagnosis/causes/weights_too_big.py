@@ -86,15 +86,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
-    if at_hand := is_at_hand(planner, more):
-        yield more
     yield smaller
     if smaller is None:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     hardware = other_hardware(planner)
     if smaller is None and more is None:
         yield hardware
-    elif smaller is None and more is not None and not at_hand and len(hardware.steps) > 1:
+    elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:
         smaller_step = hardware.steps[not planner.known.ranks_known].removeprefix("or ")
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))
     else:

@@ -133,7 +133,7 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def _release_with_flags(hints: Hints, guess: Release, read: Deployment) -> tuple[Release, Deployment]:
-    """The newest release that takes every flag of the user's line, and the line as it reads it; else the guess."""
+    """The newest release that starts with the user's line, the line as it reads it; else `guess` and `read`."""
     for version in reversed(known_releases()):
         try:
             deployment = given_deployment(hints, known_release(version))
@@ -187,11 +187,20 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
             made = plan_on_named_card(target, args)
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
+        is_loaded = is_loaded or exceeds_card_bytes(case, known) > 0
         if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), args)
     except NOT_PLANNABLE:
         return None
+
+
+def exceeds_card_bytes(case: Case, known: KnownDeployment) -> int:
+    """The printed weights and KV cache of one GPU, where the card that is named has less memory; else 0."""
+    weights, pool, card = case.startup.weights_bytes or 0, pool_bytes(case) or 0, known.gpu
+    is_one_rank = (known.args.pipeline_parallel_size or 1) == 1  # the pool of another stage may be larger
+    is_more = card is not None and not card.larger and pool > 0 and weights + pool > card.total_bytes
+    return weights + pool if is_one_rank and is_more else 0
 
 
 def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
-from legroom.diagnosis.finding import DeadEnd, Fix, FixKind
+from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import is_at_hand
 from legroom.facts.flags import env_history, env_names, flag_name, flags_of
@@ -29,19 +29,6 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
-_KIND_OF_FLAG: dict[str, FixKind] = {
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "enforce_eager": "eager_or_fewer_graphs",
-    "model": "checkpoint_format",
-    "quantization": "checkpoint_format",
-    "tensor_parallel_size": "more_or_fewer_gpus_tp_pp",
-    "pipeline_parallel_size": "more_or_fewer_gpus_tp_pp",
-    "limit_mm_per_prompt": "limit_multimodal",
-}
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 
 
@@ -60,6 +47,8 @@ def checked_fixes(
             passed.append(checked)
     if planner.known.ranks_known:
         passed.sort(key=lambda fix: 0 if fix.proven or is_at_hand(planner, fix) else _LAST.get(fix.kind, 0))
+    if passed and passed[0].kind == "checkpoint_format":  # GPUs that no rank uses cost less than another checkpoint
+        passed.sort(key=lambda fix: not is_at_hand(planner, fix))
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
@@ -140,6 +129,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     if not (fix.flags or fix.env):
         return fix
+    if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
+        return None  # the weights are rounded as they are loaded
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
@@ -208,10 +199,11 @@ def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
 
 def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
     """The fix's kind; where none of its memory flags is of that kind, the kind of the first one."""
-    kinds: list[FixKind] = [_KIND_OF_FLAG[name] for name in fix.flags if name in _KIND_OF_FLAG]
+    known = kinds_of_changes()
+    kinds: list[FixKind] = [known[name] for name in fix.flags if name in known]
     if (share := fix.flags.get("gpu_memory_utilization")) is not None:
         kinds.append("raise_util" if share > planner.utilization else "lower_util")
-    is_flag_kind = fix.proven or fix.kind in {*_KIND_OF_FLAG.values(), "raise_util", "lower_util"}
+    is_flag_kind = fix.proven or fix.kind in {*known.values(), "lower_util"}
     return kinds[0] if kinds and is_flag_kind and fix.kind not in kinds else fix.kind
 
 

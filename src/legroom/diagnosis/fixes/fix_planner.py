@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import Fix, FixKind
+from legroom.diagnosis.finding import Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.failed_run import (
     NOT_PLANNABLE,
     Hints,
@@ -38,19 +38,8 @@ MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
+_CUT_CHECK = "free_below_desired_bare"
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
-_KIND_OF_LEVER: Mapping[str, FixKind] = {
-    "fewer captured graphs": "eager_or_fewer_graphs",
-    "fewer sequences": "max_num_seqs",
-    "fp8 KV cache": "kv_cache_dtype",
-    "idle GPUs": "more_or_fewer_gpus_tp_pp",
-    "more GPUs": "more_or_fewer_gpus_tp_pp",
-    "online quantization": "checkpoint_format",
-    "quantized weights": "checkpoint_format",
-    "raise utilization": "raise_util",
-    "shorter context": "max_model_len",
-    "smaller batches": "max_num_batched_tokens",
-}
 
 
 class FixPlanner:
@@ -126,8 +115,7 @@ class FixPlanner:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
-        is_cut = any("utilization_ratio" in item.facts for item in self.case.all("free_below_desired_bare"))
-        return is_cut or self.flags_known
+        return self.flags_known or any("utilization_ratio" in item.facts for item in self.case.all(_CUT_CHECK))
 
     @property
     def flags_known(self) -> bool:
@@ -137,8 +125,7 @@ class FixPlanner:
     @property
     def utilization(self) -> float:
         """gpu_memory_utilization of the failed run."""
-        check = self.case.first("free_below_desired", "free_below_desired_bare")
-        compared = self.case.first("graph_share")
+        check, compared = self.case.first("free_below_desired", _CUT_CHECK), self.case.first("graph_share")
         for share in (
             check.facts.get("utilization_ratio") if check else None,
             self.known.args.gpu_memory_utilization,
@@ -273,7 +260,7 @@ class FixPlanner:
         from legroom.planning.levers import LAST_RESORTS, LEVERS
 
         lever = next(lever for lever in (*LEVERS, *LAST_RESORTS) if lever.name == name)
-        kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
+        kind, changes = kinds_of_changes()[name], lever.propose(self.failed_plan)
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:

@@ -131,7 +131,7 @@ def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
     share = math.floor((planner.utilization - short / total) * 100) / 100
     if planner.oom_shortage_bytes and 0 < share < planner.case.failed_share and needed < share * total:
         flags |= {"gpu_memory_utilization": share}  # type: ignore[dict-item]
-    why = reason("failed_above_pool", {"needed": gib(needed), "total": gib(total)})
+    why = reason("on_top_of_the_pool", {"needed": gib(needed), "total": gib(total)})
     steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
     command, comment = planner.command(flags), planner.known.rebuilt.remark(flags, {})
     return Fix("max_num_batched_tokens", why, flags, steps=steps, command=command, comment=comment)
@@ -146,10 +146,10 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
         why = "Smaller weights, more GPUs or larger ones hold it."
     elif needed is None and oom is not None:
-        facts = {"total": gib(total), "least": gib((oom.torch_bytes or 0) + oom.wanted_bytes)}
-        why = reason("full_before_complete", facts)
+        more = gib((oom.torch_bytes or 0) + oom.wanted_bytes)
+        why = reason("full_before_complete", {"total": gib(total), "more": more})
     elif needed is not None:
-        why = reason("no_flag_fits", {"needed": gib(needed), "total": gib(total)})
+        why = reason("needed_before_pool", {"needed": gib(needed), "total": gib(total)})
     more = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs"
     if not planner.known.ranks_known:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"

@@ -107,7 +107,7 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, pod.ClusterS
 
 
 def manifests(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
-    """Claim, workload (Deployment, LeaderWorkerSet or RayCluster), Service and optional objects, in this order."""
+    """Claim (if needed), workload (Deployment, LeaderWorkerSet, RayCluster), Service, optional ones, in order."""
     claim = []
     if not server.local_model and not settings.own_volumes:
         spec = pod.claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce")

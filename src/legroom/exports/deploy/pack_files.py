@@ -124,7 +124,7 @@ def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
 
 
 def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, group) of each shift, and of servers of every shift; one group of all without shifts."""
+    """(name, group) of servers of every shift, then of each shift's servers not yet in one; no shifts: of all."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
     if not shifts:

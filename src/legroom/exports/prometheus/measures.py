@@ -57,7 +57,7 @@ class Measures:
         """PromQL of requests that wait for capacity; from 0.20.0 on without those waiting for other reasons."""
         if not self.has("waiting_by_reason"):
             return self.value("waiting")
-        for_capacity = self._with_matcher('reason="capacity"').value("waiting_by_reason")
+        for_capacity = self.with_matcher('reason="capacity"').value("waiting_by_reason")
         return first_with_value(for_capacity, self.value("waiting"))
 
     def rate(self, role: str, window: str) -> str:
@@ -82,15 +82,7 @@ class Measures:
 
     def finished_rate(self, window: str) -> str:
         """PromQL of requests finished per second."""
-        return self._finished("rate", window)
-
-    def failed_rate(self, window: str) -> str:
-        """PromQL of requests per second that ended with a server error."""
-        return self._with_matcher('finished_reason="error"').rate("request_success", window)
-
-    def finished_count(self, window: str) -> str:
-        """PromQL of requests finished within a window."""
-        return self._finished("increase", window)
+        return self.finished("rate", window)
 
     def prefix_hit_ratio(self, window: str) -> str:
         """PromQL of the share of looked-up prompt tokens found in the prefix cache: counters in V1, a gauge in V0."""
@@ -105,7 +97,7 @@ class Measures:
             ratios.append(self.value("prefix_hit_rate", "avg") + " >= 0")
         return first_with_value(*ratios)
 
-    def _finished(self, function: str, window: str) -> str:
+    def finished(self, function: str, window: str) -> str:
         """PromQL of `function` over the finished-request counter; 0.4.0 and 0.4.1 only have a latency histogram."""
         observed = self._aggregated("e2e_latency", "sum", function, window, "_count")
         if not self.has("request_success"):
@@ -120,7 +112,7 @@ class Measures:
             return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
         return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
 
-    def _with_matcher(self, matcher: str) -> Measures:
+    def with_matcher(self, matcher: str) -> Measures:
         """The same measures with one more label matcher."""
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
@@ -246,9 +238,9 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
         records[PREEMPTIONS] = measures.rate("preemptions", window)
     records[FINISHED] = measures.finished_rate(window)
     if measures.has("request_success"):
-        records[FAILED] = measures.failed_rate(window)
+        records[FAILED] = measures.with_matcher('finished_reason="error"').rate("request_success", window)
     prompts, outputs = (measures.rate(role, window) for role in ("prompt_tokens", "generation_tokens"))
-    records[FINISHED_COUNT] = measures.finished_count(levels.time(levels.detect.no_traffic_s))
+    records[FINISHED_COUNT] = measures.finished("increase", levels.time(levels.detect.no_traffic_s))
     records[PROMPT_TOKENS] = prompts
     records[GENERATION_TOKENS] = outputs
     records[PROGRESS] = f"{in_parens(prompts)}\n+\n{in_parens(outputs)}"

@@ -201,7 +201,7 @@ class Proxy(AdmissionApp):
             self.upstreams.close()
 
     async def _drain(self, server: asyncio.Server) -> None:
-        """Stop listening, and wait until all clients are gone or the drain timeout passes."""
+        """Stop listening, tell clients to finish, and wait until all are gone or the drain timeout passes."""
         server.close()
         self.is_draining = self.admission.draining = True
         LOG.info("stopping: %d requests run, %d wait", self.admission.pool.running, self.admission.pool.waiting)

@@ -212,7 +212,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     size = _block_tokens(cache, parallel)
     reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
     full, _ = _full_length_request(blocks, *reported)
-    speculation = getattr(config, "speculative_config", None)
+    speculation, logprobs = getattr(config, "speculative_config", None), getattr(model, "max_logprobs", None)
     return EngineLimits(
         num_blocks=blocks,
         block_size=size,
@@ -223,7 +223,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         api_servers=_positive_int(getattr(args, "api_server_count", None)) or 1,
         extra_tokens=SLOTS_PER_DRAFT * (_positive_int(getattr(speculation, "num_speculative_tokens", None)) or 0),
         default_output_tokens=_default_output_tokens(model),
-        max_logprobs=_max_logprobs(getattr(model, "max_logprobs", None)),
+        max_logprobs=logprobs if isinstance(logprobs, int) and logprobs >= -1 else None,
         media=_media_limits(model),
         max_num_queued_reqs=_positive_int(getattr(scheduler, "max_num_queued_reqs", None)),
         max_num_queued_tokens=_positive_int(getattr(scheduler, "max_num_queued_tokens", None)),
@@ -251,11 +251,6 @@ def _num_engines(parallel: Any) -> int:
         return 1
     own = "data_parallel_size_local" if getattr(parallel, "data_parallel_hybrid_lb", False) else "data_parallel_size"
     return _positive_int(getattr(parallel, own, None)) or 1
-
-
-def _max_logprobs(value: Any) -> int | None:
-    """vLLM's max_logprobs (-1: the whole vocabulary); None for any other value."""
-    return value if isinstance(value, int) and value >= -1 else None
 
 
 def _default_output_tokens(model: Any) -> int | None:

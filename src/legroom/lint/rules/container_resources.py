@@ -59,7 +59,8 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     message = f"the container may use {limit} of the host's memory, and {ranks_text} {human_bytes(held)}"
     suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
     # A launcher chooses the processes itself.
-    yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
+    found = finding("host-memory", server.place, message, suggestion, is_certain=not server.launcher)
+    yield found if is_short else replace(found, severity="note")  # pages of files may be reclaimed
 
 
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
@@ -126,7 +127,9 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
             "gpus-too-few", server.place_of(word), message, "leave it out, and choose the GPU in its reservation"
         )
         return
-    args = context.parsed_args(server).args
+    args, problems = context.parsed_args(server).args, context.parsed_args(server).problems
+    if "gpu-slices" in context.platform_signs or any(problem.stops_vllm for problem in problems):
+        return  # several are of one card, or the flag that uses them is refused
     is_spread = server.launcher or context.uses_ray or flag_word(server, *_MULTI_NODE, *_DATA_PARALLEL_NODES)
     count = len(shown) if shown else gpus
     is_open = has_open_words(server, ServeArgs.__dataclass_fields__)

@@ -39,6 +39,7 @@ _FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]]
 _CHOICE_FOR_READER = pattern("flag_rules.choice_for_reader")
 _MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
 """`OPTIONS`, `etc` in a document: more arguments may follow."""
+_QUANTIZED = re.compile(r"(?i)fp[48]|int[48]|[wa]\d+a\d+|awq|gptq|bnb|gguf|quant|[48]bit")
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program with its own flags."""
 _EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
@@ -259,7 +260,8 @@ def _unknown_quantization(server: StartedServer, context: Context) -> Findings:
     who = f"vLLM {release} has no" if method in methods else "no vLLM release has a"
     message, is_certain = f"{who} quantization method {method}", context.runs_vllms_own(server)
     found = finding("flag-value", server.place_of(word), message, "leave it out", is_certain=is_certain)
-    yield replace(found, severity="note") if method in methods else found
+    is_overridden = _QUANTIZED.search(context.parsed_args(server).args.model)  # by the checkpoint's own method
+    yield replace(found, severity="note") if method in methods or is_overridden else found
 
 
 def _misspelled_model(server: StartedServer, context: Context) -> Findings:

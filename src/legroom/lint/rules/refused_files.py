@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from legroom.deployments.compose_reader import ComposeFolder
 from legroom.deployments.container_images import is_published_by_vllm, mount_of
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
 from legroom.deployments.yaml_nodes import Node, is_template
@@ -17,7 +18,7 @@ _NO_TEXT = re.compile(r"-?\d+(\.\d+)?|true|false|True|False")
 _COMPOSE_FILE = re.compile(r"(^|/)(docker-)?compose[\w.-]*\.ya?ml$")
 _BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{\w+:?-(""|'')\}""")
+_EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{(\w+):?-(""|'')\}""")
 _SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
 
 
@@ -117,8 +118,9 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
             seen |= {target} - {""}
         is_merged = document.get("include") is not None or not _BASE_FILE.search(path)
         for item in service.list("volumes") if not is_merged else ():
-            name, colon, _ = (item.scalar or "").partition(":")
-            if colon and _VOLUME_NAME.fullmatch(name) and name not in declared:
+            name, colon, rest = (item.scalar or "").partition(":")
+            is_drive = len(name) == 1 and rest.startswith(("/", "\\")) and ":" in rest  # of Windows
+            if colon and _VOLUME_NAME.fullmatch(name) and name not in declared and not is_drive:
                 yield item, f"no volume is called {name}", "add it to volumes: at the top of the file"
 
 
@@ -151,7 +153,7 @@ def command_of_service(document: Node, context: Context) -> Findings:
         if entry[-1:] == ["-c"] and _SHELL_ENTRY.fullmatch(entry[0]) and len(words) > 1:
             message = f"Compose splits the command, and {entry[0]} -c runs its first word alone: {words[0]}"
             yield finding("container-command", place, message, "write the command as a list of one text")
-        elif empty := _EMPTY_DEFAULT.search(command.scalar):
+        elif (empty := _EMPTY_DEFAULT.search(command.scalar)) and empty[1] not in ComposeFolder(document).variables:
             message = f"without its variable {empty[0]} is an empty argument, which vLLM takes for the model or refuses"
             yield finding("container-command", place, message, "leave the quotes of the default out")
         elif words[:2] and words[0] not in ("sh", "bash") and any(word.startswith(" ") for word in words):

@@ -201,4 +201,6 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     if name is not None and is_called_vllm and "own-port" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
-        yield finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
+        found = finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
+        is_told = not context.servers or any(map(context.is_release_told, context.servers))
+        yield found if is_told else replace(found, severity="note")  # vLLM reads it from 0.4.3 on

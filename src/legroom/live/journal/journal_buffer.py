@@ -158,7 +158,7 @@ class BufferedJournal:
         self._open = None
 
     def _reopen(self, _: Journal | None = None) -> None:
-        """Opens the file anew, or raises JournalUnavailable; takes an unused argument to be callable as a write."""
+        """Open the file again, or raise JournalUnavailable; closes no earlier one. The unused argument fits writes."""
         opened = Journal.open(self._path, busy_s=self._busy_s)
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

@@ -255,7 +255,7 @@ def _indexer_logits(model: Model, settings: EngineSettings) -> int:
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Elements of keys and values that chunked prefill expands from the MLA latent in the profile run (0.8+)."""
+    """Key and value elements a rank's chunked prefill expands from the latent; 0 before 0.8; MLA models only."""
     if known_release(settings.release).before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(model, settings, gpu)

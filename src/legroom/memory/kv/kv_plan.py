@@ -54,7 +54,7 @@ class KvPlan:
 
     @property
     def longest_len(self) -> int:
-        """The longest max_model_len that passes the length check, whatever the model's own limit; 0 if unsupported."""
+        """The longest max_model_len that passes the length check; 0 if unsupported, LONGEST_LEN without a KV cache."""
         if self.shape.is_empty:
             return LONGEST_LEN
         if self.shape.unsupported is not None:

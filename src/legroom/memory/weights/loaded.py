@@ -199,7 +199,7 @@ def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) ->
 
 
 def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
-    """Checkpoint bytes over those the config implies, for GGUF and unknown architectures; None for others."""
+    """Checkpoint bytes over those the config implies, for GGUF and unknown architectures; None if not known."""
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None

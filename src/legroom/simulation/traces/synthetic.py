@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
+from legroom.units import KIB
 
 _WORD = re.compile(r"(\w+)=((?:[^\s()]|\([^)]*\))+)|(\S+)")
 _CALL = re.compile(r"(\w+)\(([^)]*)\)")
@@ -66,11 +67,11 @@ def _length_distribution(text: str) -> Draw:
     """Draws lengths in tokens by a number or words like lognormal(500,0.8); LegroomError for other text."""
     call = _CALL.fullmatch(text)
     if not call:
-        value = _parse_number(text, "a length")
+        value = _parse_tokens(text, "a length")
         if value < 1:
             raise LegroomError(f"a prompt or an output has at least 1 token, not {text}", _EXAMPLE)
         return lambda rng: value
-    numbers = [_parse_number(part, text) for part in call[2].split(",")]
+    numbers = [_parse_tokens(part, text) for part in call[2].split(",")]
     if call[1] == "lognormal" and len(numbers) == 2 and numbers[0] > 0:
         median, sigma = math.log(numbers[0]), numbers[1]
         return lambda rng: rng.lognormvariate(median, sigma)
@@ -87,10 +88,15 @@ def _parse_number(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise LegroomError(f"{what}: {text.strip()!r} is not a number", _EXAMPLE) from None
+        value = math.nan
     if not math.isfinite(value):
         raise LegroomError(f"{what}: {text.strip()!r} is not a finite number", _EXAMPLE)
     return value
+
+
+def _parse_tokens(text: str, what: str) -> float:
+    """A length in tokens: `7k` is 7,168, as in every option of legroom."""
+    return _parse_number(text[:-1], what) * KIB if text[-1:] in ("k", "K") else _parse_number(text, what)
 
 
 def _number_pair(text: str, what: str) -> tuple[float, float]:
@@ -98,7 +104,7 @@ def _number_pair(text: str, what: str) -> tuple[float, float]:
     parts = text.strip("()").split(",")
     if len(parts) != 2:
         raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)
-    return _parse_number(parts[0], what), _parse_number(parts[1], what)
+    return _parse_number(parts[0], what), _parse_tokens(parts[1], what)
 
 
 def _bounded_tokens(length: float) -> int:

@@ -32,11 +32,12 @@ def models(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus(request: dict[str, Any]) -> dict[str, Any]:
-    """The known GPUs, as `legroom gpus --json` prints them."""
+    """The known GPUs, as `legroom gpus --json` prints them, and the names of those that `size` tries."""
     from legroom.facts.gpus import all_gpus, gpu_names
+    from legroom.planning.sizing import USUAL_GPUS
 
     names = gpu_names()
-    return {"gpus": [card.as_json(names[card.name]) for card in all_gpus()]}
+    return {"gpus": [card.as_json(names[card.name]) for card in all_gpus()], "usual": list(USUAL_GPUS)}
 
 
 def releases(request: dict[str, Any]) -> dict[str, list[str]]:
@@ -81,9 +82,9 @@ def catalog(request: dict[str, Any]) -> dict[str, Any]:
 def entry(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom explain ID --json`."""
     from legroom.explain.catalog_entries import entry as known_entry
-    from legroom.explain.entry import entry_json
+    from legroom.render.explain_text import entry_document
 
-    return entry_json(known_entry(request["id"]), request.get("language", "en"))
+    return entry_document(known_entry(request["id"]), request.get("language", "en"))
 
 
 def hub(request: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def speed(request: dict[str, Any]) -> dict[str, Any]:
     """Tokens a second and the list price of the planned server."""
     from legroom.simulation.card_models import speed_and_price_json
 
-    return speed_and_price_json(plan_of_request(request, advice=False))
+    return speed_and_price_json(plan_of_request(request, advice=False), (request.get("want") or {}).get("users"))
 
 
 def card(request: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
         if request.get("mix") or request.get("trace"):
             return _fleet_json(deployment, request)
         context = request.get("context") or deployment.args.max_model_len or 4096
-        most = request.get("max_gpus") or 8
+        most = request.get("max_gpus") or 32
         return size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards")).json()
 
 
@@ -118,13 +118,15 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
+    from legroom.exports.prometheus.alerts import silenced_alerts
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
     from legroom.render.upgrade_text import upgrade_words
 
     with deployment_of_request(request) as deployment:
         machine, to = machine_of_request(request), release(request["to"])
         made = compare_releases(deployment.args, deployment.release, to, machine)
-        return made.to_json() | {"words": upgrade_words(made)}
+        gone = {metric.name for metric in made.metrics}
+        return made.to_json() | {"words": upgrade_words(made, silenced_alerts(deployment.release, gone))}
 
 
 def pack(request: dict[str, Any]) -> dict[str, Any]:
@@ -236,26 +238,17 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
     """The load: the uploaded trace or the synthetic mix; LegroomError for both, neither or too many requests."""
-    from legroom.api.simulate_request import MAX_REQUESTS
+    from legroom.api.simulate_request import bounded_trace
+    from legroom.simulation.traces import synthetic
+    from legroom.simulation.traces.trace_files import read_trace_text
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
-    if text is not None:
-        from legroom.simulation.traces.trace_files import read_trace_text
-
-        trace = read_trace_text(text)
-    else:
-        assert mix is not None
-        from legroom.simulation.traces import synthetic
-
-        trace = synthetic.read(
-            f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)} "
-            f"prompt=lognormal({mix.get('prompt_tokens', 1000)},0.8) "
-            f"output=lognormal({mix.get('output_tokens', 300)},0.6)",
-            mix.get("seed", 0),
-        )
-    if len(trace) > MAX_REQUESTS:
-        hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
-        raise LegroomError(f"{len(trace):,} requests are more than a page replays", hint)
-    return trace.checked()
+    if mix is None:
+        return bounded_trace(read_trace_text(text or ""))
+    prompt, output = mix.get("prompt_tokens", 1000), mix.get("output_tokens", 300)
+    if mix.get("spread", True):
+        prompt, output = f"lognormal({prompt},0.8)", f"lognormal({output},0.6)"
+    arrivals = f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)}"
+    return bounded_trace(synthetic.read(f"{arrivals} prompt={prompt} output={output}", mix.get("seed", 0)))

@@ -273,7 +273,7 @@ def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[di
 
 
 def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
-    """The pod's volumes: /dev/shm, the model's folder or the cache, and those of the sidecar and of named files."""
+    """Volumes: shm, model folder or cache (none if `kept`), tmp if restricted, the sidecar's and named files."""
     size = f"{containers.shm_gib(server)}Gi"
     why = "Ranks communicate through /dev/shm, which has only 64 MiB by default. It counts as the container's memory."
     shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
