@@ -156,7 +156,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for setting in ("max_num_batched_tokens", "num_gpu_blocks_override"):
         told = {count.replace(",", "") for match in prose(setting).finditer(plain) for count in match.groups() if count}
         if getattr(args, setting) is None and len(told) == 1:
-            args = replace(args, **{setting: int(*told)})
+            args = with_setting(args, setting, told.pop(), release)
     known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
     known = known or _named_models(plain)
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
