@@ -257,7 +257,7 @@ def _swaps(planner: FixPlanner) -> bool:
 
 def _is_bare_sigkill(case: Case) -> bool:
     """Whether a SIGKILL without a word about memory is all that the text has."""
-    error = case.first("sigkill", "killed_word")
+    error = None if _is_of_machine(case) else case.first("sigkill", "killed_word")
     return error is not None and is_bare_kill((case.first(*_CERTAIN, *_LIKELY) or error,))
 
 
