@@ -253,7 +253,11 @@ def test_a_file_of_akash_tells_the_card_and_who_reaches_it():
     card = "{gpu: {units: 1, attributes: {vendor: {nvidia: [{model: rtx4090}]}}}, memory: {size: 32Gi}}"
     text += f"profiles: {{compute: {{c: {{resources: {card}}}}}}}\n"
     text += "deployment: {llm: {west: {profile: c, count: 1}}}\n"
+    text = text.replace("command:", "args:")
     assert {("does-not-fit", "error"), ("api-open", "note")} <= found(text, "deploy.yaml")
+    own = text.replace("args:", "command: [vllm, serve], params: {storage: {shm: {mount: /dev/shm}}}, args:")
+    own = own.replace("--model, Qwen/Qwen2.5-32B-Instruct", f"{MODEL}, --tensor-parallel-size, '2'").replace("1,", "2,")
+    assert not {rule for rule, _ in found(own, "deploy.yaml")} & {"container-command", "shm-missing", "does-not-fit"}
 
 
 def test_values_of_a_chart_have_the_probes_and_the_card_that_stand_beside_the_arguments():

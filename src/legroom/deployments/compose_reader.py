@@ -51,7 +51,8 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
 
 
 def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedServer:
-    """The server with the GPU, the memory and the ports of its compute profile."""
+    """The server with the GPU, the memory and the ports of its compute profile, and the service's mounts."""
+    mounts = tuple(Mount(store.text("mount")) for _, store in service.items("params", "storage"))
     units, place = resources.text("gpu", "units"), service.source.place
     opened = [port for port in service.list("expose") if any(to.text("global") == "true" for to in port.list("to"))]
     return replace(
@@ -60,6 +61,8 @@ def _on_akash(resources: Node, service: Node, server: StartedServer) -> StartedS
         gpu_names=tuple(card.text("model") for card in resources.list("gpu", "attributes", "vendor", "nvidia")),
         memory_limit_bytes=docker_bytes(resources.text("memory", "size")),
         has_no_gpu=False,
+        mounts=mounts,
+        shm="mounted" if Mount("/dev/shm") in mounts else None,
         published=tuple(PublishedPort(port.text("port"), place(port.offset)) for port in opened),
     )
 
@@ -70,6 +73,7 @@ class ComposeFolder:
     def __init__(self, document: Node) -> None:
         self._folder = Path(document.source.path).parent
         self._is_file = Path(document.source.path).is_file()
+        self.is_akash = document.get("deployment") is not None
         self.variables = {name: word.text for name, word in env_file_variables(self.text(".env")).items()}
 
     @property
@@ -132,7 +136,8 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
     service, env = _with_extended_service(service, services, folder)
     known = {key: word.text for key, word in env.items()} | folder.variables
     image = expand_variables(service.text("image"), known)
-    entry, given = (_expanded_words(service.get(key), known) for key in ("entrypoint", "command"))
+    keys = ("command", "args") if folder.is_akash else ("entrypoint", "command")
+    entry, given = (_expanded_words(service.get(key), known) for key in keys)
     shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
     memory = service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
     # The name tells what a service builds whose command is vLLM's flags.
@@ -159,7 +164,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
             other_env=_other_variables(service),
             has_no_gpu=_has_no_gpu(service) and folder.is_only_compose_file,
             start_limit=_health_limit(service),
-            repeated_entry=None if service.get("entrypoint") else repeated_entry(image, entry, given),
+            repeated_entry=None if service.get(keys[0]) else repeated_entry(image, entry, given),
             probes=_probes(service),
             profiles=tuple(item.scalar or "" for item in service.list("profiles")),
             read_as=f"compose service {name}",
