@@ -138,7 +138,7 @@ def test_the_worker_of_one_rank_is_the_engines_own_process(limit):
     assert f"memory: {limit}" in limited
     findings = lint_texts([("pod.yaml", limited)], LintOptions()).findings
     told = [each.severity for each in findings if each.rule == "host-memory"]
-    assert told == (["note"] if limit != "8Gi" else [])
+    assert told == (["warning"] if limit != "8Gi" else [])
 
 
 def test_a_patch_without_an_image_may_have_its_shared_memory_from_its_base():

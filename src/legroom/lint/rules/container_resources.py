@@ -59,8 +59,7 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     message = f"the container may use {limit} of the host's memory, and {ranks_text} {human_bytes(held)}"
     suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
     # A launcher chooses the processes itself.
-    found = finding("host-memory", server.place, message, suggestion, is_certain=not server.launcher)
-    yield found if is_short else replace(found, severity="note")  # pages of files may be reclaimed
+    yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
 
 
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
