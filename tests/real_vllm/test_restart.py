@@ -29,7 +29,7 @@ async def restarted_under_load(server: GuardedServer) -> Load:
         load.closed_s = time.monotonic()
         assert server.ask_for_restart()["accepted"]
         with Journal.open(server.folder / "journal.db") as journal:
-            await load.until(lambda: journal.actions() and not journal.actions()[-1].unfinished)
+            await load.until(lambda: journal.actions() and not journal.unfinished_actions())
         completed = load.counts["completed"]
         await load.until(lambda: load.counts["completed"] >= completed + 24)
     return load
