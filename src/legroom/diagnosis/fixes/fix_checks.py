@@ -252,7 +252,7 @@ def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
     if unexplained_bytes(planner.case, fix) or fix.is_unplanned:
         return "experience"
     if fix.proven or not is_memory:
-        return "figures" if fix.proven else "lookalike"
+        return "figures" if fix.proven or (fix.kind == "flag" and fix.flags) else "lookalike"
     if fix.plan is not None:
         return "experience" if _is_tight(fix) else "plan"
     accounting, oom = planner.accounting, planner.case.oom
