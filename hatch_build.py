@@ -14,6 +14,8 @@ zlib.Z_DEFAULT_COMPRESSION = 9
 """What zipfile compresses the wheel with."""
 FOLDERS = ("catalog/entries", "facts/data", "facts/data/models", "facts/data/vllm")
 """`legroom.facts.read_texts` reads them, packed or not; the wheel leaves the folders out (`pyproject.toml`)."""
+TEXTS = {"diagnosis_texts", "evidence", "line_mistakes", "lookalikes", "sentences_zh"}
+"""Files of `facts/data` that a plan does not read: packed apart, as `facts/data/texts`."""
 
 
 class PackedFolders(BuildHookInterface):
@@ -23,11 +25,18 @@ class PackedFolders(BuildHookInterface):
         self.scratch = Path(tempfile.mkdtemp())
         for name in FOLDERS:
             paths = sorted((Path(self.root) / "src/legroom" / name).glob("*.json"))
-            packed = self.scratch / name.replace("/", ".")
-            content = "".join(f"\f{path.stem}\n{_without_spaces(path)}" for path in paths).encode()
-            # Entries are read one at a time by people: a quarter smaller is worth the milliseconds.
-            packed.write_bytes(bz2.compress(content) if name == "catalog/entries" else content)
-            build_data["force_include"][str(packed)] = f"legroom/{name}.packed"
+            texts = [path for path in paths if name == "facts/data" and path.stem in TEXTS]
+            self._pack(name, [path for path in paths if path not in texts], build_data)
+            if texts:
+                self._pack(f"{name}/texts", texts, build_data)
+
+    def _pack(self, name: str, paths: list[Path], build_data: dict[str, Any]) -> None:
+        packed = self.scratch / name.replace("/", ".")
+        content = "".join(f"\f{path.stem}\n{_without_spaces(path)}" for path in paths).encode()
+        # Texts that people read: a quarter smaller is worth the milliseconds.
+        is_text = name in ("catalog/entries", "facts/data/texts")
+        packed.write_bytes(bz2.compress(content) if is_text else content)
+        build_data["force_include"][str(packed)] = f"legroom/{name}.packed"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":

@@ -15,7 +15,10 @@ DATA_FOLDER = Path(__file__).with_name("data")
 def read_data(name: str) -> Any:
     """The parsed content of `data/NAME`; by path, because importing `importlib.resources` takes a tenth of a plan."""
     path = DATA_FOLDER / name
-    return json.loads(path.read_text(encoding="utf-8") if path.exists() else read_texts(path.parent)[path.stem])
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    folder = path.parent if path.stem in read_texts(path.parent) else path.parent / "texts"
+    return json.loads(read_texts(folder)[path.stem])
 
 
 @cache
@@ -31,7 +34,7 @@ def read_texts(folder: Path) -> dict[str, str]:
     if packed.exists():
         content = packed.read_bytes()
         if content.startswith(b"BZh"):
-            import bz2  # the catalog alone
+            import bz2  # the catalog and the texts alone
 
             content = bz2.decompress(content)
         files = (file.partition("\n") for file in content.decode().split("\f")[1:])
