@@ -179,13 +179,11 @@ def test_packed_files_read_as_the_folder_they_were_packed_from(tmp_path: Path) -
     assert read_texts(folder) == texts == {"gemma": '{\n"gemma": "1"\n}\n', "qwen": "{}\n"}
 
 
-def test_a_wheel_has_the_texts_of_its_data_in_a_file_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_has_the_texts_of_its_data_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     folder.with_suffix(".packed").write_text('\fgpus\n{"a":1}')
-    (folder / "texts.packed").write_bytes(bz2.compress('\fevidence\n{"b":2}'.encode()))
+    (folder / "texts.packed").write_bytes(bz2.compress(b'\fevidence\n{"b":2}'))
     monkeypatch.setattr(facts, "DATA_FOLDER", folder)
     read_data = facts.read_data.__wrapped__
     assert (read_data("gpus.json"), read_data("evidence.json")) == ({"a": 1}, {"b": 2})
