@@ -235,7 +235,7 @@ def _log_file(pid: int) -> str | None:
 
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
-    """(severity, sentence) of each problem that the server's metrics, log and the kernel show."""
+    """(severity, sentence) of what metrics, log and kernel show; "not read" where `view` or the log is missing."""
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 

@@ -92,7 +92,7 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
 
 
 def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
-    """The settings that a working clause goes without, and eager mode in words."""
+    """(setting, its value when off, or None) that a clause says helped to leave out; eager mode as a setting on."""
     for match in _words("without").finditer(clause):
         rest = clause[match.end() :]
         if re.match(r"(?:it|that|this)\b", rest) and last_flag:

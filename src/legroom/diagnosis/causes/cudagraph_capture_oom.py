@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
-from legroom.diagnosis.causes.profiling_activation_peak import reduced_limit
 from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import bytes_without_kv
+from legroom.diagnosis.fixes.step_savings import reduced_limit
 from legroom.units import GIB, gib
 
 _GRAPH_BYTES = 3 * GIB

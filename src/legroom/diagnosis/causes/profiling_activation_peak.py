@@ -15,7 +15,7 @@ from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, split_over_more_gpus
-from legroom.diagnosis.fixes.step_savings import smaller_step_flags
+from legroom.diagnosis.fixes.step_savings import reduced_limit, smaller_step_flags
 from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048
@@ -195,15 +195,6 @@ def _pool_bytes_after(planner: FixPlanner, flags: Mapping[str, Any], share: floa
     part = float(flags.get("max_num_batched_tokens", planner.step_tokens)) / planner.step_tokens
     peak = max(oom.torch_bytes + oom.wanted_bytes - weights, 0) * min(part, 1)
     return round(share * total - weights - peak) - (case.ledger.own_non_torch_bytes or 0)
-
-
-def reduced_limit(planner: FixPlanner, number: int) -> int:
-    """A limit's value divided by 4, or by 2 x requested/free bytes if more, rounded down to a power of two."""
-    oom = planner.case.oom
-    times = 4.0
-    if oom and oom.free_bytes:
-        times = max(times, 2 * oom.wanted_bytes / oom.free_bytes)
-    return max(1 << (max(int(number / times), 1).bit_length() - 1), min(number, 4))
 
 
 def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:

@@ -31,6 +31,15 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
     return flags
 
 
+def reduced_limit(planner: FixPlanner, number: int) -> int:
+    """A limit's value divided by 4, or by 2 x requested/free bytes if more, rounded down to a power of two."""
+    oom = planner.case.oom
+    times = 4.0
+    if oom and oom.free_bytes:
+        times = max(times, 2 * oom.wanted_bytes / oom.free_bytes)
+    return max(1 << (max(int(number / times), 1).bit_length() - 1), min(number, 4))
+
+
 def smaller_step_tokens(planner: FixPlanner) -> int:
     """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
     given = planner.step_tokens

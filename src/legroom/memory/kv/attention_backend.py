@@ -46,7 +46,7 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
 
 
 def _intel_page(model: Model, settings: EngineSettings) -> int:
-    """Tokens per block of the attention kernel on Intel GPUs: 64, or 16 with V0, Triton, float32 and image masks."""
+    """Tokens per block of the attention kernel on Intel GPUs: 64; 16 for V0, Triton, float32 or image masks."""
     release = known_release(settings.release)
     masked = masks_images(settings.given, model, release)
     triton = "TRITON" in named_backend(settings.given, release) or settings.dtype == "float32" or masked
