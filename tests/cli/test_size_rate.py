@@ -210,7 +210,10 @@ def test_a_trace_without_times_gets_a_clear_answer(capsys, tmp_path, clock):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--ttft", "2"), "--ttft needs a rate"),
+        (("--ttft", "2"), "--ttft needs --users, --rate or --trace"),
+        (("--users", "4.5", "--prompt", "100", "--answer", "5"), "--users '4.5' is not"),
+        (("--users", "4@soon", "--prompt", "100", "--answer", "5"), "write it like 30s"),
+        (("--users", "4", "--rate", "2"), "both --rate and --users"),
         (("--rate", "5", "--prompt", "100"), "--answer is missing"),
         (("--rate", "0", "--prompt", "100", "--answer", "5"), "--rate 0 is not"),
         (("--rate", "nan", "--prompt", "100", "--answer", "5"), "--rate nan is not"),
@@ -305,3 +308,17 @@ def test_the_row_leads_with_as_many_gpus_as_the_command_has_servers(capsys):
     out = capsys.readouterr().out
     assert f"{most} servers of 1 x NVIDIA H200" in out
     assert re.search(rf"NVIDIA H200 +{most} \(", out)
+
+
+def test_users_become_a_rate_by_their_pause_and_the_time_of_an_answer(capsys):
+    lengths = ("--prompt", "300", "--answer", "200", "--gpu", "h200")
+    fast, slow = (answer(capsys, "llama-3.1-8b", "--users", users, *lengths) for users in ("60@10s", "60@1min"))
+    for document, think_s in ((fast, 10), (slow, 60)):
+        (row,) = rows_that_hold(document)
+        assert document["load"]["users"] == {"count": 60, "think_s": think_s}
+        assert row["requests_per_s"] == pytest.approx(60 / (think_s + row["answer_p50_s"]), rel=0.08)
+        assert row["answer_p50_s"] == pytest.approx(200 / row["tokens_per_s_each"], rel=0.2)
+    assert main(["size", "llama-3.1-8b", "--users", "60", *lengths]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "60 users who ask again 30 s after an answer" in table
+    assert "tok/s each" in table

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from legroom.errors import LegroomError
@@ -8,9 +10,10 @@ from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.flag_search import Candidate, choose, flag_combinations
 from legroom.simulation.replay_outcome import Goal
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.step_time import Hardware, calibrated, roofline
-from legroom.simulation.trace import Trace
+from legroom.simulation.step_time import Hardware, calibrated, fixed_cost, roofline
+from legroom.simulation.trace import Trace, Users
 from legroom.simulation.trace_replay import simulate
+from legroom.simulation.traces import synthetic
 from legroom.sweeps import ProcessExecutor
 
 
@@ -126,3 +129,13 @@ def test_an_interrupted_search_keeps_what_it_has() -> None:
     choice = choose(_trace(*[(0, 40, 30)] * 5), tried, Goal(), executor=ProcessExecutor(1), progress=interrupt)
     assert choice.interrupted
     assert [outcome.flags["max_num_seqs"] for outcome in choice.outcomes] == [2, 8]
+
+
+@pytest.mark.parametrize(("users", "think_s"), [(4, 1.0), (40, 10.0), (400, 5.0)])
+def test_users_ask_as_often_as_they_are_answered(users: int, think_s: float) -> None:
+    trace = synthetic.read(f"users={users} think={think_s} prompt=100 output=50 requests=400")
+    settings = SchedulerSettings(num_blocks=2000, max_model_len=512, max_num_seqs=32)
+    timeline = simulate(trace, settings, cost=fixed_cost(0.02))
+    answer_s = fmean(timeline.seconds["latency_s"])
+    assert timeline.trace.requests_per_s == pytest.approx(users / (think_s + answer_s), rel=0.1)
+    assert timeline.trace.users == Users(users, think_s)

@@ -5,7 +5,7 @@ import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
-const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "50" };
+const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "50", budget: "" };
 // How the model is split and how long its requests may be is what the count chooses.
 const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
 
@@ -21,6 +21,7 @@ export function Fleet({ load, setup, onUse }) {
     trace,
     first_token_s: Number(asked.first_token_s) || null,
     time_per_token_ms: Number(asked.time_per_token_ms) || null,
+    budget: Number(asked.budget) || null,
     language: t.language,
   };
   const cards = asked.cards.split(",").map((name) => name.trim()).filter(Boolean);
@@ -53,18 +54,19 @@ export function Fleet({ load, setup, onUse }) {
       <div class="grid-fields">
         {field("first_token_s")}
         {field("time_per_token_ms")}
+        {field("budget")}
       </div>
       {field("cards")}
       <button type="button" class="button" disabled={busy || !cards.length || !(mix || trace)} onClick={run}>
         {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}
       </button>
       <ErrorNote error={error} />
-      {rows.length > 0 && <FleetTable rows={rows} onUse={onUse} />}
+      {rows.length > 0 && <FleetTable rows={rows} byUsers={Boolean(mix?.users)} onUse={onUse} />}
     </details>
   );
 }
 
-function FleetTable({ rows, onUse }) {
+function FleetTable({ rows, byUsers, onUse }) {
   const t = useText();
   const band = (values, write) => {
     if (values?.middle == null) return "–";
@@ -82,14 +84,17 @@ function FleetTable({ rows, onUse }) {
     nameColumn("gpu", t("gpu"), (row) => (
       <>
         {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
+        {!row.within_budget && <span class="badge small fair">{t("fleet.over")}</span>}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
+        {byUsers && row.holds && <span class="soft gives-up">{t("fleet.asks", { rate: row.requests_per_s.toPrecision(2) })}</span>}
       </>
     )),
     figure("gpus", 0),
     figure("usd_per_hour", 2),
-    figure("usd_per_million_tokens", 2),
     figure("first_token_p99_s", 2),
-    figure("time_per_token_p99_s", 0, 1000),
+    ...(byUsers
+      ? [figure("tokens_per_s_each", 0), figure("answer_p50_s", 0)]
+      : [figure("time_per_token_p99_s", 0, 1000), figure("usd_per_million_tokens", 2)]),
     useColumn(t("holders.use"), (row) => row.holds, onUse),
   ];
   return (

@@ -14,6 +14,8 @@ const LOAD = {
   load: "mix",
   requests: 300,
   rate_per_s: 8,
+  users: 200,
+  think_s: 30,
   prompt_tokens: 1000,
   output_tokens: 300,
   spread: "yes",
@@ -57,11 +59,13 @@ function requestFor(load, setup, trace) {
     load.pool === "plan"
       ? { plan: requestOf(setup), blocks: null }
       : { plan: null, blocks: given(load.blocks), step_ms: given(load.step_ms) };
-  const { requests, rate_per_s, prompt_tokens, output_tokens } = load;
+  const { requests, rate_per_s, users, think_s, prompt_tokens, output_tokens } = load;
   const spread = load.spread !== "no";
+  // Each user asks some times, so that the replay sees how they wait.
+  const arrivals = load.load === "users" ? { users, think_s, requests: Math.min(Math.max(300, 3 * users), 5000) } : { requests, rate_per_s };
   return {
     trace: load.load === "trace" ? trace : null,
-    mix: load.load === "mix" ? { requests, rate_per_s, prompt_tokens, output_tokens, spread } : null,
+    mix: load.load === "trace" ? null : { ...arrivals, prompt_tokens, output_tokens, spread },
     ...own,
     max_num_seqs: given(load.max_num_seqs),
     max_num_batched_tokens: given(load.max_num_batched_tokens),
@@ -122,7 +126,9 @@ export function SimulateArea({ params, active }) {
     Promise.all(runs.map(again)).then(setRuns, () => setRuns([]));
   }, [t.language]);
   const preset = (name) => {
-    const next = { ...load, load: "mix", ...PRESETS[name] };
+    const { prompt_tokens, output_tokens } = PRESETS[name];
+    const byUsers = load.load === "users" && name !== "batch";
+    const next = { ...load, ...(byUsers ? { prompt_tokens, output_tokens } : { load: "mix", ...PRESETS[name] }) };
     setLoad(next);
     run(next);
   };
@@ -146,6 +152,7 @@ export function SimulateArea({ params, active }) {
           onPick={change("load")}
           tabs={[
             { value: "mix", label: t("simulate.mix") },
+            { value: "users", label: t("simulate.users") },
             { value: "trace", label: t("simulate.trace") },
           ]}
         />
@@ -156,10 +163,10 @@ export function SimulateArea({ params, active }) {
             </button>
           ))}
         </div>
-        {load.load === "mix" ? (
-          <MixFields load={load} change={change} />
-        ) : (
+        {load.load === "trace" ? (
           <TraceField trace={trace} setTrace={setTrace} onFile={takeTrace} />
+        ) : (
+          <MixFields load={load} change={change} />
         )}
         <Tabs
           label={t("simulate.pool")}
@@ -257,9 +264,10 @@ function MixFields({ load, change }) {
   const t = useText();
   return (
     <div class="grid-fields">
-      {["requests", "rate_per_s", "prompt_tokens", "output_tokens"].map((name) => (
+      {[...(load.load === "users" ? ["users", "think_s"] : ["requests", "rate_per_s"]), "prompt_tokens", "output_tokens"].map((name) => (
         <NumberField key={name} kind={name.endsWith("tokens") ? "length" : "number"} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
       ))}
+      {load.load === "users" && <p class="hint">{t("mix.users_hint")}</p>}
       <Toggle plain label={t("mix.spread")} value={load.spread !== "no"} onPick={(on) => change("spread")(on ? "yes" : "no")} />
     </div>
   );

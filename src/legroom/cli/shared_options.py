@@ -64,14 +64,16 @@ def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
     from legroom.deployments.described import WISHES
     from legroom.facts.flags import advice, all_flag_names
 
-    flags = (*all_flag_names(), *WISHES)
+    flags = tuple(all_flag_names())
     whole = name.partition(".")[0].replace("_", "-").replace("--no-", "--", 1)
-    if not name.startswith("--") or advice(name) or any(flag.startswith(whole) for flag in flags):
+    if not name.startswith("--") or advice(name) or name in WISHES or any(flag.startswith(whole) for flag in flags):
         return
-    import difflib  # only a misspelt option needs it
+    from difflib import get_close_matches  # only a misspelt option needs it
 
     own = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
-    near = difflib.get_close_matches(name[2:], [*own, *(flag[2:] for flag in flags)], n=1, cutoff=0.7)
+    names = [*own, *(flag[2:] for flag in (*flags, *WISHES))]
+    alike = [option for option in own if name.endswith(f"-{option}") or option.startswith(name[2:])]
+    near = get_close_matches(name[2:], names, 1, 0.75) or alike or get_close_matches(name[2:], names, 1, 0.7)
     if not near or near[0] in own:
         hint = f"instead of {name}: --{near[0]}" if near else f"`{parser.prog} --help` lists the options"
         raise LegroomError(f"neither legroom nor a vLLM release has {name}", hint)

@@ -50,7 +50,10 @@ _POLICIES = ("fcfs", "priority")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
-    mix = "'poisson rate=8 prompt=1000 output=300 requests=500', or uniform, bursts, with long=, prefix=, burst="
+    mix = (
+        "'poisson rate=8 prompt=1000 output=300 requests=500', or uniform, bursts, with long=, prefix=, burst=; "
+        "or 'users=200 think=30 prompt=1000 output=300': users who ask again 30 s after an answer"
+    )
     load.add_argument("--synthetic", metavar="MIX", help=f"a mix of requests instead of TRACE: {mix}")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
     formats = ("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log")
@@ -143,6 +146,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.disaggregate and (args.choose or args.tier or args.timeline or args.autoscale is not None):
         raise LegroomError("--disaggregate replays fixed pools", "leave out --choose, --tier, --timeline, --autoscale")
+    if trace.users and (args.disaggregate or args.tier or args.autoscale is not None):
+        raise LegroomError(
+            "users= is replayed on one server", "leave out --disaggregate, --tier, --autoscale, or give rate="
+        )
     if args.tier and args.autoscale is not None:
         raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
     if args.tier_curve and (not args.tier or args.choose):

@@ -25,16 +25,16 @@ _SYNTHETIC_S = 60
 """Duration of a synthetic load: several times the duration of one answer. The replay repeats shorter loads."""
 _MIN_REQUESTS, _MAX_REQUESTS = 200, 5000
 """200 requests are enough for a p99; 5,000 replay within a second."""
-_EXAMPLE = "as in legroom size MODEL --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50"
+_EXAMPLE = "as in legroom size MODEL --users 200 --prompt 1000 --answer 300 --ttft 2 --tpot 50"
 
-USAGE = "legroom size MODEL... (--context LEN --concurrency N | --rate R --prompt LEN --answer LEN) [any vLLM flag]"
+USAGE = "legroom size MODEL... (--context LEN --concurrency N | --users N --prompt LEN --answer LEN) [any vLLM flag]"
 DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes, how
 fast it answers one user, what it costs, which part needs the most memory and what is given up, quantized checkpoints
 included. Every row is a full plan; the cheapest per hour comes first, and the command to run comes last.
 
-With --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one server, serve
-it within --ttft and --tpot, and what they cost per hour and per million output tokens, each with a range."""
+With --users, --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one
+server, serve it within --ttft and --tpot, what each user gets, and what they cost per hour, each with a range."""
 
 EPILOG = """\
 examples:
@@ -42,7 +42,7 @@ examples:
   legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --gpus 4
   legroom size llama-3.1-8b llama-3.1-70b --context 8k --concurrency 32 --matrix
   legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --budget 10
-  legroom size llama-3.1-8b --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50
+  legroom size llama-3.1-8b --users 200 --prompt 1000 --answer 300 --ttft 2 --tpot 50
   legroom size llama-3.1-8b --trace requests.jsonl --ttft 2 --tpot 50 --prices prices.toml
 
 prices.toml: one table per card, like [h100] with usd_per_hour = 2.49; other cards keep their dated list prices
@@ -56,6 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--context", metavar="LEN", help="tokens of a request (default: 4k; of a rate: its longest)")
     load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
     group = parser.add_argument_group("a load over time, in place of --concurrency")
+    about = "users who each ask again THINK seconds after an answer (default: 30), as in 200 or 200@60s"
+    group.add_argument("--users", metavar="N[@THINK]", help=about)
     group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
     group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
     group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
@@ -123,17 +125,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
-    """Whether the load is a rate or a trace, not a number of requests at once; LegroomError where both are mixed."""
-    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "disaggregate")
+    """Whether the load is one over time, not a number of requests at once; LegroomError where both are mixed."""
+    named = ("trace", "rate", "users", "prompt", "answer", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
-    if given and args.rate is None and args.trace is None:
-        raise LegroomError(f"--{given[0]} needs a rate of requests", _EXAMPLE)
-    if not given:
-        return False
+    if given and given[0] not in named[:3]:
+        raise LegroomError(f"--{given[0]} needs --users, --rate or --trace", _EXAMPLE)
+    if len(loads := [f"--{name}" for name in given if name in named[:3]]) > 1:
+        raise LegroomError(f"both {loads[0]} and {loads[1]} say what the load is", "give one of them")
     for name, is_given in (("--concurrency", args.concurrency is not None), ("--matrix", args.matrix)):
-        if is_given:
-            raise LegroomError(f"{name} has no place beside {'--rate' if args.rate else '--trace'}", _EXAMPLE)
-    return True
+        if given and is_given:
+            raise LegroomError(f"{name} has no place beside {loads[0]}", _EXAMPLE)
+    if args.users and args.disaggregate:
+        raise LegroomError("--users are not replayed on servers of their own for prefill", "give --rate instead")
+    return bool(given)
 
 
 def _run_rate(
@@ -169,8 +173,9 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
     goal = Goal(args.ttft, None, None, None if args.tpot is None else args.tpot / 1000)
     pools = Disaggregation.parse(args.disaggregate) if args.disaggregate else None
     if args.trace is None:
-        return ServingLoad(_synthetic_load(args), goal, args.rate, pools)
-    for name in ("rate", "prompt", "answer"):
+        load = ServingLoad.of_trace(_synthetic_load(args), goal, pools)
+        return replace(load, requests_per_s=args.rate or load.requests_per_s)
+    for name in ("prompt", "answer"):
         if getattr(args, name) is not None:
             raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
     from legroom.simulation.traces.trace_files import read_trace
@@ -179,14 +184,21 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
 
 
 def _synthetic_load(args: argparse.Namespace) -> Trace:
-    """A Poisson trace with the rate and lengths of --rate, --prompt and --answer."""
+    """A Poisson trace of --users or --rate with the lengths of --prompt and --answer."""
     from legroom.simulation.traces import synthetic
 
-    if not 0 < args.rate < 1e6:
+    if args.users is not None:
+        named, _, think = args.users.partition("@")
+        users = parse_whole(named, "--users", 1, 10**6)
+        arrivals = f"users={users}" + (f" think={think}" if think else "")
+        expected = 2.0 * users
+    elif 0 < args.rate < 1e6:
+        arrivals, expected = f"rate={args.rate!r}", args.rate * _SYNTHETIC_S
+    else:
         raise LegroomError(f"--rate {args.rate:g} is not a number of requests a second", _EXAMPLE)
     if args.prompt is None or args.answer is None:
         missing = "--prompt" if args.prompt is None else "--answer"
         raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
-    requests = round(min(_MAX_REQUESTS, max(_MIN_REQUESTS, args.rate * _SYNTHETIC_S)))
+    requests = round(min(_MAX_REQUESTS, max(_MIN_REQUESTS, expected)))
     lengths = f"prompt={args.prompt.replace(' ', '')} output={args.answer.replace(' ', '')}"
-    return synthetic.read(f"poisson rate={args.rate!r} {lengths} requests={requests}").checked()
+    return synthetic.read(f"poisson {arrivals} {lengths} requests={requests}").checked()

@@ -114,7 +114,7 @@ def server_env(env: Mapping[str, str]) -> dict[str, str]:
 _LOAD = "size has --rate, --prompt and --answer, simulate --synthetic 'poisson rate=8 prompt=1000 output=300'"
 WISHES = {
     "--context": "plan has --want-context, size and models have --context",
-    "--users": "plan has --want-concurrency, size --concurrency, models --users",
+    "--users": "plan has --want-concurrency, size and models have --users, simulate --synthetic 'users=200 ...'",
     "--concurrency": "plan has --want-concurrency, size --concurrency, models --users",
     **dict.fromkeys(("--rate", "--prompt", "--answer", "--output"), _LOAD),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from shlex import join
 from typing import Any
 
@@ -64,8 +65,13 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
     words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
     if timeline.clocks and tally.finished:
-        wait_s = percentile(timeline.seconds["first_token_s"], 0.5)
-        words.append(f"the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
+        wait_s, users = percentile(timeline.seconds["first_token_s"], 0.5), timeline.trace.users
+        who = (
+            f"each of {users.count:,.0f} users gets {1 / (load.time_per_token_p50 or inf):,.0f} tokens a second; "
+            if users
+            else ""
+        )
+        words.append(f"{who}the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
     if load.verdict == "falls_behind":
         words.insert(0, f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     if tally.preemptions:
@@ -93,6 +99,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
+        *_users_row(timeline),
         ("load", _load_text(timeline.trace)),
         ("steps", count(tally.steps)),
         ("preemptions", f"{count(tally.preemptions)}, {count(tally.recomputed_tokens)} tokens computed again"),
@@ -112,6 +119,14 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
     waste = f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"
     return [*figures, ("wasted slots", waste)]
+
+
+def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """How often the users of a load ask."""
+    if (users := timeline.trace.users) and timeline.clocks:
+        answer_s, rate = percentile(timeline.seconds["latency_s"], 0.5), timeline.trace.requests_per_s
+        asks = f"{users.count:,.0f} ask again {users.think_s:g} s after an answer, which takes {answer_s:,.0f} s (p50)"
+        yield "users", f"{asks}: {rate:.3g} requests a second"
 
 
 def _load_text(trace: Trace) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, plural, wrap
@@ -16,7 +17,8 @@ from legroom.planning.sizing import Fit, hourly_usd
 from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, CardQuestion, DecodeRate, decode_rate
-from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
+from legroom.simulation.fleet_size import NO_COUNT, CardFleets, FleetReport, Money, SizedFleet
+from legroom.simulation.trace import Users
 from legroom.units import gib, human_bytes
 
 _ONE_USER = "one user, tok/s"
@@ -168,10 +170,16 @@ def _fleet_title(report: FleetReport) -> str:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
     within = f", {' and '.join(limits)} (p99)" if limits else ""
     within += f", at most ${report.budget:g} an hour" if report.budget < math.inf else ""
+    who = users_text(load.trace.users) if load.trace.users else f"{load.requests_per_s:.3g} requests/s of"
     return (
-        f"{load.requests_per_s:.3g} requests/s of {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
+        f"{who} {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
         f"tokens{within}, vLLM {report.release.version}"
     )
+
+
+def users_text(users: Users) -> str:
+    """Who sends the requests, as the beginning of a sentence about their lengths."""
+    return f"{users.count:,.0f} users who ask again {users.think_s:g} s after an answer,"
 
 
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
@@ -179,11 +187,18 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     holding = report.by_cost(cards)
     best = holding[0] if holding else None
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
-    header = ["", "GPU", "GPUs", "split", "p99 TTFT s", "p99 TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
+    each = ["tok/s each", "answer s"] if report.load.trace.users else []
+    figures = ["p99 TTFT s", "p99 TPOT ms", *each, *(["$/hour", "$/M tok"] if has_prices else [])]
+    header = ["", "GPU", "GPUs", "split", *figures]
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
-    lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
-    misfits = [card.fleets[0] for card in cards if card.fleets and not card.fleets[0].holds]
+    lines = columns(rows, "<<><" + ">" * len(figures)) if holding else []
+    first = [card.fleets[0] for card in cards if card.fleets]
+    misfits = [
+        fleet if not fleet.holds else replace(fleet, reason=why, replicas=NO_COUNT)
+        for fleet in first
+        if (why := report.over_budget(fleet)) or not fleet.holds
+    ]
     footers = list(_fleet_footer_lines(report, [*holding, *misfits], style))
     if best and best.plan and not report.load.pools:
         servers = plural(best.replicas.high or best.replicas.middle or 0, "server")
@@ -206,6 +221,7 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
         split or style.pick("·", "-"),
         f"{outcome.first_token_p99:.2f}",
         f"{outcome.time_per_token_p99 * 1000:.0f}",
+        *([f"{1 / outcome.time_per_token_p50:.0f}", f"{outcome.latency_p50:.0f}"] if report.load.trace.users else []),
         *(_range_text(usd, ".2f", style) if usd else style.pick("·", "-") for usd in money),
     ]
 
@@ -220,6 +236,11 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     """How uncertain the step times are, the source of the prices, and why GPU types do not hold the load."""
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks, arrow = [], style.pick("▶", ">")
+    rates = [report.requests_per_s(fleet) for fleet in holding if fleet.outcome]
+    if (users := report.load.trace.users) and rates:
+        asked = f"{min(rates):.2g} to {max(rates):.2g}" if max(rates) > 1.05 * min(rates) else f"{max(rates):.2g}"
+        waits = f"each waits for the answer, then {users.think_s:g} s; tok/s each and answer s are p50"
+        remarks.append(f"{users.count:,.0f} users send {asked} requests a second: {waits}")
     if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
         remarks.append("GPUs and $: enough for the slowest steps, with the range; p99: with steps as estimated")
     if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):

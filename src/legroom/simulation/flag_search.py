@@ -272,8 +272,11 @@ def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
 
 def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
-    timelines = []
-    for part in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
+    timelines: list[Timeline] = []
+    for share in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
+        part = share
+        if timelines and share.users:  # servers are alike: what their users ask is known from the first
+            part = replace(share, users=None).faster(timelines[0].trace.requests_per_s / (share.requests_per_s or 1.0))
         timelines.append(_candidate_timeline(part, candidate, task.pools))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
 from typing import Any
 
@@ -35,14 +34,14 @@ class ServingLoad:
     trace: Trace
     goal: Goal
     requests_per_s: float
+    """Of users: where answers take no time, so more than they send."""
     pools: Disaggregation | None = None
     """Set where a replica is a set of prefill and decode servers."""
 
     @classmethod
     def of_trace(cls, trace: Trace, goal: Goal, pools: Disaggregation | None = None) -> ServingLoad:
         """The load of a trace at the mean rate of its arrivals."""
-        duration = trace.arrivals[-1] - trace.arrivals[0]
-        return cls(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
+        return cls(trace, goal, trace.requests_per_s, pools)
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -55,17 +54,19 @@ class ServingLoad:
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
-    def output_tokens_per_s(self) -> float:
-        """Generated tokens per second that the load asks for: arrival rate times mean output."""
-        return self.requests_per_s * self.mean_output_tokens
+    def least_requests_per_s(self) -> float:
+        """The rate; of users, that of answers as slow as the goal allows."""
+        first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
+        if not self.trace.users:
+            return self.requests_per_s
+        return self.trace.users.rate(first + each * self.mean_output_tokens) if first and each else 0.0
 
     def with_step_factor(self, factor: float) -> ServingLoad:
         """The load as if steps took `factor` times as long: arrival times and goals are divided by it."""
         first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
-        trace = replace(self.trace, arrivals=array("d", (at / factor for at in self.trace.arrivals)))
         pools = self.pools and replace(self.pools, link_bytes_per_s=self.pools.link_bytes_per_s * factor)
         goal = replace(self.goal, first_token_p99=first and first / factor, time_per_token_p99=each and each / factor)
-        return ServingLoad(trace, goal, self.requests_per_s * factor, pools)
+        return ServingLoad(self.trace.faster(factor), goal, self.requests_per_s * factor, pools)
 
 
 @dataclass(frozen=True)
@@ -231,13 +232,14 @@ def _fewest_replicas(
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
     """The fewest replicas, of `per_s` requests each, that hold the load, and their outcome; None: more than `most`."""
     # A replay is too short to show a queue that grows slowly, so the rate alone sets the least.
-    least = max(least, ceil(load.requests_per_s / per_s) if per_s else most + 1)
+    least = max(least, ceil(load.least_requests_per_s / per_s) if per_s else most + 1)
     outcomes: dict[int, ReplayOutcome] = {}
 
     def is_held_by(replicas: int) -> bool:
         task = ReplayTask(load.trace.checked(), load.goal, replicas, load.pools)
         outcome = outcomes[replicas] = replay_candidate(task, candidate)
-        return not outcome.rejected and load.goal.is_met(outcome)
+        is_overloaded = load.trace.users is not None and outcome.requests_per_s > replicas * per_s
+        return not (outcome.rejected or is_overloaded) and load.goal.is_met(outcome)
 
     count = fewest_replicas(is_held_by, least, min(most, len(load.trace)))
     return (None, None) if count is None else (count, outcomes[count])
@@ -286,6 +288,10 @@ class FleetReport:
         """The hourly price of the fleet's GPU model; None where no price is known."""
         return self.prices.get(fleet.gpu.name)
 
+    def requests_per_s(self, fleet: SizedFleet) -> float:
+        """The rate of the load; of users, the rate at which they ask the fleet."""
+        return fleet.outcome.requests_per_s if self.load.trace.users and fleet.outcome else self.load.requests_per_s
+
     def usd_per_hour(self, fleet: SizedFleet) -> Money | None:
         """Low, middle and high cost of the whole fleet; None without a price or where it does not hold the load."""
         price = self.price_of(fleet)
@@ -296,7 +302,7 @@ class FleetReport:
         hourly = self.usd_per_hour(fleet)
         if hourly is None:
             return None
-        millions = self.load.output_tokens_per_s * 3600 / 1e6
+        millions = self.requests_per_s(fleet) * self.load.mean_output_tokens * 3600 / 1e6
         low, middle, high = (None if usd is None else usd / millions for usd in hourly)
         return low, middle, high
 
@@ -309,20 +315,30 @@ class FleetReport:
             return fleet.is_tight, *(inf if each is None else each for each in figures)
 
         first = sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost_key)
-        costs = [max(filter(None, self.usd_per_hour(fleet) or ()), default=inf) for fleet in first]
-        return [fleet for fleet, usd in zip(first, costs, strict=True) if usd <= self.budget]
+        return [fleet for fleet in first if not self.over_budget(fleet)]
+
+    def over_budget(self, fleet: SizedFleet) -> str:
+        """Why a fleet that holds the load is left out: its price at the slow end, or that none is known; else empty."""
+        usd = max(filter(None, self.usd_per_hour(fleet) or ()), default=inf)
+        if not fleet.holds or usd <= self.budget:
+            return ""
+        return "no price is known" if usd == inf else f"${usd:,.2f} an hour is above the budget"
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""
-        load = self.load
+        load, users = self.load, self.load.trace.users
+        rates = {
+            "requests_per_s": load.requests_per_s,
+            "output_tokens_per_s": load.requests_per_s * load.mean_output_tokens,
+        }
         return {
             "vllm": self.release.version,
             "load": {
-                "requests_per_s": round(load.requests_per_s, 4),
+                **{name: None if users else round(rate, 4) for name, rate in rates.items()},
+                "users": users and asdict(users),
                 "requests": len(load.trace),
                 "mean_prompt_tokens": round(load.mean_prompt_tokens, 1),
                 "mean_output_tokens": round(load.mean_output_tokens, 1),
-                "output_tokens_per_s": round(load.output_tokens_per_s, 2),
             },
             "goal": {
                 "first_token_p99_s": load.goal.first_token_p99,
@@ -336,18 +352,23 @@ class FleetReport:
     def _fleet_json(self, model: str, fleet: SizedFleet) -> dict[str, Any]:
         """One fleet as an entry of `legroom size --rate --json`: layout, replicas, GPUs, cost and latency."""
         plan, band, outcome, price = fleet.plan, fleet.band, fleet.outcome, self.price_of(fleet)
+        over_budget = self.over_budget(fleet)
         return {
             "model": model,
             "gpu": fleet.gpu.name,
             "tensor_parallel_size": fleet.tensor_parallel_size,
             "holds": fleet.holds,
-            "reason": fleet.reason or None,
+            "within_budget": not over_budget,
+            "reason": fleet.reason or over_budget or None,
             "replicas": _band_json(fleet.replicas.times(1)),
             "gpus": _band_json(fleet.replicas.times(fleet.gpus_per_replica)),
             "basis": band.basis if band else None,
             "step_time_band": {"low": band.low, "high": band.high} if band else None,
             "first_token_p99_s": round(outcome.first_token_p99, 4) if outcome else None,
             "time_per_token_p99_s": round(outcome.time_per_token_p99, 5) if outcome else None,
+            "requests_per_s": round(outcome.requests_per_s, 4) if outcome else None,
+            "tokens_per_s_each": round(1 / (outcome.time_per_token_p50 or inf), 2) if outcome else None,
+            "answer_p50_s": round(outcome.latency_p50, 3) if outcome else None,
             "price": {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source}
             if price
             else None,

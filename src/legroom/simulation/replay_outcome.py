@@ -39,6 +39,10 @@ class ReplayOutcome:
     hit_ratio: float
     time_per_token_p99: float = 0.0
     """Of the mean time per output token of a request, without the first token."""
+    time_per_token_p50: float = 0.0
+    latency_p50: float = 0.0
+    requests_per_s: float = 0.0
+    """Arriving at all servers; of users, at the rate at which they ask."""
 
     def as_json(self) -> dict[str, Any]:
         """The setting's flags, latencies, goodput and preemptions, as a row of `--choose --json`'s frontier."""
@@ -48,7 +52,7 @@ class ReplayOutcome:
         }
 
 
-_DIGITS = {"throughput": 3, "goodput": 3, "time_per_token_p99": 5}
+_DIGITS = {"throughput": 3, "goodput": 3, "time_per_token_p50": 5, "time_per_token_p99": 5}
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
     duration = _load_duration(timelines, served)
     growth, keeps_up = _wait_growth(served)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
+    token_times = sorted(request.time_per_token for request in served)
+    latencies = sorted(request.latency for request in served)
     return ReplayOutcome(
         flags,
         settings.num_blocks,
@@ -159,12 +165,15 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
         sum(request.output_len for request in good) * sampled / duration,
         len(good) / len(served) if served else 0.0,
         percentile(sorted(request.first_token for request in served), 0.99),
-        percentile(sorted(request.latency for request in served), 0.99),
+        percentile(latencies, 0.99),
         growth,
         keeps_up,
         max(tally.peak_blocks for tally in tallies) / settings.usable_blocks,
         sum(tally.cached_tokens for tally in tallies) / prompt_tokens if prompt_tokens else 0.0,
-        percentile(sorted(request.time_per_token for request in served), 0.99),
+        percentile(token_times, 0.99),
+        percentile(token_times, 0.5),
+        percentile(latencies, 0.5),
+        sum(timeline.trace.requests_per_s for timeline in timelines) * sampled,
     )
 
 

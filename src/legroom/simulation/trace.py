@@ -28,6 +28,22 @@ class TraceRequest(NamedTuple):
     priority: int = 0
 
 
+THINK_S = 30.0
+"""Between the 7 s of TPC-W's shoppers and the minute that reading an answer of 300 tokens takes."""
+
+
+@dataclass(frozen=True)
+class Users:
+    """People who each wait for an answer, think, and ask again."""
+
+    count: float
+    think_s: float = THINK_S
+
+    def rate(self, answer_s: float) -> float:
+        """Requests a second of all of them where an answer takes so long."""
+        return self.count / (self.think_s + answer_s)
+
+
 @dataclass
 class Trace:
     """Columns rather than objects: a million requests take tens of megabytes."""
@@ -47,6 +63,8 @@ class Trace:
     prefix_names: list[str] = field(default_factory=list)
     prefix_parents: list[tuple[int, int]] = field(default_factory=list)
     """Per prefix: the prefix it begins with (or NO_PREFIX) and for how many tokens."""
+    users: Users | None = None
+    """Set where the rate of arrivals follows from how fast these users are answered."""
     _group_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -142,13 +160,26 @@ class Trace:
         """Whether all requests arrive at the same time, so that there is no arrival rate."""
         return self.arrivals[0] == self.arrivals[-1]
 
+    @property
+    def requests_per_s(self) -> float:
+        """The mean rate of arrivals; 0 where all arrive at once."""
+        duration = self.arrivals[-1] - self.arrivals[0]
+        return (len(self) - 1) / duration if duration else 0.0
+
+    def faster(self, factor: float) -> Trace:
+        """The same requests, arriving `factor` times as fast, of users who think as much less."""
+        users = self.users and replace(self.users, think_s=self.users.think_s / factor)
+        return replace(self, arrivals=array("d", (at / factor for at in self.arrivals)), users=users)
+
     def shares(self, replicas: int, most: int) -> Iterator[Trace]:
         """The trace of each of `replicas` round-robin servers; an even sample of `most` where there are more."""
         if replicas == 1:
             yield self
             return
+        users = self.users and replace(self.users, count=self.users.count / replicas)
         for number in range(min(replicas, most, len(self))):
-            yield self.reordered(range(number * replicas // min(replicas, most), len(self), replicas))
+            part = self.reordered(range(number * replicas // min(replicas, most), len(self), replicas))
+            yield replace(part, users=users)
 
     def repeated(self, times: int) -> Trace:
         """The same arrivals `times` times in a row; each request has its own prompt after the shared prefix."""

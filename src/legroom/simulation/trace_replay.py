@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import exp, log
+from statistics import fmean
 from typing import Literal
 
 from legroom.errors import LegroomError
@@ -15,7 +19,7 @@ from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler, SchedulerOutput, SchedulerV0
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible_requests
-from legroom.simulation.trace import Trace, prompt_tokens
+from legroom.simulation.trace import Trace, Users, prompt_tokens
 
 ReplayEngine = Literal["auto", "reference", "fast", "compiled"]
 StepSink = Callable[[ScheduledStep], None]
@@ -38,6 +42,8 @@ def simulate(
     # All engines decide alike; `replays` is the number of such replays to come.
     trace = trace.checked()
     check_cost(trace, cost)
+    if trace.users and trace.requests_per_s:
+        trace = _at_rate_of_users(trace, trace.users, partial(simulate, settings=settings, cost=cost, engine=engine))
     chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
     if chosen != "reference":
         try:
@@ -45,6 +51,28 @@ def simulate(
         except NeedsStepByStepReplay:
             pass
     return StepByStepReplay(trace, settings, on_step, cost, progress).run()
+
+
+def _at_rate_of_users(trace: Trace, users: Users, replay: Callable[[Trace], Timeline]) -> Trace:
+    """The trace at the rate at which its users ask: the slower the answers, the fewer requests they send."""
+    at_base_rate = replace(trace, users=None)
+    alone = replay(at_base_rate.reordered([0])).seconds["latency_s"]
+    rate, slope, last = users.rate(alone[0] if alone else 1.0), 1.5, (0.0, 0.0)
+    for _ in range(_MAX_RATES):
+        timeline = replay(at_base_rate.faster(rate / trace.requests_per_s))
+        answers = timeline.seconds["latency_s"]
+        # Above 0 where users who are answered that fast ask more often; Newton's method finds where it is 0.
+        excess = log(users.rate(fmean(answers)) / rate) if answers and not timeline.interrupted else 0.0
+        if abs(excess) <= _RATE_TOLERANCE:
+            break
+        if last[1]:
+            slope = max(1.0, (excess - last[1]) / (last[0] - log(rate)))
+        last, rate = (log(rate), excess), rate * exp(excess / slope)
+    return replace(at_base_rate.faster(rate / trace.requests_per_s), users=users)
+
+
+_MAX_RATES, _RATE_TOLERANCE = 8, 0.05
+"""A rate is found within 5 %, less than the error of a step's time."""
 
 
 def check_cost(trace: Trace, cost: StepCost | None) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from legroom.errors import LegroomError
-from legroom.simulation.trace import Trace
+from legroom.simulation.trace import THINK_S, Trace, Users
 from legroom.units import KIB
 
 _WORD = re.compile(r"(\w+)=((?:[^\s()]|\([^)]*\))+)|(\S+)")
@@ -31,7 +31,9 @@ def read(spec: str, seed: int = 0) -> Trace:
             process = match[3]
         else:
             words[match[1]] = match[2]
-    known = ["rate", "prompt", "output", "requests", "long", "prefix"] + ["burst"] * (process in ("", "bursts"))
+    known = ["rate", "users", "think", "prompt", "output", "requests", "long", "prefix"]
+    known += ["burst"] * (process in ("", "bursts"))
+    process = process or ("poisson" if "users" in words else "")
     if unknown := set(words) - {*known, "burst"}:
         raise LegroomError(f"a synthetic mix has no {min(unknown)!r}; its keys are {', '.join(known)}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
@@ -41,7 +43,8 @@ def read(spec: str, seed: int = 0) -> Trace:
 
 def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     """Random requests by the key=value words; `process` is poisson, uniform or bursts."""
-    rate = _parse_number(words.get("rate", "1"), "rate")
+    users = _users(words)
+    rate = users.rate(0.0) if users else _parse_number(words.get("rate", "1"), "rate")
     count = int(_parse_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
         raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
@@ -50,7 +53,7 @@ def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> 
     burst = int(_parse_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
     long_share, long_length = _number_pair(words.get("long", "0,1"), "long")
     groups, prefix_len = _number_pair(words.get("prefix", "0,0"), "prefix")
-    trace = Trace("synthetic", in_seconds=True)
+    trace = Trace("synthetic", in_seconds=True, users=users)
     at = 0.0
     for i in range(count):
         if i % max(1, burst) == 0:
@@ -61,6 +64,29 @@ def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> 
         shared = int(prefix_len) if name else 0
         trace.add(_bounded_tokens(length), _bounded_tokens(output(rng)), at, prefix_id=name, prefix_len=shared)
     return trace
+
+
+def _users(words: dict[str, str]) -> Users | None:
+    """The users of `users=N think=S`; None for a rate, LegroomError for both."""
+    if "users" not in words:
+        if "think" in words:
+            raise LegroomError("think= is what users do between two questions", "add users=N")
+        return None
+    users = Users(_parse_number(words["users"], "users"), _parse_seconds(words.get("think", f"{THINK_S:g}")))
+    if "rate" in words:
+        raise LegroomError("both rate= and users= say how many requests come", "give one of them")
+    if not (1 <= users.count <= 1e6 and 0.1 <= users.think_s < 86400):
+        raise LegroomError("users are 1 to 1,000,000 and think 0.1 s to a day", "write it like users=200 think=30")
+    return users
+
+
+def _parse_seconds(text: str) -> float:
+    """Seconds of `30`, `30s` or `2min`."""
+    number, minutes = (text.removesuffix("in").removesuffix("m"), 60) if "m" in text else (text.removesuffix("s"), 1)
+    try:
+        return float(number) * minutes
+    except ValueError:
+        raise LegroomError(f"{text!r} is not a time to think", "write it like 30s or 2min") from None
 
 
 def _length_distribution(text: str) -> Draw:

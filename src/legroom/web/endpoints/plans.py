@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -90,7 +91,8 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
             return _fleet_json(deployment, request)
         context = request.get("context") or deployment.args.max_model_len or 4096
         most = request.get("max_gpus") or 32
-        return size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards")).json()
+        found = size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards"))
+        return replace(found, budget=request.get("budget") or inf).json()
 
 
 def _fleet_json(deployment: Deployment, request: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def _fleet_json(deployment: Deployment, request: dict[str, Any]) -> dict[str, An
     goal = Goal(request.get("first_token_s"), None, None, each_ms / 1000 if each_ms else None)
     load, args = ServingLoad.of_trace(_trace_of_request(request), goal), deployment.args
     task = FleetTask.of([args.model], deployment.release, args, load, request.get("max_gpus") or 32)
-    document = fleet_report(task, cards, list_prices()).as_json()
+    document = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf).as_json()
     return document | {"words": [row["reason"] or "" for row in document["rows"]]}
 
 
@@ -239,6 +241,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 def _trace_of_request(request: dict[str, Any]) -> Trace:
     """The load: the uploaded trace or the synthetic mix; LegroomError for both, neither or too many requests."""
     from legroom.api.simulate_request import bounded_trace
+    from legroom.simulation.trace import THINK_S
     from legroom.simulation.traces import synthetic
     from legroom.simulation.traces.trace_files import read_trace_text
 
@@ -250,5 +253,8 @@ def _trace_of_request(request: dict[str, Any]) -> Trace:
     prompt, output = mix.get("prompt_tokens", 1000), mix.get("output_tokens", 300)
     if mix.get("spread", True):
         prompt, output = f"lognormal({prompt},0.8)", f"lognormal({output},0.6)"
-    arrivals = f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)}"
+    arrivals = f"rate={mix.get('rate_per_s', 8)}"
+    if users := mix.get("users"):
+        arrivals = f"users={users} think={mix.get('think_s', THINK_S)}"
+    arrivals = f"poisson {arrivals} requests={mix.get('requests', 300)}"
     return bounded_trace(synthetic.read(f"{arrivals} prompt={prompt} output={output}", mix.get("seed", 0)))
