@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import USUAL_UTILIZATION, with_advice, with_longer_tight_advice, with_quick_advice
+from legroom.planning.advice import with_advice, with_longer_tight_advice, with_quick_advice
+from legroom.planning.capacity_search import USUAL_UTILIZATION
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 

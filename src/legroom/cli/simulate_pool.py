@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
     from legroom.simulation.fast.rows import StepCost
 
-_UTILIZATIONS = (0.9, 0.95)
+_UTILIZATIONS = (0.9, 0.94)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
 _PLANNED = (*_DEFAULTS, "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 _UNPLANNED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")

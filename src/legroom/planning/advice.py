@@ -9,7 +9,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.bundled import checkpoint_role
 from legroom.facts.known_bugs import KnownBug
-from legroom.planning.capacity_search import SearchAnswer, search_flags
+from legroom.planning.capacity_search import USUAL_UTILIZATION, SearchAnswer, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, less_utilization
 from legroom.planning.plan import Advice, Plan, Target, lacks_room_for_page_cache, plan
@@ -29,9 +29,8 @@ _COSTLY_FLAGS = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "m
 """In a combination, a shorter context is preferred to these."""
 _TOO_MANY_COSTLY = 2
 _COST_OF_SHORT_CONTEXT = 7
-USUAL_UTILIZATION = 0.96
-"""Above this next to nothing is left for what vLLM does not count, so it is proposed last."""
 _COST_OF_FULL_CARD = 15
+"""A utilization above the usual is proposed last."""
 _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
 """Failures that only another release avoids."""
 
@@ -319,7 +318,7 @@ def _advice_of(
 ) -> Advice | None:
     """The flags that differ between a search's best plan and the start, replanned; None unless `accepted`."""
     made = result.best
-    if made is None or made.verdict not in accepted:
+    if made is None:
         return None
     args = made.args
     if start.args.max_model_len is None and goal.context == start.settings.max_model_len:

@@ -35,6 +35,8 @@ from legroom.vllm.traits import traits
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
+USUAL_UTILIZATION = 0.94
+"""Above this little is left for what vLLM does not count: capture and serving fail where diagnosis warns of 0.95."""
 _ROOMY_SHARE = 0.025
 """Share of the card that is free at the peak of a roomy candidate."""
 
@@ -55,6 +57,8 @@ class SearchCandidate:
     """Weights and KV precision are as given, so the outputs do not change."""
     roomy: bool
     """Memory stays free at the peak beyond what the policy holds back."""
+    is_full: bool = False
+    """The utilization is above the usual, and not the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     state.options.sort(key=lambda option: option.cost)
     starting = _starting_plans(state.options, base_args, max_answers)
     fitting = ((_fitting_or_same(laid_out, base_args, goal), option) for option, laid_out in starting)
-    plans = [(each, (*option.losses, *_share_loss(each, base_args))) for each, option in fitting]
+    plans = [_tight_where_full(each, option.losses, base_args) for each, option in fitting]
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
@@ -211,11 +215,15 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
     return laid_out
 
 
-def _share_loss(found: Plan, base_args: ServeArgs) -> Iterator[str]:
-    """What a raised utilization costs where hardly any of the card stays free."""
-    share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
-    if share != base_args.gpu_memory_utilization and free < _ROOMY_SHARE * found.target.gpu.total_bytes:
-        yield f"at {share:g} of the card only {human_bytes(free)} stays free"
+def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[Plan, tuple[str, ...]]:
+    """The plan and its losses; a raised utilization that leaves hardly any of the card is one, or makes it tight."""
+    share, free = found.args.gpu_memory_utilization or 0.0, max(found.layout.headroom_bytes, 0)
+    says = f"at {share:g} of the card only {human_bytes(free)} stays free"
+    if share == base_args.gpu_memory_utilization or found.verdict != "fits":
+        return found, losses
+    if share > USUAL_UTILIZATION:
+        return replace(found, verdict="tight", reason=f"{says} for what vLLM does not count"), losses
+    return found, (*losses, says) if free < _ROOMY_SHARE * found.target.gpu.total_bytes else losses
 
 
 def _combinations(
@@ -245,6 +253,11 @@ def _best_combinations(
             _best_utilization(combination, args, goal, variant, 0)[1]
         )
 
+    def is_usual(combination: FlagCombination) -> bool:
+        return meets_goal(combination) and not any(
+            option.is_full for option in _best_utilization(combination, args, goal, variant, 0)[1]
+        )
+
     def leaves_room(combination: FlagCombination) -> bool:
         return any(option.roomy for option in _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1])
 
@@ -252,11 +265,15 @@ def _best_combinations(
     combined = _combine_with(target, args, parallel, base)
     minimum = combined([axis[-1] for axis in axes.values()])
     is_too_large, answers = minimum is not None and minimum.shortfall_bytes(goal) > 0, 0
-    for sufficient in () if is_too_large else (meets_goal, leaves_room) if variant else (meets_goal,):
+    for sufficient in (
+        () if is_too_large else (is_usual, meets_goal, leaves_room) if variant else (is_usual, meets_goal)
+    ):
+        if sufficient is meets_goal and answers:
+            continue
         branches = itertools.chain.from_iterable(
             _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
-        for best in itertools.islice(filter(meets_goal, branches), 1):
+        for best in itertools.islice(filter(is_usual if sufficient is is_usual else meets_goal, branches), 1):
             answers += 1
             yield best
     if not answers and minimum is not None:
@@ -319,7 +336,8 @@ def _best_utilization(
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization
     roomy = combination.headroom_bytes(utilization, band) >= _ROOMY_SHARE * combination.target.gpu.total_bytes
-    return len(utilizations), [_candidate(combination, flags, variant, concurrency, distance, default_seqs, roomy)]
+    option = _candidate(combination, flags, variant, concurrency, distance, default_seqs, roomy)
+    return len(utilizations), [option]
 
 
 def _candidate(
@@ -348,7 +366,7 @@ def _candidate(
     settings = combination.settings
     if settings.max_num_seqs < default_seqs:
         losses.append("a lower cap on running requests")
-    gpus = settings.gpus_used
+    gpus, is_full = settings.gpus_used, flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION
     cost = (
         variant > 0,
         variant > 0 and not roomy,
@@ -359,6 +377,7 @@ def _candidate(
         bool(flags.get("enforce_eager")),
         settings.pipeline_parallel_size,
         settings.data_parallel_size,
+        is_full,
         -min(settings.max_num_batched_tokens, 8192),
         -settings.max_num_seqs,
         "max_cudagraph_capture_size" in flags,
@@ -367,4 +386,4 @@ def _candidate(
     )
     keeps_answers, changed = not variant and "kv_cache_dtype" not in flags, tuple(sorted(flags.items()))
     found = (changed, gpus, tuple(losses), cost, concurrency)
-    return SearchCandidate(*found, combination.target, keeps_answers, roomy)
+    return SearchCandidate(*found, combination.target, keeps_answers, roomy, is_full)
