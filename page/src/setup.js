@@ -11,6 +11,8 @@ export const EMPTY = {
   host_memory: null,
   vllm: null,
   cold: false,
+  // The sizes that a log of this server printed, with what it ran.
+  measured: null,
   env: {},
   flags: {},
   want_context: null,
@@ -44,6 +46,7 @@ export function toParams(setup, prefix = "", params = new URLSearchParams()) {
   if (setup.config) params.set(`${prefix}config`, JSON.stringify(setup.config));
   if (Object.keys(setup.env).length) params.set(`${prefix}env`, JSON.stringify(setup.env));
   if (setup.cold) params.set(`${prefix}cold`, "1");
+  if (measuredOf(setup)) params.set(`${prefix}measured`, JSON.stringify(setup.measured));
   if (setup.found?.length) params.set(`${prefix}found`, setup.found.join());
   for (const [name, value] of Object.entries(setup.flags)) params.set(prefix + name, written(value));
   return params;
@@ -69,7 +72,7 @@ export function fromParams(params, prefix = "") {
     else if (name === "found") setup.found = text.split(",");
     else if (OWN.includes(name)) setup[name] = text;
     else if (name === "cold") setup.cold = text === "1";
-    else if (name === "env" || name === "config") keep(objectOrNull(text));
+    else if (name === "env" || name === "config" || name === "measured") keep(objectOrNull(text));
     else if (/^[a-z][a-z0-9_]*$/.test(name) && text !== "") setup.flags[name] = readValue(text);
     else unread.push(`${key}=${text}`);
   }
@@ -101,7 +104,24 @@ function objectOrNull(text) {
   }
 }
 
-export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, gpu_used, host_memory, vllm, cold, env, flags }) => ({
+const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "cuda_graph_bytes"];
+const MEASURED_ON = ["model", "gpu", "gpu_memory", "vllm"];
+
+// A setup with the sizes of the layout that its log led to.
+export const withMeasured = (setup, layout) => ({
+  ...setup,
+  measured: { on: MEASURED_ON.map((name) => setup[name] ?? null), flags: setup.flags, ...picked(layout, SIZES) },
+});
+
+// Sizes are those of one model, card and release.
+const measuredOf = (setup) => {
+  const isSame = setup.measured?.on?.every((value, index) => value === (setup[MEASURED_ON[index]] ?? null));
+  return isSame ? { flags: setup.measured.flags, ...picked(setup.measured, SIZES) } : null;
+};
+
+export const requestOf = (setup) => ({ ...planRequestOf(setup), measured: measuredOf(setup) });
+
+const planRequestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, gpu_used, host_memory, vllm, cold, env, flags }) => ({
   model: model || null,
   config,
   checkpoint_bytes: config ? checkpoint_bytes : null,
@@ -118,7 +138,7 @@ export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memo
 
 // The same without the machine: what `size` looks for a home for.
 export const modelRequestOf = (setup) => {
-  const { gpu, gpus, gpu_memory, gpu_used, host_memory, cold, ...request } = requestOf(setup);
+  const { gpu, gpus, gpu_memory, gpu_used, host_memory, cold, ...request } = planRequestOf(setup);
   return request;
 };
 

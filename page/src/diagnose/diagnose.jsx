@@ -3,9 +3,9 @@ import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
 import { CopyButton, DropArea, ErrorNote, Notes, Picker, Status, TextField } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
-import { EMPTY, requestOf, toParams, withFix } from "../setup.js";
+import { EMPTY, requestOf, toParams, withFix, withMeasured } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { bytesWords, count } from "../units.js";
+import { bytesWords, commandLine, count } from "../units.js";
 import { Finding } from "./finding.jsx";
 import { NotALog, openLog } from "./log_file.js";
 import { LogView } from "./log_view.jsx";
@@ -251,6 +251,13 @@ function failedSetup(answer, hints) {
   return { ...EMPTY, ...machine, model, vllm: vllm ?? null, env: {}, flags: Object.fromEntries(given) };
 }
 
+// The setup with the flags of the command, not with all that the log resolved.
+async function asCommanded(setup, command) {
+  if (!command?.length || command.includes("MODEL")) return setup;
+  const { servers } = await engine.call("read", { text: commandLine(command, {}), vllm: setup.vllm });
+  return { ...setup, flags: servers[0].flags };
+}
+
 // The card of the command that failed and of the first fix, where the log (or the user) tells enough to draw them.
 async function beforeAndAfter(answer, hints) {
   const failed = failedSetup(answer, hints);
@@ -258,11 +265,11 @@ async function beforeAndAfter(answer, hints) {
   if (!fix?.layout || !failed) return null;
   const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
   try {
-    const fixed = withFix(failed, fix.flags);
+    const fixed = withMeasured(await asCommanded(withFix(failed, fix.flags), fix.command), fix.layout);
     const [before, after] = await Promise.all([planOf(failed), planOf(fixed)]);
     // With the pool that the log prints, as the fix has it.
     const drawn = (plan, layout) => ({ ...plan, layout: layout ?? plan.layout, confidence: {} });
-    return { before: drawn(before, fix.before), after: drawn(after, fix.layout), request: requestOf(fixed) };
+    return { before: drawn(before, fix.before), after: drawn(after, fix.layout), request: requestOf(fixed), fixed };
   } catch {
     return null;
   }
@@ -318,12 +325,12 @@ function HintFields({ hints, setHints, lists }) {
 }
 
 // The failed server as a plan to look at and to change: with its first fix, where that changes flags and was planned.
-function planLink(answer, hints) {
+function planLink(answer, hints, pictures) {
   const failed = failedSetup(answer, hints);
   if (!failed) return null;
   const fix = answer.findings?.[0]?.fixes?.[0];
   const isChanged = fix?.layout && Object.keys(fix.flags).length > 0;
-  const { found, before, ...setup } = isChanged ? withFix(failed, fix.flags) : failed;
+  const { found, before, ...setup } = (isChanged && pictures?.fixed) || (isChanged ? withFix(failed, fix.flags) : failed);
   return { label: isChanged ? "finding.open_plan" : "finding.open_failed", href: addressOf("plan", toParams(setup)) };
 }
 
@@ -343,7 +350,7 @@ function Answer({ answer, hints, pictures, onJump }) {
   const where = [about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
   const [first, ...rest] = answer.findings;
   const others = kind === "cause_above" ? answer.findings : rest.filter(isMentioned).slice(0, 3);
-  const plan = planLink(answer, hints);
+  const plan = planLink(answer, hints, pictures);
   const link = async () => `${location.href.split("#")[0]}${addressOf("diagnose", new URLSearchParams({ report: await packed(answer) }))}`;
   return (
     <>

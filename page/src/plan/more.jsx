@@ -84,7 +84,7 @@ export function Upgrade({ setup, plan, lists }) {
   const id = useId();
   const releases = lists.releases.map(versionOf);
   const [to, setTo] = useState("");
-  const { cold, ...request } = requestOf(setup);
+  const { cold, measured, ...request } = requestOf(setup);
   const target = to || releases.find((version) => version !== plan?.vllm) || "";
   const [state, go] = useAnswer("upgrade", { ...request, vllm: plan?.vllm, to: target, language: t.language });
   return (

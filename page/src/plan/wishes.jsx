@@ -46,7 +46,7 @@ export function Wishes({ setup: shown, onChange, draft }) {
     const { max_model_len, max_num_seqs, gpu_memory_utilization, ...flags } = typed(setup).flags;
     newest.current.run(
       async (signal) => {
-        const request = { ...requestOf(typed(setup)), flags, language: t.language, want: { context, users, keep_model } };
+        const request = { ...requestOf(typed(setup)), measured: null, flags, language: t.language, want: { context, users, keep_model } };
         const answer = await engine.call("plan", request, signal);
         if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer, setup);
         else if (keep_model) onChange(typed(setup));

@@ -8,6 +8,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import checkpoint_role
+from legroom.facts.flags import flags_changing
 from legroom.facts.known_bugs import KnownBug
 from legroom.planning.capacity_search import USUAL_UTILIZATION, SearchAnswer, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
@@ -372,7 +373,8 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
     try:
         args = replace(start.args, **flags)
         model = served_model(args) if "model" in flags else start.target.model
-        return plan(replace(start.target, model=model, gpus=max(start.target.gpus, args.gpus_needed)), args)
+        seen = None if flags.keys() & flags_changing("weights") else start.target.seen
+        return plan(replace(start.target, model=model, gpus=max(start.target.gpus, args.gpus_needed), seen=seen), args)
     except LegroomError:
         return None  # the release or the model does not take this value, so it is no advice
 

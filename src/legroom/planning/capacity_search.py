@@ -36,7 +36,7 @@ Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 USUAL_UTILIZATION = 0.94
-"""Above this little is left for what vLLM does not count: capture and serving fail where diagnosis warns of 0.95."""
+"""From 0.95 on little is left for what vLLM does not count, and capture or serving fails: diagnosis warns of it."""
 _ROOMY_SHARE = 0.025
 """Share of the card that is free at the peak of a roomy candidate."""
 
@@ -57,8 +57,6 @@ class SearchCandidate:
     """Weights and KV precision are as given, so the outputs do not change."""
     roomy: bool
     """Memory stays free at the peak beyond what the policy holds back."""
-    is_full: bool = False
-    """The utilization is above the usual, and not the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,28 @@ class SearchAnswer:
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
     """The best flags for a goal; `targets`: the model, then its quantized variants; flags in `args` stay."""
+    found = _search(targets, args, goal, max_answers)
+    if found.best is None or not _is_full(found.best, args):
+        return found
+    # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
+    usual = _search(targets, args, replace(goal, most_utilization=USUAL_UTILIZATION), max_answers)
+    is_alike = usual.best is not None and _severe_losses(usual.best) == _severe_losses(found.best)
+    return usual if usual.best and is_alike and usual.best.verdict == "fits" else found
+
+
+def _is_full(found: Plan, args: ServeArgs) -> bool:
+    """Whether the plan needs a utilization above the usual that the user did not give."""
+    share = found.args.gpu_memory_utilization or 0.0
+    return share > USUAL_UTILIZATION and share != args.gpu_memory_utilization
+
+
+def _severe_losses(found: Plan) -> tuple[Any, ...]:
+    """What a plan gives up beyond smaller batches and fewer graphs: checkpoint, precision, all graphs, GPUs."""
+    return found.target.model.name, found.args.kv_cache_dtype, found.args.enforce_eager, found.args.gpus_needed
+
+
+def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int) -> SearchAnswer:
+    """The best flags for a goal up to its highest utilization."""
     # More of the offered GPUs are preferred to changes of the outputs (another checkpoint, an 8-bit KV cache).
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
     state = _SearchState()
@@ -112,11 +132,12 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     state.options.sort(key=lambda option: option.cost)
     starting = _starting_plans(state.options, base_args, max_answers)
     fitting = ((_fitting_or_same(laid_out, base_args, goal), option) for option, laid_out in starting)
-    plans = [_tight_where_full(each, option.losses, base_args) for each, option in fitting]
+    plans = [(each, option.losses) for each, option in fitting]
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
         plans = sure + [each for each in plans if each not in sure]
+        plans = [_tight_where_full(*each, base_args) for each in plans]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.
@@ -126,7 +147,7 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
         if state.closest is None:
             return SearchAnswer(goal, None, (), (), state.considered, _refusal_reason(targets[0], base_args, goal))
         band = BAND_KEPT[goal.policy]
-        lacking = state.closest.lacking_bytes(goal, _utilizations(state.closest, base_args), band)
+        lacking = state.closest.lacking_bytes(goal, _utilizations(state.closest, base_args, goal), band)
         return SearchAnswer(goal, None, (), (), state.considered, state.closest.why_short(goal, lacking, band), lacking)
     return SearchAnswer(goal, plans[0][0], plans[0][1], tuple(plans[1:]), state.considered)
 
@@ -217,11 +238,11 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
 
 def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[Plan, tuple[str, ...]]:
     """The plan and its losses; a raised utilization that leaves hardly any of the card is one, or makes it tight."""
-    share, free = found.args.gpu_memory_utilization or 0.0, max(found.layout.headroom_bytes, 0)
-    says = f"at {share:g} of the card only {human_bytes(free)} stays free"
-    if share == base_args.gpu_memory_utilization or found.verdict != "fits":
+    share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
+    if share is None or share == base_args.gpu_memory_utilization or found.verdict != "fits":
         return found, losses
-    if share > USUAL_UTILIZATION:
+    says = f"at {share:g} of the card only {human_bytes(free)} stays free"
+    if _is_full(found, base_args):
         return replace(found, verdict="tight", reason=f"{says} for what vLLM does not count"), losses
     return found, (*losses, says) if free < _ROOMY_SHARE * found.target.gpu.total_bytes else losses
 
@@ -253,11 +274,6 @@ def _best_combinations(
             _best_utilization(combination, args, goal, variant, 0)[1]
         )
 
-    def is_usual(combination: FlagCombination) -> bool:
-        return meets_goal(combination) and not any(
-            option.is_full for option in _best_utilization(combination, args, goal, variant, 0)[1]
-        )
-
     def leaves_room(combination: FlagCombination) -> bool:
         return any(option.roomy for option in _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1])
 
@@ -265,15 +281,11 @@ def _best_combinations(
     combined = _combine_with(target, args, parallel, base)
     minimum = combined([axis[-1] for axis in axes.values()])
     is_too_large, answers = minimum is not None and minimum.shortfall_bytes(goal) > 0, 0
-    for sufficient in (
-        () if is_too_large else (is_usual, meets_goal, leaves_room) if variant else (is_usual, meets_goal)
-    ):
-        if sufficient is meets_goal and answers:
-            continue
+    for sufficient in () if is_too_large else (meets_goal, leaves_room) if variant else (meets_goal,):
         branches = itertools.chain.from_iterable(
             _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
-        for best in itertools.islice(filter(is_usual if sufficient is is_usual else meets_goal, branches), 1):
+        for best in itertools.islice(filter(meets_goal, branches), 1):
             answers += 1
             yield best
     if not answers and minimum is not None:
@@ -311,18 +323,18 @@ def _sufficient_combinations(
             yield from _sufficient_combinations((*chosen, choice), axes[1:], combined, sufficient)
 
 
-def _utilizations(combination: FlagCombination, args: ServeArgs) -> Sequence[float]:
+def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityGoal) -> Sequence[float]:
     """The utilizations to try: only the one in force where the user gave it or the pool's bytes."""
     if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
         return (combination.settings.gpu_memory_utilization,)
-    return UTILIZATIONS
+    return [share for share in UTILIZATIONS if share <= goal.most_utilization]
 
 
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
     """How many utilizations were tried, and the candidate nearest the default that meets the goal, as a list."""
-    utilizations, band = _utilizations(combination, args), BAND_KEPT[goal.policy]
+    utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
     first = bisect_left(utilizations, goal.concurrency, key=lambda share: combination.concurrency(share, band))
@@ -336,8 +348,7 @@ def _best_utilization(
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization
     roomy = combination.headroom_bytes(utilization, band) >= _ROOMY_SHARE * combination.target.gpu.total_bytes
-    option = _candidate(combination, flags, variant, concurrency, distance, default_seqs, roomy)
-    return len(utilizations), [option]
+    return len(utilizations), [_candidate(combination, flags, variant, concurrency, distance, default_seqs, roomy)]
 
 
 def _candidate(
@@ -366,7 +377,7 @@ def _candidate(
     settings = combination.settings
     if settings.max_num_seqs < default_seqs:
         losses.append("a lower cap on running requests")
-    gpus, is_full = settings.gpus_used, flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION
+    gpus = settings.gpus_used
     cost = (
         variant > 0,
         variant > 0 and not roomy,
@@ -377,7 +388,6 @@ def _candidate(
         bool(flags.get("enforce_eager")),
         settings.pipeline_parallel_size,
         settings.data_parallel_size,
-        is_full,
         -min(settings.max_num_batched_tokens, 8192),
         -settings.max_num_seqs,
         "max_cudagraph_capture_size" in flags,
@@ -386,4 +396,4 @@ def _candidate(
     )
     keeps_answers, changed = not variant and "kv_cache_dtype" not in flags, tuple(sorted(flags.items()))
     found = (changed, gpus, tuple(losses), cost, concurrency)
-    return SearchCandidate(*found, combination.target, keeps_answers, roomy, is_full)
+    return SearchCandidate(*found, combination.target, keeps_answers, roomy)

@@ -15,6 +15,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release, first_release, latest
 from legroom.home import cards_path, store_path
 from legroom.memory.activation.encoder_profile import encoder_profile
+from legroom.memory.deployment_memory import Measurements
 from legroom.planning.plan import Plan, Target, plan_on_named_card
 from legroom.planning.release_bugs import bugs_of
 from legroom.records import dataclass
@@ -39,6 +40,8 @@ class Machine:
     """Memory of other processes on one GPU."""
     host_memory: str | None = None
     """The limit of host memory; None: none is known."""
+    measured: Measurements | None = None
+    """Sizes that a log of this server printed."""
 
 
 def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
@@ -73,7 +76,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
     limit, given = machine.host_memory, machine.gpus is not None
     host_limit_bytes = parse_bytes(limit, "--host-memory") if limit else None
-    return Target(served_model(args), card, number, release, None, used, host_limit_bytes, given)
+    return Target(served_model(args), card, number, release, machine.measured, used, host_limit_bytes, given)
 
 
 def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:
@@ -128,8 +131,8 @@ def with_measured_total(card: Gpu) -> Gpu:
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with the figures that `legroom calibrate` stored for it; unchanged where nothing is stored."""
-    if not store_path().exists():
+    """The target with the figures that `legroom calibrate` stored for it; unchanged where a log gave them, or none."""
+    if target.seen or not store_path().exists():
         return target
     from legroom.planning.calibration_store import measurements_for, read_store
     from legroom.vllm.resolve import resolve

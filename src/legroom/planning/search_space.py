@@ -28,6 +28,7 @@ class CapacityGoal:
     concurrency: float = 1.0
     gpus: tuple[int, ...] = (1,)
     policy: Policy = "balanced"
+    most_utilization: float = 1.0
 
 
 def counts_up_to(most: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
+    from legroom.memory.deployment_memory import Measurements
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
@@ -111,11 +112,27 @@ def _fleet_json(deployment: Deployment, request: dict[str, Any]) -> dict[str, An
 
 
 def machine_of_request(request: dict[str, Any]) -> Machine:
-    """The GPUs and the host memory that a request names."""
+    """The GPUs and the host memory that a request names, and the sizes that a log of the server printed."""
     from legroom.planning.machine import Machine
 
-    names = ("gpus", "gpu_memory", "gpu_used", "host_memory")
-    return Machine(request["gpu"], *(request.get(name) for name in names))
+    gpus, memory, used, host = (request.get(name) for name in ("gpus", "gpu_memory", "gpu_used", "host_memory"))
+    return Machine(request["gpu"], gpus, memory, used, host, _measured_sizes(request))
+
+
+def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
+    """The `measured` sizes of a request that its flags have not changed since; None without any."""
+    if not (given := request.get("measured")):
+        return None
+    from legroom.diagnosis.fixes.fix_planner import measurements_after
+    from legroom.memory.deployment_memory import Measurements
+
+    now, then = request.get("flags") or {}, given["flags"]
+    changed = {name: now.get(name) for name in {*now, *then} if now.get(name) != then.get(name)}
+    weights, peak, other, graphs = (given[f"{part}_bytes"] for part in _MEASURED)
+    return measurements_after(Measurements(weights, peak, other, graphs or None, source="this log"), changed)
+
+
+_MEASURED = ("weights", "activation", "non_torch", "cuda_graph")
 
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
