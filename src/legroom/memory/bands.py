@@ -72,7 +72,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     given = settings.given
     properties = (
         ("card", card),
-        ("release", ".".join(settings.release.split(".")[:2])),
+        ("release", ".".join(settings.release.version.split(".")[:2])),
         ("gpus", "several" if several else "one"),
         # The page cache of a memory that CPU and GPU share comes and goes while vLLM profiles.
         ("memory", "shared" if gpu.unified else "own"),

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.facts.releases import release as known_release
 from legroom.memory.layout import Failure
 from legroom.memory.weights.loaded import SHARD_BYTES, offloaded_tensors, on_one_card, weight_segments, weights
 from legroom.records import dataclass
@@ -129,11 +128,11 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
     weights = max(rank.weights.bytes for rank in memory.ranks)
     layers = [len(group.layers) for group in memory.kv.shape.groups]
     sleeps = is_given(settings.given, "--enable-sleep-mode")
-    single = len(layers) == 1 and known_release(settings.release).at_least("0.12.0")
+    single = len(layers) == 1 and settings.release.at_least("0.12.0")
     return host_needs(
         HostSettings(
             args=settings.given,
-            release=known_release(settings.release),
+            release=settings.release,
             gpus=gpus,
             engines=max(gpus // ranks, 1),
             has_media=bool(model.modalities),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from legroom.facts.fit import constants, runs_on_transformers
 from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
 from legroom.facts.model import Experts, Model, Quantization, latent, recurrent
-from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.memory.activation.layer_peaks import (
@@ -35,7 +34,7 @@ from legroom.vllm.traits import built_encoders, is_pooling
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The activation peak of a first start, where torch.compile and Triton tune their kernels."""
     warm = activation(model, settings, gpu, pp_rank)
-    encoders = built_encoders(settings.given, model, known_release(settings.release))
+    encoders = built_encoders(settings.given, model, settings.release)
     copied = 0 if not is_compiled(settings) or pp_rank or encoders else _peak_on_copy(model, settings, gpu)
     tuning = _tuning_peak(model, settings, gpu, pp_rank)
     if not copied and tuning <= warm.bytes:
@@ -59,7 +58,7 @@ def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
     """Bytes alive while Triton tunes the first Mamba-2 layer (0.22+, `_warmup_ssd_kernels`); 0 without such a layer."""
     moments = [moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where == TUNING]
-    if not moments or known_release(settings.release).before("0.22.0"):
+    if not moments or settings.release.before("0.22.0"):
         return 0
     elements = moments[0].elements * settings.max_num_batched_tokens
     elements += expert_scratch(model, settings, gpu).kept_elements if moments[0].after_experts else 0
@@ -68,7 +67,7 @@ def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
 
 def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """Bytes of a first start's peak that may stay reserved and be charged (0.27 to 0.31; later off NVIDIA); else 0."""
-    release, cold = known_release(settings.release), activation_cold(model, settings, gpu, pp_rank)
+    release, cold = settings.release, activation_cold(model, settings, gpu, pp_rank)
     limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
     return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
 
@@ -155,7 +154,7 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     """Bytes of fragmentation charged as activation up to 0.6.3, which kept torch's cache while measuring; then 0."""
-    if known_release(settings.release).at_least("0.6.4"):
+    if settings.release.at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
@@ -174,7 +173,7 @@ def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[L
     """The peaks of the layers with these indices, in elements per token."""
     scheme, fused = scheme_in_use(model, settings), constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
-    in_release = known_release(settings.release).at_least(fused["since"])
+    in_release = settings.release.at_least(fused["since"])
     fuses_product = static and in_release and model.model_type in fused["families"]
     execution = Execution(
         settings.tensor_parallel_size,
@@ -184,7 +183,7 @@ def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[L
         bool(scheme and scheme.block and scheme.weight_bits == 8),
         fuses_product,
         runs_on_transformers(model.model_type, settings.release),
-        known_release(settings.release).at_least(constants()["eager"]["fused_gated_norm"]["since"]),
+        settings.release.at_least(constants()["eager"]["fused_gated_norm"]["since"]),
     )
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
 
@@ -249,14 +248,14 @@ def _indexer_logits(model: Model, settings: EngineSettings) -> int:
     """Bytes of the largest logits of DeepSeek-V4's indexer in the profile run (0.20+); 0 for other models."""
     mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
     indexed = any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers)
-    if not indexed or known_release(settings.release).before("0.20.0"):
+    if not indexed or settings.release.before("0.20.0"):
         return 0
     return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)) * MIB  # vLLM's default
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Key and value elements a rank's chunked prefill expands from the latent; 0 before 0.8; MLA models only."""
-    if known_release(settings.release).before("0.8.0"):
+    if settings.release.before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(model, settings, gpu)
     kinds = cached_by_model(layer_kinds, model)
@@ -312,7 +311,7 @@ class Sampling:
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     """Logits of max_num_seqs sequences and the buffers of the release's sampler."""
-    release = known_release(settings.release)
+    release = settings.release
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     width = dtype_bytes(settings.dtype)
     logits = sequences * model.vocab_size

@@ -23,7 +23,6 @@ from legroom.facts.model import (
     Model,
     StateSpace,
 )
-from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, Ranks, projection, share
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings
@@ -338,7 +337,7 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
 def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
     """The vision and audio encoders' modules on any stage; split by TP unless --mm-encoder-tp-mode data."""
     ranks = 1 if replicates_encoders(settings.given, model) else tensor_ranks
-    for encoder in built_encoders(settings.given, model, known_release(settings.release)):
+    for encoder in built_encoders(settings.given, model, settings.release):
         modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}
         yield from (modules[id(weight)] for weight in _by_block(encoder))
         for _ in range(encoder.buffer_levels):
