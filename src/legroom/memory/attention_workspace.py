@@ -1,8 +1,6 @@
-"""Workspaces of attention kernels: FlashAttention 3's split-KV buffers, and FlashInfer's workspace.
-
-FlashAttention 3 splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the
-card, and keeps a float32 output per split.
-"""
+"""Workspaces of attention kernels: FlashAttention 3's split-KV buffers, and FlashInfer's workspace. FlashAttention 3
+splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the card, and keeps a
+float32 output per split."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""90 % error bands of the figures.
-
-Every figure has an error estimate of its own. Its band adds a share of the card that grows with each property of the
-deployment that was hardly measured, so that nine of ten real start-ups lie inside (`facts/data/bands.json`). The KV
-cache is the rest of the budget, so the band of the whole sum applies to it.
-"""
+"""90 % error bands of the figures. Every figure has an error estimate of its own. Its band adds a share of the card
+that grows with each property of the deployment that was hardly measured, so that nine of ten real start-ups lie inside
+(`facts/data/bands.json`). The KV cache is the rest of the budget, so the band of the whole sum applies to it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Device memory that torch does not allocate (non_torch_memory), and memory outside vLLM's budget.
-
-On cards that share one memory with the host (GB10, Jetson, APUs) the kernel, vLLM's other processes and cached
-checkpoint files use the same memory, and a start that fills it takes the machine down.
-"""
+"""Device memory that torch does not allocate (non_torch_memory), and memory outside vLLM's budget. On cards that share
+one memory with the host (GB10, Jetson, APUs) the kernel, vLLM's other processes and cached checkpoint files use the
+same memory, and a start that fills it takes the machine down."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`watch --rehearse`: the actions that the policy would have taken on a recording or a journal.
-
-An allowed restart counts against the budgets, but later samples are replayed as recorded.
-"""
+"""`watch --rehearse`: the actions that the policy would have taken on a recording or a journal. An allowed restart
+counts against the budgets, but later samples are replayed as recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The load of a verification: request lengths, how many requests the KV pool holds at once, and sending them.
-
-While the load runs, the server's metrics and memory are sampled.
-"""
+"""The load of a verification: request lengths, how many requests the KV pool holds at once, and sending them. While the
+load runs, the server's metrics and memory are sampled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Cards, dtypes, quantizations and architectures that a release does not run, with vLLM's error messages.
-
-A quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
-dtype.
-"""
+"""Cards, dtypes, quantizations and architectures that a release does not run, with vLLM's error messages. A
+quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
+dtype."""
 
 from __future__ import annotations
 

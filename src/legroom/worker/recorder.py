@@ -1,8 +1,6 @@
-"""Writes a black box when memory runs out: the state of the process, and its last memory readings.
-
-Nothing here raises into vLLM. Memory has just run out, so the record is small. The disk may be full too: several
-folders are tried, then a short form is logged.
-"""
+"""Writes a black box when memory runs out: the state of the process, and its last memory readings. Nothing here raises
+into vLLM. Memory has just run out, so the record is small. The disk may be full too: several folders are tried, then a
+short form is logged."""
 
 from __future__ import annotations
 

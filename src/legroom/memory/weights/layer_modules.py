@@ -1,8 +1,6 @@
-"""The modules of a layer on one rank: shapes after tensor and expert parallelism.
-
-Shapes mirror vLLM's model classes. Queries, keys and values are one matrix, and so are gate and up; a rank keeps at
-least one KV head; norms, routers and the down-projections of latent attention are replicated.
-"""
+"""The modules of a layer on one rank: shapes after tensor and expert parallelism. Shapes mirror vLLM's model classes.
+Queries, keys and values are one matrix, and so are gate and up; a rank keeps at least one KV head; norms, routers and
+the down-projections of latent attention are replicated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The cos_sin_cache of rotary embeddings: buffers that vLLM counts with the weights.
-
-One table serves every layer with the same parameters. It is computed in float32 and then cast, so building it leaves
-free blocks in the allocator that later weights use.
-"""
+"""The cos_sin_cache of rotary embeddings: buffers that vLLM counts with the weights. One table serves every layer with
+the same parameters. It is computed in float32 and then cast, so building it leaves free blocks in the allocator that
+later weights use."""
 
 from __future__ import annotations
 
