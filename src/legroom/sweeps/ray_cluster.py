@@ -123,8 +123,8 @@ def _results(
         submit(at_once)
         while numbers:
             finished, _ = ray.wait(list(numbers), num_returns=1)
+            number = numbers.pop(finished[0])  # no longer cancelled: Ray aborts on a task that just failed
             result = _result_or_error(ray, finished[0])
-            number = numbers.pop(finished[0])
             submit(1)
             yield number, result
     finally:
