@@ -166,7 +166,7 @@ def fit_cached(runs: Sequence[Run], fit: dict[str, Any]) -> None:
             features = (1.0, logits / MIB, forward_bytes(run.model, run.settings, run.gpu) / MIB)
             rows.append((run.name, features, rest / MIB))
         (fixed, logit, forward), errors = least_squares(rows)
-        by_release(fit["cached"][runner], "0.26.0").update(
+        by_release(fit["cached"][runner], release("0.26.0")).update(
             mib=round(fixed, 1), per_logit_byte=round(logit, 3), per_forward_byte=round(forward, 3)
         )
         table(f"cached by torch, runner {runner}", errors)
@@ -175,7 +175,7 @@ def fit_cached(runs: Sequence[Run], fit: dict[str, Any]) -> None:
 def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
     """The pool of captured graphs; the driver's part of each node was read off the growth outside torch."""
     for runner in ("V1", "V2"):
-        row = by_release(fit["graphs"][runner], "0.26.0")
+        row = by_release(fit["graphs"][runner], release("0.26.0"))
         rows = []
         for run in runs:
             if run.settings.runner != runner or not run.seen.get("graph_bytes"):
@@ -200,7 +200,7 @@ def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
 def fit_non_torch(runs: Sequence[Run], fit: dict[str, Any]) -> None:
     """Single-GPU runs of the newest row of the table."""
     values = [run.seen["non_torch_bytes"] / MIB for run in runs if "non_torch_bytes" in run.seen]
-    by_release(fit["non_torch"]["base"], "0.26.0")["hopper_mib"] = round(statistics.median(values))
+    by_release(fit["non_torch"]["base"], release("0.26.0"))["hopper_mib"] = round(statistics.median(values))
     table("non-torch, one GPU", [value - statistics.median(values) for value in values])
 
 

@@ -1,8 +1,6 @@
-"""The black box of a worker: the record that it writes when memory runs out.
-
-`worker/` writes it inside vLLM; `diagnosis/` and `fragments/` read it. docs/black-box.md documents the format. Unknown
-values are None. It never contains text of a request.
-"""
+"""The black box of a worker: the record that it writes when memory runs out. `worker/` writes it inside vLLM;
+`diagnosis/` and `fragments/` read it. docs/black-box.md documents the format. Unknown values are None. It never
+contains text of a request."""
 
 from __future__ import annotations
 

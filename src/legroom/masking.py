@@ -1,7 +1,5 @@
-"""Masking of secrets in everything that legroom prints or stores.
-
-`vllm.command_line.without_secrets` masks command lines by their flags; `diagnosis.masking` masks logs in linear time.
-"""
+"""Masking of secrets in everything that legroom prints or stores. `vllm.command_line.without_secrets` masks command
+lines by their flags; `diagnosis.masking` masks logs in linear time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Processes from /proc: parents, start times, states and titles; and vLLM's processes by their titles.
-
-Imports little of the standard library: `legroom run` keeps it loaded, and the guard uses it inside vLLM. Releases of
-vLLM without process titles have no recognizable processes.
-"""
+"""Processes from /proc: parents, start times, states and titles; and vLLM's processes by their titles. Imports little
+of the standard library: `legroom run` keeps it loaded, and the guard uses it inside vLLM. Releases of vLLM without
+process titles have no recognizable processes."""
 
 from __future__ import annotations
 

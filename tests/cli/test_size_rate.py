@@ -9,7 +9,7 @@ from legroom.cli.main import main
 from legroom.facts.gpus import list_prices
 from legroom.simulation import fleet_size
 
-SMALL = ("--rate", "2", "--prompt", "300", "--answer", "40")
+SMALL = ("--rate", "2", "--prompt", "300", "--answer", "10")
 
 
 ANSWERS = {}
@@ -55,7 +55,7 @@ def test_a_rate_gives_gpus_a_latency_and_money_with_a_band(capsys):
     assert 0 < row["time_per_token_p99_s"] <= 0.050
     assert row["usd_per_hour"]["middle"] == row["price"]["usd_per_hour"]
     assert row["price"]["date"]
-    tokens_per_hour = 2 * 40 * 3600
+    tokens_per_hour = 2 * 10 * 3600
     assert row["usd_per_million_tokens"]["high"] == pytest.approx(
         row["usd_per_hour"]["high"] / tokens_per_hour * 1e6, 1e-3
     )
@@ -80,7 +80,7 @@ def test_the_remarks_name_the_arrow_and_smaller_weights_tuned_alike(model, gpu, 
 def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
     (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200"))
     assert row["command"][:2] == ["vllm", "serve"]
-    assert row["command"][row["command"].index("--max-model-len") + 1] == "340"
+    assert row["command"][row["command"].index("--max-model-len") + 1] == "310"
 
 
 def test_the_price_of_the_stated_number_comes_before_its_range_and_the_command_of_the_slow_end_last(capsys):

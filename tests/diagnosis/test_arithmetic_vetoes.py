@@ -8,6 +8,7 @@ from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.diagnosis.verdict import Diagnosis
+from legroom.facts import read_data
 
 FULL_CARD = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 2 has a total capacity of 14.62 GiB "
@@ -50,6 +51,26 @@ def test_an_oversized_block_override_is_named_and_taken_away() -> None:
     assert "--num-gpu-blocks-override asks for a pool of 1,000,000 blocks" in finding.why
     assert finding.fixes[0].flags == {"num_gpu_blocks_override": None}
     assert "--num-gpu-blocks-override" not in finding.fixes[0].command
+
+
+def test_a_pool_beyond_the_card_was_set_by_hand() -> None:
+    tail = (
+        '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 1, in _allocate_kv_cache_tensors\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 79.15 GiB "
+        "of which 60.00 GiB is free. Including non-PyTorch memory, this process has 19.15 GiB memory in use. Of the "
+        "allocated memory 18.00 GiB is allocated by PyTorch, and 0.10 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    finding = diagnosis(tail.format("90.00")).findings[0]
+    assert finding.cause == "no_cache_blocks"
+    assert "--num-gpu-blocks-override" in " ".join(finding.fixes[0].steps)
+    assert not finding.fixes[0].flags
+    assert causes(tail.format("60.50"))[0] != "no_cache_blocks"  # a share can have given this one
+
+
+@pytest.mark.parametrize("row", [row for row in read_data("kv_checks.json")["checks"] if row["check"] == "no_blocks"])
+def test_a_traceback_without_log_lines_does_not_tell_of_neighbours(row: dict[str, str]) -> None:
+    frame = '  File "/x/vllm/v1/core/kv_cache_utils.py", line 1, in _check_enough_kv_cache_memory\n'
+    assert causes(f"{frame}ValueError: {row['text']}\n")[0] == "no_cache_blocks"
 
 
 def test_free_memory_beside_a_trainer_is_not_shared_memory() -> None:

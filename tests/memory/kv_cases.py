@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.facts.gpus import Gpu
+from legroom.facts.releases import release as known_release
 from legroom.vllm.args import EngineSettings, ServeArgs
 
 GIB = 2**30
@@ -13,7 +14,7 @@ H100 = Gpu("NVIDIA H100 80GB HBM3", int(79.1 * GIB), compute_capability=(9, 0))
 
 def settings(release: str = "0.32.0", **changes: Any) -> EngineSettings:
     values: dict[str, Any] = {
-        "release": release,
+        "release": known_release(release),
         "engine": "V1",
         "runner": "V1",
         "usage": "serve",

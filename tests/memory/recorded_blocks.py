@@ -16,6 +16,7 @@ from recorded_model_facts import model_of
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
+from legroom.facts.releases import release as known_release
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.vllm.args import EngineSettings, ServeArgs
 
@@ -45,7 +46,7 @@ def settings_of(row: dict[str, Any], model: Model) -> EngineSettings:
     override = value.get("--num-gpu-blocks-override")
     block_size = value.get("--block-size")
     return EngineSettings(
-        release=row["vllm"],
+        release=known_release(row["vllm"]),
         engine="V1",
         runner="V2",
         usage="serve",

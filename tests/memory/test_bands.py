@@ -12,6 +12,7 @@ import legroom
 from legroom.errors import LegroomError
 from legroom.facts.fit import ROOT, BandRow, Properties, bands, evidence, half_band, row_at, weights_band, weights_rows
 from legroom.facts.gpus import gpu
+from legroom.facts.releases import release as known_release
 from legroom.memory.activation.profile_run import first_start_leftover_bytes
 from legroom.memory.bands import band_class, card_family
 from legroom.planning.plan import Plan, cold_start
@@ -191,7 +192,7 @@ def test_fp8_weights_that_marlin_repacks_are_a_class_of_their_own() -> None:
     read = model(LLAMA_8B | {"quantization_config": fp8})
     classes = [band_class(read, planned().settings, gpu(name)).weights for name in ("a100-80gb", "l4", "h100")]
     assert classes == ["fp8_marlin", "fp8_marlin", "fp8"]
-    older = replace(planned().settings, release="0.28.0")
+    older = replace(planned().settings, release=known_release("0.28.0"))
     assert band_class(read, older, gpu("l4")).weights == "fp8"
 
 

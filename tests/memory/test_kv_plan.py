@@ -10,6 +10,7 @@ from kv_cases import GIB, H100, settings
 
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.model import Model
+from legroom.facts.releases import release as known_release
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.memory.kv.shape import kv_shape
 from legroom.vllm.args import ServeArgs
@@ -104,8 +105,8 @@ def test_v0_compares_the_length_with_the_slots() -> None:
 
 def test_one_block_less_is_usable_from_0_29() -> None:
     exact = settings(max_model_len=8192)
-    assert kv_plan(MODEL, replace(exact, release="0.28.0"), H100, [GIB]).failure is None
-    assert kv_plan(MODEL, replace(exact, release="0.29.0"), H100, [GIB]).failure is not None
+    assert kv_plan(MODEL, replace(exact, release=known_release("0.28.0")), H100, [GIB]).failure is None
+    assert kv_plan(MODEL, replace(exact, release=known_release("0.29.0")), H100, [GIB]).failure is not None
 
 
 def test_a_fitted_length_passes_its_own_check() -> None:

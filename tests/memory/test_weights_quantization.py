@@ -26,6 +26,7 @@ from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import online_quantization, quantization
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
+from legroom.facts.releases import release as known_release
 from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.memory.weights.module import Module
 from legroom.memory.weights.quantized_modules import Schemes, patterns
@@ -36,9 +37,9 @@ from legroom.vllm.resolve import resolve
 LINEAR = Module("attention", "self_attn.o_proj", 4096, 2048, quantizable=True, whole_inputs=4096)
 EXPERTS = Module("experts", "mlp.experts.w13", 384, 2048, copies=8, shards=("gate_proj", "up_proj"), quantizable=True)
 ELEMENTS = 4096 * 2048
-AMPERE = StorageContext("bfloat16", "0.20.0", (8, 0))
-TURING = StorageContext("float16", "0.20.0", (7, 5))
-HOPPER = StorageContext("bfloat16", "0.20.0", (9, 0))
+AMPERE = StorageContext("bfloat16", known_release("0.20.0"), (8, 0))
+TURING = StorageContext("float16", known_release("0.20.0"), (7, 5))
+HOPPER = StorageContext("bfloat16", known_release("0.20.0"), (9, 0))
 
 
 def kept(section: dict[str, Any], context: StorageContext, module: Module = LINEAR) -> int:
@@ -69,7 +70,7 @@ def test_machete_leaves_the_zero_points_of_symmetric_gptq_beside_what_it_repacke
     plain = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
     zeros, index = ELEMENTS // 128 // 2, 4 * 2048
     assert kept(plain, HOPPER) == kept(plain, AMPERE) + zeros + index
-    assert kept(plain, replace(HOPPER, release="0.32.0")) == kept(plain, AMPERE) + zeros
+    assert kept(plain, replace(HOPPER, release=known_release("0.32.0"))) == kept(plain, AMPERE) + zeros
 
 
 def test_gptq_with_act_order_holds_the_scales_of_all_groups_and_two_indices() -> None:
@@ -99,14 +100,17 @@ def test_nvfp4_is_half_a_byte_and_a_byte_for_sixteen() -> None:
 
 def test_bitsandbytes_scales_stayed_quantized_until_0_9_1() -> None:
     section = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    old, new = StorageContext("float16", "0.9.1", (7, 5)), StorageContext("float16", "0.9.2", (7, 5))
+    old, new = (
+        StorageContext("float16", known_release("0.9.1"), (7, 5)),
+        StorageContext("float16", known_release("0.9.2"), (7, 5)),
+    )
     assert kept(section, new) == ELEMENTS // 2 + ELEMENTS // 64 * 4
     assert kept(section, old) == ELEMENTS // 2 + ELEMENTS // 64 + ELEMENTS // 64 // 256 * 4
 
 
 def test_bitsandbytes_that_loading_quantizes_is_stored_like_a_checkpoint_of_it() -> None:
     section = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    old = StorageContext("float16", "0.9.1", (7, 5))
+    old = StorageContext("float16", known_release("0.9.1"), (7, 5))
     assert sum(storage(LINEAR, online_quantization("bitsandbytes"), old).kept) == kept(section, old)
 
 

@@ -178,10 +178,15 @@ def _fail(_shared: None, number: int) -> int:
     raise LegroomError(f"number {number} is wrong", "give another")
 
 
-def test_an_error_of_the_work_is_the_error_of_the_sweep(cluster: Any) -> None:
+def test_an_error_of_the_work_is_the_error_of_the_sweep(cluster: Any, monkeypatch: Any) -> None:
+    import ray
+
+    cancelled: list[Any] = []
+    monkeypatch.setattr(ray, "cancel", lambda reference, **_: cancelled.append(reference))
     with pytest.raises(LegroomError, match="number 7 is wrong") as raised:
         _sweep(cluster, _fail, None, [7])
     assert raised.value.hint == "give another"
+    assert not cancelled  # Ray ends a driver that cancels a task whose error has just come
 
 
 def _cores_in_use(address: str) -> float:

@@ -174,7 +174,7 @@ def _row(
         "gpu": run["gpu"],
         "card": plan.target.gpu.name,
         "family": plan.target.model.architecture,
-        "release": ".".join(settings.release.split(".")[:2]),
+        "release": ".".join(settings.release.version.split(".")[:2]),
         "is_elsewhere": bool(why_elsewhere(plan)),
         "is_familiar": not why_unfamiliar(plan, hardware(plan)),
         "tensor_parallel_size": settings.tensor_parallel_size,

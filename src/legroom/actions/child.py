@@ -14,18 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from legroom import process_table as processes
 from legroom.actions.keeper import adopt_orphans, kill_all_below, send_signal
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.process_table import (
-    ProcessTable,
-    descendants,
-    engines_below,
-    is_api_server,
-    is_coordinator,
-    is_stopped,
-    process_table,
-)
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
 _KILLED = signal.SIGKILL.value
@@ -140,7 +132,7 @@ class Child:
 
     def has_stopped_engine(self) -> bool:
         """Whether a signal has stopped an engine (SIGSTOP); one under a debugger is not."""
-        return self.pid is not None and any(is_stopped(pid) for pid in engines_below(self.pid))
+        return self.pid is not None and any(processes.is_stopped(pid) for pid in processes.engines_below(self.pid))
 
     def has_several_api_servers(self) -> bool:
         """Whether the running server has more than one API server process; False before it starts."""
@@ -181,14 +173,16 @@ def kill_engines(server: int) -> int:
     """Kill a server's engines, so that its API servers fail running requests; returns the processes killed."""
     # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
     # The data-parallel coordinator stays: after its death the API servers are stopped before they answer.
-    table = process_table()
-    engines = engines_below(server, table)
+    table = processes.process_table()
+    engines = processes.engines_below(server, table)
     if has_several_api_servers(server, table):
-        workers = (pid for pid in engines if not is_coordinator(pid) and not engines_below(pid, table))
+        workers = (
+            pid for pid in engines if not processes.is_coordinator(pid) and not processes.engines_below(pid, table)
+        )
         engines = {pid: engines[pid] for pid in workers}
     return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items())
 
 
-def has_several_api_servers(server: int, table: ProcessTable | None = None) -> bool:
+def has_several_api_servers(server: int, table: processes.ProcessTable | None = None) -> bool:
     """Whether API servers run as child processes of the server."""
-    return any(is_api_server(pid) for pid in descendants(server, table))
+    return any(processes.is_api_server(pid) for pid in processes.descendants(server, table))

@@ -14,9 +14,7 @@ from legroom.records import dataclass
 @dataclass(frozen=True)
 class CommandPlatform:
     """`restart_command` is run by `sh -c` with LEGROOM_SERVER and, where one is named, LEGROOM_FLAGS_FILE set.
-
-    `pid_file` gives the identity of each start; without it, the server's own start time does.
-    """
+    `pid_file` gives the identity of each start; without it, the server's own start time does."""
 
     name: ClassVar[str] = "the restart command"
     restart_command: str

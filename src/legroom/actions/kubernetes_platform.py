@@ -1,8 +1,6 @@
-"""A server that Kubernetes runs as a Deployment or StatefulSet. Needs the `kubernetes` extra.
-
-A restart is a rollout, in which Kubernetes drains the pods. It is requested by an annotation with the action's token,
-so that a repeated request starts no second rollout.
-"""
+"""A server that Kubernetes runs as a Deployment or StatefulSet. Needs the `kubernetes` extra. A restart is a rollout,
+in which Kubernetes drains the pods. It is requested by an annotation with the action's token, so that a repeated
+request starts no second rollout."""
 
 from __future__ import annotations
 

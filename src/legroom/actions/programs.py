@@ -1,8 +1,6 @@
-"""Runs other programs by argument list, with a deadline.
-
-A program that changes something waits at a gate until the journal has its process id. If legroom is killed before that,
-the program never runs; if after, the next legroom finds the process or its end.
-"""
+"""Runs other programs by argument list, with a deadline. A program that changes something waits at a gate until the
+journal has its process id. If legroom is killed before that, the program never runs; if after, the next legroom finds
+the process or its end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""YAML of other tools: servers, scripts and engine settings anywhere in it.
-
-SkyPilot tasks, values of Helm charts, Ray Serve configs, playbooks and pipelines have no common schema, so only
-vLLM's own commands and settings are recognized.
-"""
+"""YAML of other tools: servers, scripts and engine settings anywhere in it. SkyPilot tasks, values of Helm charts, Ray
+Serve configs, playbooks and pipelines have no common schema, so only vLLM's own commands and settings are
+recognized."""
 
 from __future__ import annotations
 

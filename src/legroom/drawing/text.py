@@ -57,19 +57,6 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
     """`wrap` by terminal columns, for text with double-width characters such as Chinese."""
     lines, line, used = [], indent, len(indent)
-    for piece in _breakable_pieces(text):
-        needed = display_width(piece)
-        if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
-            lines.append(line.rstrip())
-            line, used = hanging, len(hanging)
-            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with a space
-        line += piece
-        used += needed
-    return [*lines, line.rstrip()]
-
-
-def _breakable_pieces(text: str) -> list[str]:
-    """Pieces between which a line may break: Latin words; spaces and wide characters one by one."""
     pieces: list[str] = []
     ends = True
     for char in text:
@@ -79,7 +66,15 @@ def _breakable_pieces(text: str) -> list[str]:
         else:
             pieces[-1] += char
         ends = alone
-    return pieces
+    for piece in pieces:
+        needed = display_width(piece)
+        if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
+            lines.append(line.rstrip())
+            line, used = hanging, len(hanging)
+            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with a space
+        line += piece
+        used += needed
+    return [*lines, line.rstrip()]
 
 
 def wrap_command(phrases: Iterable[str], width: int) -> list[str]:

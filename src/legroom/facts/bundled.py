@@ -298,13 +298,14 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_keys_by_name()[each] for each in close))[:limit]
 
 
+@lru_cache(maxsize=64)
 def misspelling_of(name: str) -> str:
     """The known id that differs from a Hub id by a letter or two of one long word; empty without one."""
     import difflib  # only where a name is wrong
 
-    words = re.split(r"[-/]", name.lower())
+    words = name.lower().replace("/", "-").split("-")
     for known in _keys_by_name() if "/" in name else ():
-        right = re.split(r"[-/]", known)
+        right = known.replace("/", "-").split("-")
         pairs = [pair for pair in zip(words, right, strict=False) if pair[0] != pair[1]]
         if len(right) == len(words) and len(pairs) == 1 and "/" in known and min(map(len, pairs[0])) >= 5:
             is_word = all(map(str.isalpha, pairs[0])) and difflib.SequenceMatcher(None, *pairs[0]).ratio() >= 0.8

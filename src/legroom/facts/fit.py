@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from legroom.facts import read_data
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import Release
 from legroom.records import dataclass
 
 
@@ -24,16 +24,15 @@ def constants() -> dict[str, Any]:
     return fitted
 
 
-def by_release(rows: Sequence[dict[str, Any]], version: str) -> dict[str, Any]:
-    """The last row whose `since` release is `version` or earlier."""
-    at = known_release(version)
-    return [row for row in rows if at.at_least(row["since"])][-1]
+def by_release(rows: Sequence[dict[str, Any]], release: Release) -> dict[str, Any]:
+    """The last row whose `since` is this release or an earlier one."""
+    return [row for row in rows if release.at_least(row["since"])][-1]
 
 
-def runs_on_transformers(model_type: str, version: str) -> bool:
+def runs_on_transformers(model_type: str, release: Release) -> bool:
     """Whether the release runs this family on the Transformers library's code."""
     since = constants()["eager"]["transformers_backend"].get(model_type)
-    return bool(since) and known_release(version).at_least(since)
+    return bool(since) and release.at_least(since)
 
 
 ROOT = ""

@@ -1,7 +1,5 @@
 """Checkpoints in Hugging Face's format, in a folder or on the Hub: config.json, quantization file, safetensors headers.
-
-huggingface_hub does the requests, so HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, its cache and its timeouts apply.
-"""
+huggingface_hub does the requests, so HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, its cache and its timeouts apply."""
 
 from __future__ import annotations
 

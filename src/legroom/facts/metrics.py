@@ -1,8 +1,6 @@
-"""vLLM's metrics by release: existence, exposed series, role and replacement.
-
-Data: `data/metrics.json` (declarations by release) and `data/metric_roles.json` (what they measure). The Prometheus
-client adds suffixes: `_total` to a counter, `_bucket`, `_sum` and `_count` to a histogram, `_info` to an info.
-"""
+"""vLLM's metrics by release: existence, exposed series, role and replacement. Data: `data/metrics.json` (declarations
+by release) and `data/metric_roles.json` (what they measure). The Prometheus client adds suffixes: `_total` to a
+counter, `_bucket`, `_sum` and `_count` to a histogram, `_info` to an info."""
 
 from __future__ import annotations
 

@@ -163,12 +163,12 @@ class SleepRules:
     """The flag that frees NCCL buffers; None where the release has none."""
 
 
-def sleep_rules(version: str) -> SleepRules | None:
+def sleep_rules(release: Release) -> SleepRules | None:
     """What leaves the card during sleep in a release; None where it has no sleep mode."""
-    data, release = read_data("sleep.json"), known_release(version)
+    data = read_data("sleep.json")
     if release.before(first_release_with_sleep()):
         return None
-    row = {name: value for name, value in by_release(data["releases"], version).items() if name in _SWITCHES}
+    row = {name: value for name, value in by_release(data["releases"], release).items() if name in _SWITCHES}
     flags: dict[str, Any] = {
         name: data[name]["name"] if release.at_least(data[name]["since"]) else None for name in _FLAGS
     }

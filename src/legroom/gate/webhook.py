@@ -19,14 +19,7 @@ from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from legroom.errors import BAD_INPUT, LegroomError
-from legroom.gate.admission_review import (
-    AdmissionRequest,
-    Mode,
-    NotAReview,
-    parse_review,
-    review_response,
-    startup_fields,
-)
+from legroom.gate import admission_review as review
 from legroom.gate.verdict import CacheOptions, NoVerdict, VerdictCache
 from legroom.records import dataclass
 from legroom.web.uvicorn_server import serve_asgi
@@ -40,8 +33,8 @@ _MAX_BUFFERED_BYTES = 64 << 20
 """Of all bodies that are being received."""
 _GIL_SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would delay every read and write of the event loop by that much while a plan runs."""
-_PATHS: Mapping[str, Mode | None] = {"/validate": None, "/validate/warn": "warn", "/validate/enforce": "enforce"}
-_MODES: Mapping[str, Mode] = {"warn": "warn", "enforce": "enforce"}
+_PATHS: Mapping[str, review.Mode | None] = {"/validate": None, "/validate/warn": "warn", "/validate/enforce": "enforce"}
+_MODES: Mapping[str, review.Mode] = {"warn": "warn", "enforce": "enforce"}
 _OUTCOMES = ["allowed", "warned", "refused", "would_refuse", "not_understood", "no_server"]
 _OUTCOMES += ["skipped", "unchanged", "failed_open"]
 _FAILED_OPEN = {
@@ -59,13 +52,13 @@ _COUNTED_OUTCOMES |= {name: name for name in ("not_understood", "no_server")}
 class GatePolicy:
     """Which objects are reviewed, and whether a failing one is refused."""
 
-    mode: Mode = "warn"
+    mode: review.Mode = "warn"
     only_namespaces: frozenset[str] = frozenset()
     not_namespaces: frozenset[str] = frozenset({"kube-system", "kube-public", "kube-node-lease"})
     only_labelled: bool = False
     """Skip objects without the label or annotation `legroom/gate`."""
 
-    def mode_for(self, request: AdmissionRequest, path_mode: Mode | None) -> Mode | None:
+    def mode_for(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> review.Mode | None:
         """`enforce` or `warn` for one object; None where it is not reviewed."""
         switch, namespace = request.switch, request.namespace
         if switch == "off" or namespace in self.not_namespaces:
@@ -143,12 +136,12 @@ class GateApp:
         try:
             body = await self._read_body(receive)
             started_s = time.perf_counter()
-            request = parse_review(json.loads(body))
+            request = review.parse_review(json.loads(body))
         except _BadBody as refused:
             self._metrics.bad_request.inc()
             await _respond(send, refused.status, f"{refused.text}\n".encode())
             return
-        except (NotAReview, ValueError, RecursionError) as error:
+        except (review.NotAReview, ValueError, RecursionError) as error:
             self._metrics.bad_request.inc()
             text = error.message if isinstance(error, LegroomError) else "the body is not JSON"
             await _respond(send, 400, f"{text}\n".encode())
@@ -184,15 +177,15 @@ class GateApp:
             self._buffered_bytes -= size
             raise error if isinstance(error, _BadBody) else _BadBody(408, "the review stopped coming") from None
 
-    async def _decide(self, request: AdmissionRequest, path_mode: Mode | None) -> tuple[str, bytes]:
+    async def _decide(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> tuple[str, bytes]:
         """The outcome's metric label and the response body for one reviewed object."""
         mode = self._policy.mode_for(request, path_mode)
         if mode is None or request.is_deleted or request.is_owned:
-            return "skipped", review_response(request.uid, True)
+            return "skipped", review.review_response(request.uid, True)
         try:
-            fields = startup_fields(request.new)
-            if request.operation == "UPDATE" and request.old and fields == startup_fields(request.old):
-                return "unchanged", review_response(request.uid, True)
+            fields = review.startup_fields(request.new)
+            if request.operation == "UPDATE" and request.old and fields == review.startup_fields(request.old):
+                return "unchanged", review.review_response(request.uid, True)
             key, verdict = self._verdicts.get(fields)
             self._metrics.cache.labels("miss" if verdict is None else "hit").inc()
             if verdict is None or not verdict.is_searched:
@@ -208,16 +201,16 @@ class GateApp:
         if not verdict.is_searched and not verdict.has_fixes:
             sentences = (*sentences, _BEING_SEARCHED)
         if verdict.outcome == "does_not_fit" and mode == "enforce":
-            return "refused", review_response(request.uid, False, " ".join(sentences))
+            return "refused", review.review_response(request.uid, False, " ".join(sentences))
         counted = _COUNTED_OUTCOMES[verdict.outcome]
         is_quiet = verdict.outcome in ("fits", "no_server")
-        return counted, review_response(request.uid, True, warnings=() if is_quiet else sentences)
+        return counted, review.review_response(request.uid, True, warnings=() if is_quiet else sentences)
 
-    def _fail_open(self, request: AdmissionRequest, reason: str) -> tuple[str, bytes]:
+    def _fail_open(self, request: review.AdmissionRequest, reason: str) -> tuple[str, bytes]:
         """The label and response that admit an object without a verdict, with the reason as a warning; counts it."""
         self._metrics.failed_open.labels(reason).inc()
         warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
-        return "failed_open", review_response(request.uid, True, warnings=[warning])
+        return "failed_open", review.review_response(request.uid, True, warnings=[warning])
 
 
 async def _respond(send: Send, status: int, body: bytes, media_type: bytes = b"text/plain; charset=utf-8") -> None:

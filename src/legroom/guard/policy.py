@@ -1,7 +1,5 @@
-"""The policy file (TOML): bounds on requests, and how the pool is shared.
-
-Each key is a field below, with its documentation and its range. An error names its line and key.
-"""
+"""The policy file (TOML): bounds on requests, and how the pool is shared. Each key is a field below, with its
+documentation and its range. An error names its line and key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Memory limits, peaks and out-of-memory kills of a process's cgroup and of the machine.
-
-Reads files of /proc and /sys, for both versions of cgroups. What cannot be read is None.
-"""
+"""Memory limits, peaks and out-of-memory kills of a process's cgroup and of the machine. Reads files of /proc and /sys,
+for both versions of cgroups. What cannot be read is None."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Remedies for findings: flags computed from the plan and the server's own traffic.
-
-Without a plan, the remedy names the command that makes one.
-"""
+"""Remedies for findings: flags computed from the plan and the server's own traffic. Without a plan, the remedy names
+the command that makes one."""
 
 from __future__ import annotations
 
@@ -52,10 +50,8 @@ class ProposedRemedy:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The recent requests of one engine. None: too few.
-
-    Flags and plans are per engine: a data-parallel server has a pool and a batch per engine.
-    """
+    """The recent requests of one engine. None: too few. Flags and plans are per engine: a data-parallel server has a
+    pool and a batch per engine."""
 
     pool_tokens: int | None
     prompt_tokens: float | None

@@ -1,8 +1,6 @@
-"""The release, model and settings of a running server, from its own HTTP API.
-
-`/version` and `/v1/models` exist in every release; `vllm:cache_config_info` has the KV cache's settings; `/server_info`
-has all settings, in development mode (VLLM_SERVER_DEV_MODE=1) only.
-"""
+"""The release, model and settings of a running server, from its own HTTP API. `/version` and `/v1/models` exist in
+every release; `vllm:cache_config_info` has the KV cache's settings; `/server_info` has all settings, in development
+mode (VLLM_SERVER_DEV_MODE=1) only."""
 
 from __future__ import annotations
 

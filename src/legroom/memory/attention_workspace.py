@@ -1,8 +1,6 @@
-"""Workspaces of attention kernels: FlashAttention 3's split-KV buffers, and FlashInfer's workspace.
-
-FlashAttention 3 splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the
-card, and keeps a float32 output per split.
-"""
+"""Workspaces of attention kernels: FlashAttention 3's split-KV buffers, and FlashInfer's workspace. FlashAttention 3
+splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the card, and keeps a
+float32 output per split."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from collections.abc import Iterable
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Attention, Model, latent, with_kv_heads
-from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.figure_cache import cached_by_model
 from legroom.memory.kv.attention_backend import attention_backend
@@ -28,7 +25,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
     """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 if unsplit."""
-    named = named_backend(settings.given, known_release(settings.release))
+    named = named_backend(settings.given, settings.release)
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
         return 0
@@ -50,7 +47,7 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
     if not _uses_flashinfer(model, settings, gpu):
         return 0
     given = settings.given.env.get("VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE", "")
-    if given.isdigit() and known_release(settings.release).at_least("0.11.1"):
+    if given.isdigit() and settings.release.at_least("0.11.1"):
         return int(given)
     return int(by_release(constants()["attention_scratch"]["flashinfer"], settings.release)["mib"] * MIB)
 
@@ -74,12 +71,12 @@ def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     mixers = cached_by_model(_attention_layers, model)
     if not mixers:
         return False
-    if named := named_backend(settings.given, known_release(settings.release)):
+    if named := named_backend(settings.given, settings.release):
         return named.startswith("FLASHINFER") and "MLA" not in named
     if gpu.compute_capability[0] == 10:
         return True
     can = all(mixer.v_head_dim in _FLASHINFER_HEADS and not mixer.sinks for mixer in mixers)
-    if not can or known_release(settings.release).before("0.11.1") or gpu.compute_capability < _TURING:
+    if not can or settings.release.before("0.11.1") or gpu.compute_capability < _TURING:
         return False
     quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4")) and gpu.compute_capability[0] != HOPPER[0]
     return quantized or gpu.compute_capability < _AMPERE
@@ -110,7 +107,7 @@ def split_kv_bytes(length: int, sequences: int, heads: int, head_dim: int, setti
     """Bytes a query token of an encoder's split-KV scratch: partial outputs and log-sum-exp of all heads; 0 unsplit."""
     # Before 0.14 encoders always use FlashAttention 2.
     is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
-    if not is_hopper or known_release(settings.release).before("0.14.0"):
+    if not is_hopper or settings.release.before("0.14.0"):
         return 0
     splits = num_splits(length, sequences, heads, head_dim)
     return heads * FLOAT32_BYTES * (splits * (head_dim + 1) + 1) if splits > 1 else 0

@@ -1,9 +1,6 @@
-"""90 % error bands of the figures.
-
-Every figure has an error estimate of its own. Its band adds a share of the card that grows with each property of the
-deployment that was hardly measured, so that nine of ten real start-ups lie inside (`facts/data/bands.json`). The KV
-cache is the rest of the budget, so the band of the whole sum applies to it.
-"""
+"""90 % error bands of the figures. Every figure has an error estimate of its own. Its band adds a share of the card
+that grows with each property of the deployment that was hardly measured, so that nine of ten real start-ups lie inside
+(`facts/data/bands.json`). The KV cache is the rest of the budget, so the band of the whole sum applies to it."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     given = settings.given
     properties = (
         ("card", card),
-        ("release", ".".join(settings.release.split(".")[:2])),
+        ("release", ".".join(settings.release.version.split(".")[:2])),
         ("gpus", "several" if several else "one"),
         # The page cache of a memory that CPU and GPU share comes and goes while vLLM profiles.
         ("memory", "shared" if gpu.unified else "own"),

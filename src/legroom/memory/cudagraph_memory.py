@@ -18,7 +18,6 @@ from typing import Any
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Attention, Dense, Experts, FeedForward, LatentAttention, Mixer, Model, latent
-from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.activation.profile_run import element_bytes, forward_bytes, is_compiled
@@ -41,7 +40,7 @@ def is_nvlink_server(gpu: Gpu) -> bool:
 def fuses_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
     """Whether FlashInfer fuses the all-reduce with the norm (0.17+; at first not with data or pipeline parallelism)."""
     rows = constants()["graphs"]["all_reduce"]["fused_beside"]
-    if settings.engine == "V0" or known_release(settings.release).before(rows[0]["since"]):
+    if settings.engine == "V0" or settings.release.before(rows[0]["since"]):
         return False
     beside = by_release(rows, settings.release)
     if settings.data_parallel_size > 1 and not beside["data_parallel"]:
@@ -96,7 +95,7 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
         return exact(0, "CUDA graph estimate", "this release subtracts nothing for graphs here")
     if settings.runner != "V2":
         terms = _sampled_terms(model, settings, gpu)
-    elif known_release(settings.release).before("0.29.0"):
+    elif settings.release.before("0.29.0"):
         return exact(0, "CUDA graph estimate", "the V2 runner estimates 0 before 0.29")
     else:
         terms = _trial_terms(model, settings, gpu)

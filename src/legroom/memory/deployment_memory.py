@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
-from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory import overhead
 from legroom.memory.activation.profile_run import activation, activation_cold, first_start_leftover_bytes
@@ -154,7 +153,7 @@ def stage_layout(
 def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
     """gpu_memory_utilization x total: rounded up from 0.14.0 on, truncated before."""
     budget = gpu.total_bytes * settings.gpu_memory_utilization
-    return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
+    return math.ceil(budget) if settings.release.at_least("0.14.0") else int(budget)
 
 
 def kv_cache_figure(
@@ -235,10 +234,9 @@ def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
 
 def _startup_check(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
     """The failure of vLLM's check (0.9.1+) that free memory covers the budget; None where it passes."""
-    release = known_release(settings.release)
-    if not release.at_least("0.9.1") or free >= rank.budget_bytes:
+    if not settings.release.at_least("0.9.1") or free >= rank.budget_bytes:
         return None
-    device = "device cuda:0 " if release.at_least("0.14.0") else "device "
+    device = "device cuda:0 " if settings.release.at_least("0.14.0") else "device "
     return Failure(
         "free_memory_lt_requested",
         f"Free memory on {device}({free / GIB:.2f}/{gpu.total_bytes / GIB:.2f} GiB) on startup is less than desired "

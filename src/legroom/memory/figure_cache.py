@@ -1,8 +1,6 @@
-"""A cache for figures: a search computes the same figure for thousands of settings that differ in other flags.
-
-A setting that is not part of the cache key is removed from the settings that the cached function receives. A new
-setting is part of every key by default, and a function that reads a removed setting raises.
-"""
+"""A cache for figures: a search computes the same figure for thousands of settings that differ in other flags. A
+setting that is not part of the cache key is removed from the settings that the cached function receives. A new setting
+is part of every key by default, and a function that reads a removed setting raises."""
 
 from __future__ import annotations
 

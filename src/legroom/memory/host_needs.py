@@ -1,8 +1,5 @@
-"""A server's needs on its host: memory, page cache while loading, /dev/shm and CPU cores.
-
-Torch's caching host allocator rounds pinned tensors up to a power of two, so a buffer may take nearly twice the size
-that a flag gives.
-"""
+"""A server's needs on its host: memory, page cache while loading, /dev/shm and CPU cores. Torch's caching host
+allocator rounds pinned tensors up to a power of two, so a buffer may take nearly twice the size that a flag gives."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.facts.releases import release as known_release
 from legroom.memory.layout import Failure
 from legroom.memory.weights.loaded import SHARD_BYTES, offloaded_tensors, on_one_card, weight_segments, weights
 from legroom.records import dataclass
@@ -129,11 +125,11 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
     weights = max(rank.weights.bytes for rank in memory.ranks)
     layers = [len(group.layers) for group in memory.kv.shape.groups]
     sleeps = is_given(settings.given, "--enable-sleep-mode")
-    single = len(layers) == 1 and known_release(settings.release).at_least("0.12.0")
+    single = len(layers) == 1 and settings.release.at_least("0.12.0")
     return host_needs(
         HostSettings(
             args=settings.given,
-            release=known_release(settings.release),
+            release=settings.release,
             gpus=gpus,
             engines=max(gpus // ranks, 1),
             has_media=bool(model.modalities),

@@ -1,15 +1,12 @@
-"""Device memory that torch does not allocate (non_torch_memory), and memory outside vLLM's budget.
-
-On cards that share one memory with the host (GB10, Jetson, APUs) the kernel, vLLM's other processes and cached
-checkpoint files use the same memory, and a start that fills it takes the machine down.
-"""
+"""Device memory that torch does not allocate (non_torch_memory), and memory outside vLLM's budget. On cards that share
+one memory with the host (GB10, Jetson, APUs) the kernel, vLLM's other processes and cached checkpoint files use the
+same memory, and a start that fills it takes the machine down."""
 
 from __future__ import annotations
 
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Model, recurrent
-from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, measured
 from legroom.memory.activation import profile_run
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
@@ -55,10 +52,9 @@ def desktop_bytes(gpu: Gpu) -> int:
 
 def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...]:
     """How many ranks each NCCL communicator of a worker joins, if several: TP, PP, DCP, PCP, DP, experts, EPLB."""
-    release = known_release(settings.release)
     # From 0.14 on, dense models have no expert group, and their data-parallel ranks are servers of their own.
-    grouped = traits(model).moe or release.before("0.14.0")
-    balanced = is_given(settings.given, "--enable-eplb") and release.at_least("0.17.0")
+    grouped = traits(model).moe or settings.release.before("0.14.0")
+    balanced = is_given(settings.given, "--enable-eplb") and settings.release.at_least("0.17.0")
     ranks = [settings.tensor_parallel_size, settings.pipeline_parallel_size]
     ranks += [settings.decode_context_parallel_size, settings.prefill_context_parallel_size]
     ranks += [settings.data_parallel_size, settings.expert_ranks] if grouped else []
@@ -68,7 +64,7 @@ def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...
 def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure | None:
     """NCCL's buffers that exist at vLLM's first memory snapshot; None before 0.11 and without communicators."""
     ranks = communicator_ranks(model, settings)
-    if not ranks or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
+    if not ranks or settings.engine == "V0" or settings.release.before("0.11.0"):
         return None
     fit = constants()["non_torch"]["before_snapshot"]
     card = "hopper" if is_nvlink_server(gpu) else "other"
@@ -83,13 +79,13 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
 
 def charges_device_wide(settings: EngineSettings) -> bool:
     """Whether all device memory outside torch counts, with the CUDA context: 0.6.4, and V1 up to 0.9.0."""
-    release = known_release(settings.release)
+    release = settings.release
     return release.within("0.6.4", "0.6.4.post1") if settings.engine == "V0" else release.within("0.6.5", "0.9.0.1")
 
 
 def counts_runner_buffers(settings: EngineSettings) -> bool:
     """Whether the model runner's buffers count as non-torch memory: 0.27+ charges the drop of free memory."""
-    return settings.engine == "V1" and known_release(settings.release).at_least("0.27.0")
+    return settings.engine == "V1" and settings.release.at_least("0.27.0")
 
 
 @cached(PROFILE_RUN)
@@ -250,7 +246,7 @@ def host_note(settings: EngineSettings, gpu: Gpu) -> str:
     held = sum(term.bytes for term in host_terms(gpu))
     counted = f"{gib(held, 1)} are counted for the system, and " if held else ""
     note = f"CPU and GPU share this memory: {counted}{gib(reserve_bytes(gpu), 1)} should stay free"
-    if gpu.vendor == "nvidia" and known_release(settings.release).before("0.11.1"):
+    if gpu.vendor == "nvidia" and settings.release.before("0.11.1"):
         # These releases read MemFree as free memory.
         return note + "; this release counts cached files as used: drop the page cache before a start"
     return note + "; cached files are in the way of large allocations: drop the page cache before a start"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model, latent
-from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layer_peaks import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import cached_by_model
@@ -39,7 +38,7 @@ def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
     if settings.engine == "V0":
         return []
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
-    has_encoder = model.modalities and builds_encoders(settings.given, model, known_release(settings.release))
+    has_encoder = model.modalities and builds_encoders(settings.given, model, settings.release)
     tables = [inputs] if settings.runner != "V2" or has_encoder else []
     if settings.runner != "V2" or is_pooling(settings.given, model):
         return tables

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from legroom.errors import LegroomError
-from legroom.facts.releases import release as known_release
 from legroom.vllm.args import EngineSettings
 
 
@@ -15,7 +14,7 @@ def stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
         return _written_partition(written, num_layers, stages)
     sizes = [num_layers // stages] * stages
     left = num_layers % stages
-    if known_release(settings.release).before("0.8.0"):
+    if settings.release.before("0.8.0"):
         sizes[-1] += left
     else:
         for index in range(2, left + 2):

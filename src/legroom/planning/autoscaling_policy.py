@@ -1,8 +1,6 @@
-"""Autoscaling thresholds for replicas of one server, from its start-up time and capacity.
-
-Until a new replica has started, the KV caches of the others hold the growing load, so slow starts need a lower target
-utilization and a longer scale-down window. Used by `export kubernetes --autoscale` and `simulate --autoscale`.
-"""
+"""Autoscaling thresholds for replicas of one server, from its start-up time and capacity. Until a new replica has
+started, the KV caches of the others hold the growing load, so slow starts need a lower target utilization and a longer
+scale-down window. Used by `export kubernetes --autoscale` and `simulate --autoscale`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Search for flags that meet a capacity goal, by trying combinations on the memory model; the least loss wins.
-
-Utilization changes only the budget, so memory is computed once per combination of the other flags.
-"""
+Utilization changes only the budget, so memory is computed once per combination of the other flags."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Measurements of `legroom probe` on the user's cards: the JSON file that holds them, and their use in a plan.
-
-A record is valid for one card and driver, and its vLLM figures for one release.
-"""
+"""Measurements of `legroom probe` on the user's cards: the JSON file that holds them, and their use in a plan. A record
+is valid for one card and driver, and its vLLM figures for one release."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from legroom.facts.releases import release as known_release
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
 from legroom.planning.plan import Plan, cold_start, try_flags
@@ -96,7 +95,7 @@ def fewer_sequences(plan: Plan) -> Proposals:
 def fewer_graphs(plan: Plan) -> Proposals:
     """Smaller --max-cudagraph-capture-size: CUDA graphs for smaller batch sizes only."""
     sizes = plan.settings.cudagraph_capture_sizes
-    if len(sizes) >= 2 and known_release(plan.settings.release).at_least("0.11.1"):
+    if len(sizes) >= 2 and plan.settings.release.at_least("0.11.1"):
         yield from ({"max_cudagraph_capture_size": largest} for largest in _halved(max(sizes), 16))
 
 

@@ -1,8 +1,6 @@
 """The plan document: what `legroom plan --json` prints and every other command reads. docs/json.md describes each key.
-
 A field is a key of the document, in its order. Reading one needs neither a model nor the memory arithmetic, so what
-reads a plan (`guard`, `verify`, `run`) stays light; `plan_json` makes one of a plan.
-"""
+reads a plan (`guard`, `verify`, `run`) stays light; `plan_json` makes one of a plan."""
 
 from __future__ import annotations
 

@@ -14,20 +14,8 @@ from legroom.masking import is_secret
 from legroom.memory.bands import band_class
 from legroom.memory.layout import Layout
 from legroom.memory.server_states import ServerState, server_states
+from legroom.planning import plan_document as documents
 from legroom.planning.plan import Advice, Plan, Target, cold_start, context_by_user_count, plan, ready_command
-from legroom.planning.plan_document import (
-    HOW_TO_WRITE_A_PLAN,
-    PlanDocument,
-    PlannedBand,
-    PlannedBasis,
-    PlannedFailure,
-    PlannedGpu,
-    PlannedHost,
-    PlannedKv,
-    PlannedLayout,
-    PlannedStage,
-    as_json,
-)
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.resolve import served_model
 from legroom.vllm.traits import traits
@@ -37,10 +25,10 @@ _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "out
 """The parts of a layout that carry a certainty."""
 
 
-def replan(document: PlanDocument) -> Plan:
+def replan(document: documents.PlanDocument) -> Plan:
     """Plan the server of a document again; LegroomError where its model is not known here."""
     if not (document.vllm and document.command and document.gpu.total_bytes):
-        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_A_PLAN)
+        raise LegroomError("the plan is no document of `legroom plan --json`", documents.HOW_TO_WRITE_A_PLAN)
     args = parse_flags(document.command, document.release).args
     card = gpu(document.gpu.name)
     if card.total_bytes != document.gpu.total_bytes:
@@ -48,22 +36,26 @@ def replan(document: PlanDocument) -> Plan:
     return plan(Target(served_model(args), card, document.gpu.count, document.release), args)
 
 
-def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
+def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocument:
     """The document of a plan, with the terms of every figure where `explain_math`."""
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
     settings = plan.settings
-    named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
+    named = {
+        name: documents.as_json(getattr(settings, name))
+        for name in settings.__dataclass_fields__
+        if name not in _NOT_ARGS
+    }
     terms = {f"{name}_bytes": _terms_json(getattr(layout, name).terms) for name in _FIGURES}
-    return PlanDocument(
+    return documents.PlanDocument(
         model=target.model.name,
         vllm=target.release.version,
-        gpu=PlannedGpu(target.gpu.name, target.gpus, target.gpu.total_bytes),
+        gpu=documents.PlannedGpu(target.gpu.name, target.gpus, target.gpu.total_bytes),
         modalities=tuple(modality.kind for modality in target.model.modalities),
         moe=traits(target.model).moe,
         checkpoint_bytes=target.model.checkpoint_bytes,
         args={**named, "block_size": plan.memory.kv.block_size},
         layout=planned_layout(layout),
-        kv=PlannedKv(
+        kv=documents.PlannedKv(
             kv.block_size,
             max(kv.num_blocks, 0),
             max(kv.tokens, 0),
@@ -76,7 +68,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         host=_planned_host(plan),
         verdict=plan.verdict,
         reason=plan.reason,
-        failure=PlannedFailure(**asdict(failure)) if (failure := plan.memory.failure) else None,
+        failure=documents.PlannedFailure(**asdict(failure)) if (failure := plan.memory.failure) else None,
         advice=tuple(_advice_json(advice) for advice in plan.advice),
         command=tuple(ready_command(plan)),
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
@@ -84,7 +76,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         basis=_planned_basis(plan),
         first_start=_first_start_json(plan),
         loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
-        ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
+        ranks=tuple(documents.PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
         terms={**terms, "bytes_per_token": _terms_json(kv.token_terms)} if explain_math else None,
     )
@@ -95,11 +87,11 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
     return plan_document(plan, explain_math).to_json()
 
 
-def _planned_host(plan: Plan) -> PlannedHost:
+def _planned_host(plan: Plan) -> documents.PlannedHost:
     """Host memory that the server needs, in bytes, beside the limit it is given."""
     needs = plan.host
     same = ("held_bytes", "least_bytes", "checkpoint_bytes", "request_bytes", "shm_bytes")
-    return PlannedHost(
+    return documents.PlannedHost(
         **{name: getattr(needs, name) for name in same},
         loading_bytes=min(needs.loading_bytes, needs.checkpoint_bytes),
         given_bytes=plan.target.host_limit_bytes,
@@ -110,7 +102,7 @@ def _planned_host(plan: Plan) -> PlannedHost:
 def _advice_json(advice: Advice) -> dict[str, Any]:
     """JSON of one advice: the flags, what they give up, and verdict, layout and command with them."""
     return {
-        "flags": as_json(advice.flags),
+        "flags": documents.as_json(advice.flags),
         "why": advice.why,
         "trades": advice.trades,
         "verdict": advice.plan.verdict,
@@ -119,13 +111,13 @@ def _advice_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _planned_basis(plan: Plan) -> PlannedBasis:
+def _planned_basis(plan: Plan) -> documents.PlannedBasis:
     """Whether starts like this were measured or only vLLM's source read, and how many such starts are known."""
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)
     kind, rare = evidence(of.properties)
     hardly_known = ", ".join(f"{name} {value}" for name, value in rare)
     basis = "measured" if kind == "measured" else "read from source"
-    return PlannedBasis(basis, hardly_known, bands()["coverage"], starts_like(of.properties))
+    return documents.PlannedBasis(basis, hardly_known, bands()["coverage"], starts_like(of.properties))
 
 
 def _first_start_json(plan: Plan) -> dict[str, Any]:
@@ -138,14 +130,14 @@ def _first_start_json(plan: Plan) -> dict[str, Any]:
         "tokens": max(kv.tokens, 0),
         "max_concurrency": kv.max_concurrency,
         "kv_cache_bytes": band.bytes,
-        "confidence": {"kv_cache_bytes": as_json(_planned_band(band))},
+        "confidence": {"kv_cache_bytes": documents.as_json(_planned_band(band))},
         "layout": layout_json(first.layout),
     }
 
 
-def _planned_band(figure: Figure) -> PlannedBand:
+def _planned_band(figure: Figure) -> documents.PlannedBand:
     """Kind of a figure and the lower and upper bound of its band, in bytes."""
-    return PlannedBand(figure.kind, figure.low, figure.high)
+    return documents.PlannedBand(figure.kind, figure.low, figure.high)
 
 
 def _terms_json(terms: Sequence[Term]) -> list[dict[str, Any]]:
@@ -153,16 +145,16 @@ def _terms_json(terms: Sequence[Term]) -> list[dict[str, Any]]:
     return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
 
 
-def planned_layout(layout: Layout) -> PlannedLayout:
+def planned_layout(layout: Layout) -> documents.PlannedLayout:
     """A layout's bytes, without their certainty."""
     figures = {f"{name}_bytes": getattr(layout, name).bytes for name in _FIGURES}
     totals = ("total_bytes", "budget_bytes", "held_by_others_bytes", "peak_used_bytes", "headroom_bytes")
-    return PlannedLayout(**figures, **{name: getattr(layout, name) for name in totals})
+    return documents.PlannedLayout(**figures, **{name: getattr(layout, name) for name in totals})
 
 
 def layout_json(layout: Layout) -> dict[str, int]:
     """Bytes of each part of one GPU's memory, by name."""
-    document: dict[str, int] = as_json(planned_layout(layout))
+    document: dict[str, int] = documents.as_json(planned_layout(layout))
     return document
 
 

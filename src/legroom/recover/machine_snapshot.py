@@ -1,7 +1,5 @@
 """Reads what holds memory on this machine: processes, their sockets, shared memory, and the GPUs as NVML reports them.
-
-Changes nothing. `orphans` decides which holders belong to a dead server.
-"""
+Changes nothing. `orphans` decides which holders belong to a dead server."""
 
 from __future__ import annotations
 

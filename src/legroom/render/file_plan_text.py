@@ -47,19 +47,14 @@ def _plan_sentences(server: FileServer) -> Iterator[str]:
     if shown is None or server.verdict == "fits":
         return
     if server.verdict == "does_not_fit" or not server.failing:
-        yield from plan_sentences(shown)
+        yield plan_headline(shown)
+        if why := _failure_text(shown):
+            yield why
+        for number, advice in enumerate(shown.advice[:MAX_FIXES]):
+            yield f"{'Fix' if number == 0 else 'Or'}: {_advice_text(advice, shown)}."
         return
     for plan in server.failing:
         yield f"It may be put on a {plan.target.gpu.name}, where it will not start. {_failure_text(plan)}".rstrip()
-
-
-def plan_sentences(plan: Plan) -> Iterator[str]:
-    """The verdict of a plan, the beginning of vLLM's error, and the first fixes."""
-    yield plan_headline(plan)
-    if why := _failure_text(plan):
-        yield why
-    for number, advice in enumerate(plan.advice[:MAX_FIXES]):
-        yield f"{'Fix' if number == 0 else 'Or'}: {_advice_text(advice, plan)}."
 
 
 def _failure_text(plan: Plan) -> str:

@@ -152,7 +152,14 @@ _MAX_CHANGES = 12
 def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
     """The terminal report of an autoscaled replay: whether it flaps, curves, figures, scaling events."""
     lines = [style.paint(_fleet_headline(scaled), "bold"), ""]
-    for curve in _fleet_curves(scaled):
+    samples = scaled.samples
+    servers = scaled_curve("servers", "green", [sample.replicas for sample in samples], height=4)
+    for curve in [
+        servers,
+        replace(servers, name="serving", colour="blue", values=[sample.ready for sample in samples]),
+        Curve("KV use", "blue", 3, [sample.kv_use for sample in samples], 1.0, "100%"),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in samples], height=3),
+    ]:
         lines += curve_lines(curve, style)
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
     lines.append(axis_line("0", end, style))
@@ -172,18 +179,6 @@ def _fleet_headline(scaled: ScaledReplay) -> str:
     if scaled.is_thrashing:
         return f"The fleet thrashes: {count(scaled.preemptions)} preemptions for {count(scaled.finished)} requests."
     return f"The fleet is steady: {plural(len(scaled.changes), 'change')}, no flapping."
-
-
-def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
-    """Curves over time of an autoscaled replay: servers, those that serve, KV use and waiting requests."""
-    samples = scaled.samples
-    servers = scaled_curve("servers", "green", [sample.replicas for sample in samples], height=4)
-    return [
-        servers,
-        replace(servers, name="serving", colour="blue", values=[sample.ready for sample in samples]),
-        Curve("KV use", "blue", 3, [sample.kv_use for sample in samples], 1.0, "100%"),
-        scaled_curve("waiting", "orange", [sample.waiting for sample in samples], height=3),
-    ]
 
 
 def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:

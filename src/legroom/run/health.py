@@ -17,11 +17,9 @@ HANG_CHECKS = 4
 
 
 class HangWatch:
-    """Detects a server that neither uses CPU time nor answers /health in several checks in a row.
-
-    uvicorn's event loop wakes up ten times a second, so a live API server always uses CPU time. Only a server that used
-    none since the last check is queried. A stopped engine (SIGSTOP) counts as hung, too.
-    """
+    """Detects a server that neither uses CPU time nor answers /health in several checks in a row. uvicorn's event loop
+    wakes up ten times a second, so a live API server always uses CPU time. Only a server that used none since the last
+    check is queried. A stopped engine (SIGSTOP) counts as hung, too."""
 
     def __init__(
         self,

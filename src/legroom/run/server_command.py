@@ -99,9 +99,8 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     if given and re.fullmatch(r"-?[0-9]+", given) and not (len(given) <= 5 and 1 <= int(given) <= 65535):
         raise LegroomError(f"--port {given} is no port that can be watched", "give one from 1 to 65535")
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
-    return ServerCommand(
-        tuple(rest), env, _first_flag_index(rest, at), release, version or "", deployment.args, problems
-    )
+    ends = (i + 1 for i in range(at, len(rest)) if rest[i] == "serve" or rest[i].endswith(_SERVER_MODULE))
+    return ServerCommand(tuple(rest), env, next(ends, len(rest)), release, version or "", deployment.args, problems)
 
 
 def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
@@ -143,9 +142,3 @@ def _interpreter_of_script(script: Path) -> str | None:
     if words and basename(words[0]) == "env":
         words = [shutil.which(words[-1]) or ""]
     return words[0] or None if words else None
-
-
-def _first_flag_index(words: list[str], at: int) -> int:
-    """The index after `vllm serve`, `python -m module` or `python path/api_server.py`."""
-    ends = (i + 1 for i in range(at, len(words)) if words[i] == "serve" or words[i].endswith(_SERVER_MODULE))
-    return next(ends, len(words))

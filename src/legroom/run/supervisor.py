@@ -1,7 +1,5 @@
-"""The supervisor of `legroom run`: starts a server, watches it, and restarts it with computed fixes.
-
-One process that waits for its child, for signals and for tasks. It polls only while a server starts.
-"""
+"""The supervisor of `legroom run`: starts a server, watches it, and restarts it with computed fixes. One process that
+waits for its child, for signals and for tasks. It polls only while a server starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`watch --rehearse`: the actions that the policy would have taken on a recording or a journal.
-
-An allowed restart counts against the budgets, but later samples are replayed as recorded.
-"""
+"""`watch --rehearse`: the actions that the policy would have taken on a recording or a journal. An allowed restart
+counts against the budgets, but later samples are replayed as recorded."""
 
 from __future__ import annotations
 
@@ -61,7 +59,12 @@ class DryRun:
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
     """What the sidecar would have done over a recording (`watch --record`) or a journal."""
     play = _Player(config)
-    for result in _recorded_results(path):
+    try:
+        with path.open("rb") as file:
+            is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
+    except OSError as error:
+        raise LegroomError(f"{path} cannot be read: {error.strerror}", "a recording, or a journal.db") from error
+    for result in _journal_samples(path) if is_journal else replay(path):
         play.take(result)
     return DryRun(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
 
@@ -131,16 +134,6 @@ class _Player:
 
     def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
-
-
-def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
-    """The scrape results of a recording or of a journal, told apart by the first bytes; LegroomError if unreadable."""
-    try:
-        with path.open("rb") as file:
-            is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
-    except OSError as error:
-        raise LegroomError(f"{path} cannot be read: {error.strerror}", "a recording, or a journal.db") from error
-    return _journal_samples(path) if is_journal else replay(path)
 
 
 def _journal_samples(path: Path) -> Iterator[ScrapeResult]:

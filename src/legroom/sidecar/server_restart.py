@@ -1,8 +1,6 @@
-"""One restart, from the drain until the server answers again. Each stage is journalled before it begins.
-
-After a kill, `resume` undoes a restart that had not reached the server and finishes one that had. The platform's
-identity of the server (a pid, a container id) shows whether the restart happened, so that it is never done twice.
-"""
+"""One restart, from the drain until the server answers again. Each stage is journalled before it begins. After a kill,
+`resume` undoes a restart that had not reached the server and finishes one that had. The platform's identity of the
+server (a pid, a container id) shows whether the restart happened, so that it is never done twice."""
 
 from __future__ import annotations
 

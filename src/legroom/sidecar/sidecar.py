@@ -1,8 +1,6 @@
-"""The sidecar: scrapes servers, keeps incidents, applies the policy, acts, and journals all of it.
-
-One event loop scrapes and decides, and one thread owns the journal. An unreachable server, a full disk, a failing
-webhook or a long action delays nothing else.
-"""
+"""The sidecar: scrapes servers, keeps incidents, applies the policy, acts, and journals all of it. One event loop
+scrapes and decides, and one thread owns the journal. An unreachable server, a full disk, a failing webhook or a long
+action delays nothing else."""
 
 from __future__ import annotations
 

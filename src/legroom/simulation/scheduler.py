@@ -290,11 +290,9 @@ class Scheduler:
 
 
 class SchedulerV0(Scheduler):
-    """vLLM's V0 scheduler (0.4 to 0.7) at its defaults: a step holds whole prompts or decodes, never both.
-
-    It mirrors `_schedule_default` of 0.6.3 without asynchronous output processing, LoRA, multi-step or beam search;
-    preempted requests are recomputed.
-    """
+    """vLLM's V0 scheduler (0.4 to 0.7) at its defaults: a step holds whole prompts or decodes, never both. It mirrors
+    `_schedule_default` of 0.6.3 without asynchronous output processing, LoRA, multi-step or beam search; preempted
+    requests are recomputed."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         super().__init__(settings)

@@ -55,7 +55,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
     why = why_unfamiliar(plan, work)
     if plan.target.gpu.name not in published["gpus"]:
         why.append(f"no run of such a model ({name}) on this card is known")
-    asked = plan.target.gpu.name, settings.tensor_parallel_size, settings.release
+    asked = plan.target.gpu.name, settings.tensor_parallel_size, settings.release.version
     places = measured["gpus"], measured["tensor_parallel_sizes"], measured["releases"]
     is_measured = not why and all(each in known for each, known in zip(asked, places, strict=True))
     # A family that was left out may have taken less in every step; with it in the fit, 1 is possible too.

@@ -17,10 +17,8 @@ Result = TypeVar("Result")
 
 class SweepExecutor(Protocol):
     """Calls `work(shared, item)` for every item, and yields each result with its item's number as soon as it is there.
-
     `work` is a function of a module and its arguments can be pickled. Closing the iterator, or an exception in it
-    (Ctrl-C), stops what still runs. An error of `work` ends the sweep with that error.
-    """
+    (Ctrl-C), stops what still runs. An error of `work` ends the sweep with that error."""
 
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]

@@ -1,8 +1,5 @@
-"""A sweep on a Ray cluster.
-
-The nodes need Ray and the same Python, not legroom: this very package travels with the job, so every node computes
-what this machine would.
-"""
+"""A sweep on a Ray cluster. The nodes need Ray and the same Python, not legroom: this very package travels with the
+job, so every node computes what this machine would."""
 
 from __future__ import annotations
 
@@ -126,8 +123,8 @@ def _results(
         submit(at_once)
         while numbers:
             finished, _ = ray.wait(list(numbers), num_returns=1)
+            number = numbers.pop(finished[0])  # no longer cancelled: Ray aborts on a task that just failed
             result = _result_or_error(ray, finished[0])
-            number = numbers.pop(finished[0])
             submit(1)
             yield number, result
     finally:

@@ -1,7 +1,5 @@
-"""The load of a verification: request lengths, how many requests the KV pool holds at once, and sending them.
-
-While the load runs, the server's metrics and memory are sampled.
-"""
+"""The load of a verification: request lengths, how many requests the KV pool holds at once, and sending them. While the
+load runs, the server's metrics and memory are sampled."""
 
 from __future__ import annotations
 
@@ -66,7 +64,13 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
-        trace = synthetic.read(_synthetic_spec(text, context, count), seed)
+        answer = max(1, min(128, context // 8))
+        words = text
+        if text in PRESETS:
+            lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
+            words = PRESETS[text].format(**lengths)
+        words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
+        trace = synthetic.read((words if "requests=" in words else f"{words} requests={count}"), seed)
     else:
         # The first requests of a trace file; raises LegroomError where there is no such file.
         from legroom.simulation.traces.trace_files import read_trace
@@ -80,17 +84,6 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     trace = trace.checked()
     rows = tuple(_cut_to_context(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
     return Load(text if text in PRESETS or pair else trace.name, rows)
-
-
-def _synthetic_spec(text: str, context: int, count: int) -> str:
-    """The load as a full trace specification: presets filled in, Poisson and `count` requests by default."""
-    answer = max(1, min(128, context // 8))
-    words = text
-    if text in PRESETS:
-        lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
-        words = PRESETS[text].format(**lengths)
-    words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
-    return words if "requests=" in words else f"{words} requests={count}"
 
 
 def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:

@@ -88,7 +88,7 @@ class ServeArgs:
 class EngineSettings:
     """The settings that the release resolves from `ServeArgs` for one model and GPU, defaults included."""
 
-    release: str
+    release: Release
     engine: Literal["V0", "V1"]
     runner: Literal["V1", "V2"]
     """The model runner; V2 exists from 0.22 on."""

@@ -1,7 +1,5 @@
 """Command lines as words: split into flags with values, changed flag by flag, written from settings, without secrets.
-
-`parse` converts a command to ServeArgs. Here words are kept as written, removed and misspelled flags included.
-"""
+`parse` converts a command to ServeArgs. Here words are kept as written, removed and misspelled flags included."""
 
 from __future__ import annotations
 

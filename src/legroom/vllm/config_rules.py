@@ -1,8 +1,6 @@
-"""What vLLM's config classes refuse: bounds and choices of their fields, and settings that exclude each other.
-
-Bounds, choices, names and interfaces are generated from vLLM's code (`facts.config_classes`); a release whose code was
-not asked is not checked here.
-"""
+"""What vLLM's config classes refuse: bounds and choices of their fields, and settings that exclude each other. Bounds,
+choices, names and interfaces are generated from vLLM's code (`facts.config_classes`); a release whose code was not
+asked is not checked here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""cudagraph_mode and cudagraph_capture_sizes of a release, and whether the budget counts graph memory.
-
-Attention backends without full-graph support narrow the mode at load time; the default backends on NVIDIA GPUs
-(FlashAttention, FlashInfer, FlashMLA) support it.
-"""
+"""cudagraph_mode and cudagraph_capture_sizes of a release, and whether the budget counts graph memory. Attention
+backends without full-graph support narrow the mode at load time; the default backends on NVIDIA GPUs (FlashAttention,
+FlashInfer, FlashMLA) support it."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release)
     async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)
     pipeline, utilization = args.pipeline_parallel_size or 1, args.gpu_memory_utilization
     settings = vllm_args.EngineSettings(
-        release=release.version,
+        release=release,
         engine=engine,
         runner=runner,
         usage=args.usage,

@@ -6,7 +6,6 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.facts.releases import release as known_release
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
 from legroom.vllm.config_rules import config_refusals
 from legroom.vllm.traits import traits
@@ -82,7 +81,7 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
     """Raises LegroomError (RefusedByVllm with vLLM's message) for combinations that the release refuses."""
     for check in (_check_tokens, _check_heads, _check_stages, _check_block_size, _check_pool, _check_state_blocks):
         check(settings, model)
-    for vllm_message, hint in config_refusals(settings, model, known_release(settings.release)):
+    for vllm_message, hint in config_refusals(settings, model, settings.release):
         raise RefusedByVllm(vllm_message, hint, vllm_message)
 
 
@@ -150,7 +149,7 @@ def _check_pool(settings: EngineSettings, model: Model) -> None:
 
 def _check_state_blocks(settings: EngineSettings, model: Model) -> None:
     """Raises RefusedByVllm for --mamba-block-size without prefix caching."""
-    size, release = settings.given.mamba_block_size, known_release(settings.release)
+    size, release = settings.given.mamba_block_size, settings.release
     if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):
         return
     raise RefusedByVllm(

@@ -1,8 +1,6 @@
-"""Cards, dtypes, quantizations and architectures that a release does not run, with vLLM's error messages.
-
-A quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
-dtype.
-"""
+"""Cards, dtypes, quantizations and architectures that a release does not run, with vLLM's error messages. A
+quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
+dtype."""
 
 from __future__ import annotations
 
@@ -22,7 +20,6 @@ from legroom.facts.release_support import (
     supported_capabilities,
 )
 from legroom.facts.releases import Release, first_release, latest
-from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.attention_selection import backend_refusals
@@ -48,8 +45,7 @@ class Unsupported:
 
 def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported | None:
     """The first certain reason why the release does not run this, else the first uncertain one; None without any."""
-    release = known_release(settings.release)
-    found = [reason for check in _CHECKS for reason in check(settings, model, gpu, release)]
+    found = [reason for check in _CHECKS for reason in check(settings, model, gpu, settings.release)]
     return next((reason for reason in found if reason.certain), found[0] if found else None)
 
 

@@ -1,7 +1,5 @@
-"""The workers' gauges on vLLM's metrics page.
-
-Import it after vLLM has imported `prometheus_client`, which chooses its storage when it is imported.
-"""
+"""The workers' gauges on vLLM's metrics page. Import it after vLLM has imported `prometheus_client`, which chooses its
+storage when it is imported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Writes a black box when memory runs out: the state of the process, and its last memory readings.
-
-Nothing here raises into vLLM. Memory has just run out, so the record is small. The disk may be full too: several
-folders are tried, then a short form is logged.
-"""
+"""Writes a black box when memory runs out: the state of the process, and its last memory readings. Nothing here raises
+into vLLM. Memory has just run out, so the record is small. The disk may be full too: several folders are tried, then a
+short form is logged."""
 
 from __future__ import annotations
 
@@ -184,7 +182,13 @@ class BlackBoxRecorder:
             for old in sorted(folder.glob(f"{black_box.PREFIX}*.json"))[:-_MOST_FILES]:
                 _result_or_none(lambda path=old: path.unlink(missing_ok=True))
             return folder / name
-        LOG.error("legroom black box: %s", _log_line(record))
+        request = record.request
+        if request is not None:
+            request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
+        step = replace(record.step, largest=record.step.largest[:1]) if record.step else None
+        allocator = _without_segments(record.allocator)
+        short = replace(record, request=request, step=step, allocator=allocator, history=(), settings={})
+        LOG.error("legroom black box: %s", json.dumps(_without_none(short.to_json()), separators=(",", ":")))
         return None
 
 
@@ -252,17 +256,6 @@ def _bounded_json(record: black_box.BlackBox) -> str:
     kept = least[: max(room // (each + 20), 0)]
     short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
-
-
-def _log_line(record: black_box.BlackBox) -> str:
-    """A line of log that `legroom diagnose` reads: the record without segments, readings and outer frames."""
-    request = record.request
-    if request is not None:
-        request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
-    step = replace(record.step, largest=record.step.largest[:1]) if record.step else None
-    allocator = _without_segments(record.allocator)
-    short = replace(record, request=request, step=step, allocator=allocator, history=(), settings={})
-    return json.dumps(_without_none(short.to_json()), separators=(",", ":"))
 
 
 def _without_none(value: Any) -> Any:

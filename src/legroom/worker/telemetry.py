@@ -33,10 +33,8 @@ _RECORD_REQUEST = "asked"
 
 @dataclass(frozen=True)
 class TelemetryFolder:
-    """A folder with one file of figures per process, removed when the server ends.
-
-    vLLM has no channel between its processes for this that all releases and executors share.
-    """
+    """A folder with one file of figures per process, removed when the server ends. vLLM has no channel between its
+    processes for this that all releases and executors share."""
 
     path: Path
 

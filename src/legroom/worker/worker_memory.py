@@ -1,8 +1,5 @@
-"""Reads the memory of this worker process.
-
-It uses PyTorch's own counters, NVML and /proc, and never calls CUDA: a call from another thread would break a graph
-capture in progress.
-"""
+"""Reads the memory of this worker process. It uses PyTorch's own counters, NVML and /proc, and never calls CUDA: a call
+from another thread would break a graph capture in progress."""
 
 from __future__ import annotations
 
@@ -42,10 +39,8 @@ def _segment_sums(segments: tuple[AllocatorSegment, ...]) -> dict[str, Any]:
 
 
 class PacedSums:
-    """The sums over a device's segments, listed so rarely that it takes a two-thousandth of the time.
-
-    Listing hundreds of blocks holds Python's lock for milliseconds, and the model's thread waits.
-    """
+    """The sums over a device's segments, listed so rarely that it takes a two-thousandth of the time. Listing hundreds
+    of blocks holds Python's lock for milliseconds, and the model's thread waits."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -211,9 +211,11 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         charging = True
     if engine.version is None:
         # By style: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
-        # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
-        older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
-        charging = older and not case.has("available_kv")
+        # labelled or the message is the longer one of 0.13. A bare traceback has no line above it. Weights that are
+        # shown may fill the card by themselves: only without them others are likelier.
+        is_log = engine.generation == "V1" and engine.before_brackets is not None and not engine.is_labelled
+        older = is_log and startup.weights_bytes is None and not case.has("available_kv")
+        charging = older and not re.search(r"See \S+ for more|despite its", error.text)
     why = reason("others_are_charged")
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     charging = charging or case.has("several_servers")

@@ -28,6 +28,8 @@ from legroom.diagnosis.fixes.step_savings import (
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
+_UNSEEN_POOL = "--num-gpu-blocks-override or --kv-cache-memory-bytes"
+"""What a pool beyond the card was set with, where the text does not show which."""
 _FEW_SEQUENCES = 64
 """Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB."""
 _WORKSTATION_BYTES = 33 * GIB
@@ -65,7 +67,11 @@ def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
         return "--num-gpu-blocks-override", f"{blocks:,} blocks"
     recorded = case.black_box.settings.get("kv_cache_memory_bytes") if case.black_box else None
     given = case.startup.args.kv_cache_memory_bytes or recorded
-    return ("--kv-cache-memory-bytes", gib(given)) if isinstance(given, int) and given > 0 else None
+    if isinstance(given, int) and given > 0:
+        return "--kv-cache-memory-bytes", gib(given)
+    is_beyond_card = case.oom.wanted_bytes + (case.oom.torch_bytes or 0) > (case.oom.total_bytes or math.inf)
+    # A share of the card gives no such pool.
+    return (_UNSEEN_POOL, f"{gib(case.oom.wanted_bytes)} or more") if is_beyond_card and case.has_site_frame else None
 
 
 def cpu_check_failure(case: Case) -> Evidence | None:
@@ -101,8 +107,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield _without_block_override_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
-        if planner.failed_plan is None:
+        if planner.failed_plan is None or pool[0] == _UNSEEN_POOL:
             yield known_fix("measured_pool")  # of how many such pieces the pool consists is not known
+        if pool[0] == _UNSEEN_POOL:
+            return
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
         yield known_fix("measured_pool")
         return

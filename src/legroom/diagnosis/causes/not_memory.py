@@ -99,7 +99,7 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
         meaning = str(meanings["NoneType"])
     frames = re.findall(r"(?:\bat |site-packages/)([A-Za-z]\w+)[./]", error.window)
-    if package := next((name for name in frames if name not in ("vllm", "torch")), None):
+    if package := next((name for name in frames if name not in ("vllm", "torch", "csrc", "aten")), None):
         meaning = f"the code of {package} refuses it: pip install -U {package}, or the version that this vLLM asks for"
     release = f" {planner.known.release.version}" if planner.known.release_known else ""
     return Fix(

@@ -50,17 +50,6 @@ def server_environment(
     return tuple(lines)
 
 
-def why_expandable_segments_break(words: ServeCommand, release: Release, tensor_parallel_size: int) -> str:
-    """Why expandable segments would break this server; empty where they do not."""
-    if tensor_parallel_size > 1 and words.get("--disable-custom-all-reduce") is None:
-        return f"custom all-reduce of {tensor_parallel_size} ranks cannot share memory of expandable segments"
-    if words.get("--enable-sleep-mode") is not None and release.before("0.20.1"):
-        return "sleep mode asserts against expandable segments before vLLM 0.20.1"
-    if words.get("--kv-transfer-config") is not None or words.get("--kv-offloading-size") is not None:
-        return "KV connectors pin addresses that expandable segments may move"
-    return ""
-
-
 def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
     """Why expandable segments are not set, as a sentence; empty where they help and are set."""
     broken = _why_broken(plan, words, release)
@@ -91,7 +80,13 @@ def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given
 def _why_broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
     """Why expandable segments break this server at the plan's tensor-parallel size; empty where they do not."""
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
-    return why_expandable_segments_break(words, release, ranks)
+    if ranks > 1 and words.get("--disable-custom-all-reduce") is None:
+        return f"custom all-reduce of {ranks} ranks cannot share memory of expandable segments"
+    if words.get("--enable-sleep-mode") is not None and release.before("0.20.1"):
+        return "sleep mode asserts against expandable segments before vLLM 0.20.1"
+    if words.get("--kv-transfer-config") is not None or words.get("--kv-offloading-size") is not None:
+        return "KV connectors pin addresses that expandable segments may move"
+    return ""
 
 
 def _without_breaking_segments(name: str, value: str, broken: str) -> str:

@@ -1,8 +1,6 @@
-"""`legroom export helm-values`: values for the chart `vllm-stack` of vLLM's production stack.
-
-Its keys are those of chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart
-has no key for is named in comments instead of being left out silently.
-"""
+"""`legroom export helm-values`: values for the chart `vllm-stack` of vLLM's production stack. Its keys are those of
+chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart has no key for is
+named in comments instead of being left out silently."""
 
 from __future__ import annotations
 

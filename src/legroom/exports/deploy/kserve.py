@@ -71,12 +71,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         hint = "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes"
         raise LegroomError(why, hint)
     remarks = (*containers.head_comment(server), *server.remarks, *pod.secret_command(server, settings.namespace))
-    text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
-    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
-
-
-def llm_inference_service(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The LLMInferenceService manifest; over several nodes it has a `worker` template too."""
     template, args = _pod_template(server, settings, over), server.plan.args
     sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
     if over.nodes > 1:
@@ -92,7 +86,8 @@ def llm_inference_service(server: ExportedServer, settings: pod.ClusterSettings,
     if over.nodes > 1:
         spec["worker"] = _pod_template(headless(server), settings, over)
     about = {**pod.metadata(server, settings), "annotations": pod.planned_gpu_note(server)}
-    return manifest("serving.kserve.io/v1alpha2", "LLMInferenceService", about, spec)
+    text = yaml_text(manifest("serving.kserve.io/v1alpha2", "LLMInferenceService", about, spec), head=remarks)
+    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
 
 
 def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: NodeSpread) -> dict[str, Any]:

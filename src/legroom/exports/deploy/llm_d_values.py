@@ -1,8 +1,6 @@
-"""`legroom export llm-d-values`: values for llm-d's chart `llm-d-modelservice`.
-
-Its keys are those of charts/llm-d-modelservice/values.yaml (github.com/llm-d-incubation/llm-d-modelservice). All pods
-decode; a split into prefill and decode needs a KV connector and a plan for each of the two.
-"""
+"""`legroom export llm-d-values`: values for llm-d's chart `llm-d-modelservice`. Its keys are those of
+charts/llm-d-modelservice/values.yaml (github.com/llm-d-incubation/llm-d-modelservice). All pods decode; a split into
+prefill and decode needs a KV connector and a plan for each of the two."""
 
 from __future__ import annotations
 

@@ -105,12 +105,17 @@ class DashboardRow:
 def dashboard_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[DashboardRow, ...]:
     """The rows of vLLM's metrics that the release has, then those of the guard, the sidecar and the workers."""
     measures = Measures(release, SELECTOR, BY_SERVER)
+    panels = (
+        Panel("Prompt tokens", {SERVER: measures.rate("prompt_tokens", WINDOW)}, width=8),
+        Panel("Generated tokens", {SERVER: measures.rate("generation_tokens", WINDOW)}, width=8),
+        Panel("Finished requests", {SERVER: measures.finished_rate(WINDOW)}, "reqps", 8),
+    )
     rows = [
         _overview_row(measures, levels),
         _memory_row(measures, plan),
         _kv_cache_row(measures, levels),
         _queue_row(measures, levels, plan),
-        _throughput_row(measures),
+        DashboardRow("Throughput", panels),
         _latency_row(measures, levels),
     ]
     if measures.has("preemptions"):
@@ -238,15 +243,6 @@ def _queue_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | Non
         queries = {"{{instance}}": f"{refused}\nor\n0 * sum {BY_INSTANCE} (up{{{INSTANCE}}})"}
         panels.append(Panel("Refused by vLLM", queries, "reqps", 24))
     return DashboardRow("Queue", tuple(panels))
-
-
-def _throughput_row(measures: Measures) -> DashboardRow:
-    panels = (
-        Panel("Prompt tokens", {SERVER: measures.rate("prompt_tokens", WINDOW)}, width=8),
-        Panel("Generated tokens", {SERVER: measures.rate("generation_tokens", WINDOW)}, width=8),
-        Panel("Finished requests", {SERVER: measures.finished_rate(WINDOW)}, "reqps", 8),
-    )
-    return DashboardRow("Throughput", panels)
 
 
 def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:

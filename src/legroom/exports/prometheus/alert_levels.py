@@ -22,9 +22,7 @@ MOST_SPEED_UP = 60.0
 @dataclass(frozen=True)
 class AlertLevels:
     """The thresholds and times that only rules use; `detect` has those shared with the detectors of `legroom watch`.
-
-    Times are real time; `speed_up` divides them when they are written.
-    """
+    Times are real time; `speed_up` divides them when they are written."""
 
     detect: Thresholds = DEFAULT
     down_for_s: float = 120

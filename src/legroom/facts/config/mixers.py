@@ -237,6 +237,7 @@ def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, i
     states_qkv_bias = bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
     biased_o = str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
     shared = text.get("num_kv_shared_layers")
+    bidirectional = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
     return Attention(
         *_head_shape(text, architecture, kind, index),
         window=int_field(text, "sliding_window") if kind == "sliding" else None,
@@ -248,16 +249,10 @@ def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, i
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
         output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
         sinks="GptOss" in architecture,
-        causal=not is_encoder_only(architecture, text),
+        causal=not (bidirectional or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False),
         cross=kind == "cross",
         index_head_dim=_sparse_index_dim(text, index),
     )
-
-
-def is_encoder_only(architecture: str, text: Mapping[str, Any]) -> bool:
-    """Whether attention is bidirectional, so that no KV cache exists."""
-    bidirectional = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
-    return bidirectional or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
 
 
 def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:

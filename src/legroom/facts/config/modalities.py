@@ -1,8 +1,6 @@
-"""The encoders of a multimodal config.json: transformer blocks and a projector, by family.
-
-A family is a row of `data/towers.json`: the field names of its vision config, the structure of its blocks, its
-projector, and the default encoder for a config without a vision_config.
-"""
+"""The encoders of a multimodal config.json: transformer blocks and a projector, by family. A family is a row of
+`data/towers.json`: the field names of its vision config, the structure of its blocks, its projector, and the default
+encoder for a config without a vision_config."""
 
 from __future__ import annotations
 

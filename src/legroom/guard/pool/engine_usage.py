@@ -1,7 +1,5 @@
-"""The engine's step counter, which shows the progress of running requests.
-
-A sequence generates one token a step. Steps between two scrapes are taken to be evenly spaced.
-"""
+"""The engine's step counter, which shows the progress of running requests. A sequence generates one token a step. Steps
+between two scrapes are taken to be evenly spaced."""
 
 from __future__ import annotations
 

@@ -200,11 +200,9 @@ class Reservation:
 
 
 class Projection:
-    """Blocks that all running requests hold together, just before each of them ends.
-
-    Blocks are freed only when a request ends, so the sum is largest at these moments. They are counted in steps from
-    when a new request would start to run, `lead_steps` from now.
-    """
+    """Blocks that all running requests hold together, just before each of them ends. Blocks are freed only when a
+    request ends, so the sum is largest at these moments. They are counted in steps from when a new request would start
+    to run, `lead_steps` from now."""
 
     __slots__ = ("made_s", "moments", "moments_from_now", "steps", "totals")
 

@@ -1,8 +1,6 @@
-"""Reads a request body: prompts, output length, copies, logprobs, media.
-
-Values are read as vLLM's pydantic models read them (a number in a string is that number). A value that cannot be read
-is counted at its largest and left to the server to refuse.
-"""
+"""Reads a request body: prompts, output length, copies, logprobs, media. Values are read as vLLM's pydantic models read
+them (a number in a string is that number). A value that cannot be read is counted at its largest and left to the server
+to refuse."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Shared prefixes: vLLM stores the blocks of an equal prefix once for all running requests.
-
-Like vLLM, a prompt becomes a chain of hashes, each over one unit and all before it. Token ids are split at vLLM's block
-boundaries. The tokens of texts are unknown, so they are split into units of about a block.
-"""
+"""Shared prefixes: vLLM stores the blocks of an equal prefix once for all running requests. Like vLLM, a prompt becomes
+a chain of hashes, each over one unit and all before it. Token ids are split at vLLM's block boundaries. The tokens of
+texts are unknown, so they are split into units of about a block."""
 
 from __future__ import annotations
 

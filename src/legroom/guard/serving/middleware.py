@@ -1,8 +1,5 @@
-"""`vllm serve ... --middleware legroom.guard.Guard`: admission inside vLLM's own API server.
-
-vLLM adds this middleware outside its API-key check (0.32), so it also sees requests that the check will refuse; these
-pass without admission.
-"""
+"""`vllm serve ... --middleware legroom.guard.Guard`: admission inside vLLM's own API server. vLLM adds this middleware
+outside its API-key check (0.32), so it also sees requests that the check will refuse; these pass without admission."""
 
 from __future__ import annotations
 
@@ -42,10 +39,8 @@ def checked_paths(version: str) -> tuple[str, ...]:
 
 
 class Guard(AdmissionApp):
-    """The vLLM middleware.
-
-    `LEGROOM_GUARD_POLICY` and `LEGROOM_GUARD_PLAN` name its files; `LEGROOM_GUARD_TOKEN` allows draining it.
-    """
+    """The vLLM middleware. `LEGROOM_GUARD_POLICY` and `LEGROOM_GUARD_PLAN` name its files; `LEGROOM_GUARD_TOKEN` allows
+    draining it."""
 
     def __init__(self, app: App, policy: str | None = None, plan: str | None = None, token: str | None = None) -> None:
         log_to_stderr()

@@ -1,8 +1,5 @@
-"""The journal: incidents, actions, leases and samples in one SQLite file.
-
-WAL with a sync at every commit: a kill loses nothing that a call returned for. Every method is one transaction. Threads
-may share an object, and processes a file.
-"""
+"""The journal: incidents, actions, leases and samples in one SQLite file. WAL with a sync at every commit: a kill loses
+nothing that a call returned for. Every method is one transaction. Threads may share an object, and processes a file."""
 
 from __future__ import annotations
 

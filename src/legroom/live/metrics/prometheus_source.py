@@ -1,9 +1,6 @@
-"""Samples of all vLLM servers that a Prometheus scrapes, by a few queries.
-
-One query selects every name a metric ever had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times
-are those of Prometheus' own scrapes. Of a large fleet the scrape times are queried first, then the figures of the
-servers whose turn it is.
-"""
+"""Samples of all vLLM servers that a Prometheus scrapes, by a few queries. One query selects every name a metric ever
+had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times are those of Prometheus' own scrapes. Of a
+large fleet the scrape times are queried first, then the figures of the servers whose turn it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The last minutes of one server as steps between samples, so that detectors compare rates and not totals.
-
-A step has the increase of each counter and the gauges at its end. There is no step across a gap, a clock jump or before
-the second sample. A counter that fell means a restart; its value is then the increase.
-"""
+"""The last minutes of one server as steps between samples, so that detectors compare rates and not totals. A step has
+the increase of each counter and the gauges at its end. There is no step across a gap, a clock jump or before the second
+sample. A counter that fell means a restart; its value is then the increase."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from typing import Any
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import LiveTensors, MediaItem, Modality, Model
 from legroom.facts.releases import Release
-from legroom.facts.releases import release as known_release
 from legroom.memory.attention_workspace import split_kv_bytes
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES
 from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
@@ -61,7 +60,7 @@ def encoder_budget(items: tuple[ProfiledItem, ...], settings: EngineSettings) ->
 def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
     """How many items like this one the encoder batch of the profile run has, at least 1; `budget`: encoder tokens."""
     per_prompt = items_per_prompt(settings, item.kind)
-    if known_release(settings.release).before("0.10.0"):
+    if settings.release.before("0.10.0"):
         return max(1, min(cdiv(budget, item.tokens), settings.max_num_seqs * per_prompt))
     requests = settings.max_num_seqs
     if not settings.enable_chunked_prefill:
@@ -82,11 +81,10 @@ def items_per_prompt(settings: EngineSettings, kind: str) -> int:
 
 def _release_items(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]:
     """The media items of the encoder that exist in this release; one of its largest size where none are listed."""
-    release = known_release(settings.release)
     if not tower.items:
         patches = tower.patch_tokens_per_item or tower.max_tokens_per_item
         return (MediaItem(tower.kind, tower.max_tokens_per_item, patches),)
-    return tuple(item for item in tower.items if _exists_in(item, release))
+    return tuple(item for item in tower.items if _exists_in(item, settings.release))
 
 
 def _exists_in(part: MediaItem | LiveTensors, release: Release) -> bool:
@@ -102,7 +100,7 @@ def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, all
     tokens, patches, outputs = item.tokens, item.patches, item.outputs or item.tokens
     if item.max_frames:
         image = next((i.tokens for i in _release_items(tower, settings) if i.kind == "image"), 0)
-        until, release = item.beside_image_until, known_release(settings.release)
+        until, release = item.beside_image_until, settings.release
         is_shared = until == "always" or bool(until and release.before(until))  # max_model_len, with an image
         steps = _video_frame_steps(item, settings.max_model_len - (image if "image" in allowed and is_shared else 0))
         built = _video_frame_steps(item, _dummy_length(settings, item, steps))
@@ -131,10 +129,9 @@ def _video_frame_steps(item: MediaItem, length: int) -> int:
 
 def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
     """Tokens of the dummy video: max_num_batched_tokens up to 0.9, `steps` x tokens in 0.10.0, then max_model_len."""
-    release = known_release(settings.release)
-    if release.before("0.10.0"):
+    if settings.release.before("0.10.0"):
         return settings.max_num_batched_tokens
-    return steps * item.tokens if release.before("0.10.1") else settings.max_model_len
+    return steps * item.tokens if settings.release.before("0.10.1") else settings.max_model_len
 
 
 def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaItem:
@@ -229,7 +226,7 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     inside, moment = _tower_peak(batch, model, settings, gpu, width)
     radeon = gpu.vendor == "amd" and gpu.compute_capability >= (10, 0)
     scores = batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * FLOAT32_BYTES if radeon else 0
-    has_flash = known_release(settings.release).at_least(_FLASH_ON_RDNA)
+    has_flash = settings.release.at_least(_FLASH_ON_RDNA)
     if scores > inside and not has_flash:
         inside, moment = inside + scores, "attention, whose scores are all kept at once"
     outputs = count * largest.outputs * handed * width
@@ -240,7 +237,7 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 def _is_profiled(model: Model, settings: EngineSettings) -> bool:
     """Whether the profile run of this release and runner includes the multimodal encoders."""
-    given, release = settings.given, known_release(settings.release)
+    given, release = settings.given, settings.release
     if given.skip_mm_profiling or not builds_encoders(given, model, release):
         return False
     # The V2 runner profiles no encoder before 0.27.
@@ -249,10 +246,9 @@ def _is_profiled(model: Model, settings: EngineSettings) -> bool:
 
 def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
     """Rows of an item's cached encoder output: 0.11 pads them to the whole budget, 0.12 to its placeholders."""
-    release = known_release(settings.release)
-    if release.before("0.11.0") or release.at_least("0.13.0"):
+    if settings.release.before("0.11.0") or settings.release.at_least("0.13.0"):
         return item.outputs
-    return max(item.outputs, budget if release.before("0.12.0") else item.tokens)
+    return max(item.outputs, budget if settings.release.before("0.12.0") else item.tokens)
 
 
 def _tower_peak(
@@ -260,7 +256,7 @@ def _tower_peak(
 ) -> tuple[int, str]:
     """Peak bytes of the encoder for this batch on one rank, and the operation at which it is reached."""
     tower = batch.item.tower
-    moments = [moment for moment in tower.moments or _PLAIN if _exists_in(moment, known_release(settings.release))]
+    moments = [moment for moment in tower.moments or _PLAIN if _exists_in(moment, settings.release)]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
     partial = _partial_sum_bytes(batch, settings, gpu) if gpu else 0
     live, where = max(
@@ -288,7 +284,7 @@ scores."""
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
     """Bytes of one patch's input pixels: one per value where the release passes raw pixels, else `width`."""
-    raw = bool(tower.raw_pixels_since) and known_release(settings.release).at_least(tower.raw_pixels_since)
+    raw = bool(tower.raw_pixels_since) and settings.release.at_least(tower.raw_pixels_since)
     return tower.pixels_per_patch * (1 if raw else width)
 
 
@@ -303,7 +299,7 @@ def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, te
 
 def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | None) -> int:
     """Patches encoded at once: Gemma 4 limits its position lookup to a tenth of the card; others take the batch."""
-    tower, release = batch.item.tower, known_release(settings.release)
+    tower, release = batch.item.tower, settings.release
     if not tower.chunk_bytes_per_patch or gpu is None:
         return batch.patches
     frame = 630 if batch.item.kind == "video" else batch.item.patches  # a video frame has 70 tokens of 3 x 3 patches
@@ -320,7 +316,7 @@ def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings
     size = batch.count * batch.item.outputs * model.hidden_size * width
     freed = batch.patches * tower.hidden_size * width
     # 0.32 profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
-    if known_release(settings.release).at_least("0.32.0") and size < freed < size + LARGE_SEGMENT_BYTES:
+    if settings.release.at_least("0.32.0") and size < freed < size + LARGE_SEGMENT_BYTES:
         size = freed
     return (tower.feature_levels - 1) * size
 

@@ -15,7 +15,6 @@ from legroom.facts.anatomy import Anatomy, anatomy
 from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Mixer, Model, StateSpace, recurrent
-from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import cached_by_model
 from legroom.records import dataclass
@@ -298,7 +297,7 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
         return ExpertScratch()
     scratches = [_scratch_of_block(block, model, settings, gpu) for block in blocks]
     largest = max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
-    if known_release(settings.release).before("0.13.0"):
+    if settings.release.before("0.13.0"):
         return largest
     # Attention and experts take turns with one workspace.
     sparse = max(_sparse_workspace(layer.mixer, settings, gpu) for layer, _ in kinds)
@@ -333,7 +332,7 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
         return False
     switches = {settings.given.env.get(name) for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")}
     aligned = inner % _DEEP_GEMM_ROWS == 0 and width % _DEEP_GEMM_ROWS == 0
-    return "0" not in switches and aligned and known_release(settings.release).at_least("0.20.0")
+    return "0" not in switches and aligned and settings.release.at_least("0.20.0")
 
 
 def _quantizes_inputs(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
@@ -347,14 +346,14 @@ def _quantizes_inputs(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 def _takes_humming(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     """Whether the Humming kernel, which outranks Marlin on Hopper (0.32+), runs experts of packed integers."""
-    scheme, preferred = model.quantization, known_release(settings.release).at_least("0.32.0")
+    scheme, preferred = model.quantization, settings.release.at_least("0.32.0")
     packed = scheme is not None and scheme.number == "int" and scheme.method in ("awq", "gptq", "compressed-tensors")
     return packed and preferred and gpu.compute_capability == HOPPER and not settings.enable_expert_parallel
 
 
 def _scratch_of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     """The fused-experts buffers of one MoE block on one rank, by release and kernel."""
-    release = known_release(settings.release)
+    release = settings.release
     inner = cdiv(block.intermediate_size, 1 if settings.enable_expert_parallel else settings.expert_ranks)
     width = block.latent_size or block.hidden_size
     gate_up = 2 * inner if block.gated else inner

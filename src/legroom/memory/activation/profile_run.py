@@ -7,18 +7,9 @@ from dataclasses import replace
 from legroom.facts.fit import constants, runs_on_transformers
 from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
 from legroom.facts.model import Experts, Model, Quantization, latent, recurrent
-from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
+from legroom.memory.activation import layer_peaks as peaks
 from legroom.memory.activation.encoder_profile import encoder_profile
-from legroom.memory.activation.layer_peaks import (
-    TUNING,
-    Execution,
-    ExpertScratch,
-    LayerPeak,
-    expert_scratch,
-    layer_kinds,
-    layer_peaks,
-)
 from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import latent_workspace_tokens
@@ -35,7 +26,7 @@ from legroom.vllm.traits import built_encoders, is_pooling
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The activation peak of a first start, where torch.compile and Triton tune their kernels."""
     warm = activation(model, settings, gpu, pp_rank)
-    encoders = built_encoders(settings.given, model, known_release(settings.release))
+    encoders = built_encoders(settings.given, model, settings.release)
     copied = 0 if not is_compiled(settings) or pp_rank or encoders else _peak_on_copy(model, settings, gpu)
     tuning = _tuning_peak(model, settings, gpu, pp_rank)
     if not copied and tuning <= warm.bytes:
@@ -58,17 +49,17 @@ def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
     """Bytes alive while Triton tunes the first Mamba-2 layer (0.22+, `_warmup_ssd_kernels`); 0 without such a layer."""
-    moments = [moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where == TUNING]
-    if not moments or known_release(settings.release).before("0.22.0"):
+    moments = [moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where == peaks.TUNING]
+    if not moments or settings.release.before("0.22.0"):
         return 0
     elements = moments[0].elements * settings.max_num_batched_tokens
-    elements += expert_scratch(model, settings, gpu).kept_elements if moments[0].after_experts else 0
+    elements += peaks.expert_scratch(model, settings, gpu).kept_elements if moments[0].after_experts else 0
     return elements * element_bytes(settings) + _TUNING_BYTES + cublas_workspace(gpu)
 
 
 def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """Bytes of a first start's peak that may stay reserved and be charged (0.27 to 0.31; later off NVIDIA); else 0."""
-    release, cold = known_release(settings.release), activation_cold(model, settings, gpu, pp_rank)
+    release, cold = settings.release, activation_cold(model, settings, gpu, pp_rank)
     limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
     return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
 
@@ -76,8 +67,8 @@ def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu,
 @cached(PROFILE_RUN)
 def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """The peak of temporary tensors in the forward pass of a full batch, without persistent workspaces."""
-    scratch = expert_scratch(model, settings, gpu)
-    moments = (moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where != TUNING)
+    scratch = peaks.expert_scratch(model, settings, gpu)
+    moments = (moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where != peaks.TUNING)
     return max((_peak_bytes(moment, model, settings, gpu, scratch) for moment in moments), default=0)
 
 
@@ -101,7 +92,7 @@ def cublas_workspace(gpu: Gpu) -> int:
 @cached(PROFILE_RUN)
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The profile run's peak of temporary tensors above the weights, with a warm compile cache."""
-    scratch = expert_scratch(model, settings, gpu)
+    scratch = peaks.expert_scratch(model, settings, gpu)
     encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
     kept = scratch.kept_elements * element_bytes(settings)
@@ -149,13 +140,13 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
     if scheme is None or gpu.compute_capability[0] < BLACKWELL[0]:
         return False
     nvfp4 = any(each.is_nvfp4 for each in (scheme, *(other for _, other in scheme.rules)))
-    mixers = recurrent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
+    mixers = recurrent(layer.mixer for layer, _ in cached_by_model(peaks.layer_kinds, model))
     return nvfp4 and any(mixer.kind == "gdn" for mixer in mixers)
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     """Bytes of fragmentation charged as activation up to 0.6.3, which kept torch's cache while measuring; then 0."""
-    if known_release(settings.release).at_least("0.6.4"):
+    if settings.release.at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
@@ -165,18 +156,18 @@ _TUNING_BYTES = 256 * MIB
 """What Triton's autotuner writes before each try, so that the L2 cache is cold (`get_empty_cache_for_benchmark`)."""
 
 
-def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
+def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[peaks.LayerPeak, ...]:
     """The peaks of the layers on one pipeline stage, in elements per token."""
     return _peaks_of(model, stage_range(len(model.layers), settings, pp_rank), settings)
 
 
-def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[LayerPeak, ...]:
+def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[peaks.LayerPeak, ...]:
     """The peaks of the layers with these indices, in elements per token."""
     scheme, fused = scheme_in_use(model, settings), constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
-    in_release = known_release(settings.release).at_least(fused["since"])
+    in_release = settings.release.at_least(fused["since"])
     fuses_product = static and in_release and model.model_type in fused["families"]
-    execution = Execution(
+    execution = peaks.Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
         # What torch.compile writes in 8 bits was measured with quantized checkpoints only.
@@ -184,15 +175,15 @@ def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[L
         bool(scheme and scheme.block and scheme.weight_bits == 8),
         fuses_product,
         runs_on_transformers(model.model_type, settings.release),
-        known_release(settings.release).at_least(constants()["eager"]["fused_gated_norm"]["since"]),
+        settings.release.at_least(constants()["eager"]["fused_gated_norm"]["since"]),
     )
-    return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
+    return cached_by_model(peaks.layer_peaks, model, indices.start, indices.stop, execution)
 
 
 def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
     """Peak bytes of the forward pass over this stage's layers, and the terms that make it up."""
     width, tokens = element_bytes(settings), settings.max_num_batched_tokens
-    scratch = expert_scratch(model, settings, gpu)
+    scratch = peaks.expert_scratch(model, settings, gpu)
     best = 0
     best_terms: tuple[Term, ...] = ()
     draft, states = _draft(model, settings)
@@ -201,7 +192,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
     if passes and draft and pp_rank == settings.pipeline_parallel_size - 1:
         passes += [(draft, states, moment) for moment in _peaks_of(draft, range(len(draft.layers)), settings)]
     for running, waiting, moment in passes:
-        if moment.where == TUNING:
+        if moment.where == peaks.TUNING:
             continue
         live = _peak_bytes(moment, running, settings, gpu, scratch)
         live += waiting * tokens * model.hidden_size * width
@@ -214,7 +205,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
             best_terms += (Term(moment.where, live, label),)
     # Quantized dense models, mxfp4 aside, reach their peak before the first cuBLAS product, the one of the output head.
     scheme = scheme_in_use(model, settings)
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(peaks.layer_kinds, model))
     never_calls_cublas = scheme is not None and not experts and scheme.method != "mxfp4"
     cublas = 0 if never_calls_cublas else cublas_workspace(gpu)
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
@@ -234,7 +225,9 @@ def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
     return drafting, min(states, EAGLE3_STATES) if is_compiled(settings) else states
 
 
-def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, scratch: ExpertScratch) -> int:
+def _peak_bytes(
+    moment: peaks.LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, scratch: peaks.ExpertScratch
+) -> int:
     """Live bytes at one layer's peak for max_num_batched_tokens, without the experts' workspace."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
@@ -247,19 +240,19 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
 
 def _indexer_logits(model: Model, settings: EngineSettings) -> int:
     """Bytes of the largest logits of DeepSeek-V4's indexer in the profile run (0.20+); 0 for other models."""
-    mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
+    mixers = latent(layer.mixer for layer, _ in cached_by_model(peaks.layer_kinds, model))
     indexed = any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers)
-    if not indexed or known_release(settings.release).before("0.20.0"):
+    if not indexed or settings.release.before("0.20.0"):
         return 0
     return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)) * MIB  # vLLM's default
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Key and value elements a rank's chunked prefill expands from the latent; 0 before 0.8; MLA models only."""
-    if known_release(settings.release).before("0.8.0"):
+    if settings.release.before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(model, settings, gpu)
-    kinds = cached_by_model(layer_kinds, model)
+    kinds = cached_by_model(peaks.layer_kinds, model)
     mixers = latent(layer.mixer for layer, _ in kinds)
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
@@ -312,7 +305,7 @@ class Sampling:
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     """Logits of max_num_seqs sequences and the buffers of the release's sampler."""
-    release = known_release(settings.release)
+    release = settings.release
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     width = dtype_bytes(settings.dtype)
     logits = sequences * model.vocab_size

@@ -7,7 +7,6 @@ from math import lcm
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import LatentAttention, Model, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
-from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import cdiv
@@ -30,7 +29,7 @@ class Backend:
 
 def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backend:
     """The attention layers' backend and its block sizes; "FLASH_ATTN" stands for most that are not MLA."""
-    release = known_release(settings.release)
+    release = settings.release
     mixers = [layer.mixer for layer in model.layers]
     if latents := latent(mixers):
         return _latent_backend(latents[0], settings, gpu, release)
@@ -47,9 +46,8 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
 
 def _intel_page(model: Model, settings: EngineSettings) -> int:
     """Tokens per block of the attention kernel on Intel GPUs: 64; 16 for V0, Triton, float32 or image masks."""
-    release = known_release(settings.release)
-    masked = masks_images(settings.given, model, release)
-    triton = "TRITON" in named_backend(settings.given, release) or settings.dtype == "float32" or masked
+    masked = masks_images(settings.given, model, settings.release)
+    triton = "TRITON" in named_backend(settings.given, settings.release) or settings.dtype == "float32" or masked
     return DEFAULT_BLOCK_SIZE if settings.engine == "V0" or triton else 64
 
 
@@ -100,16 +98,15 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
 def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """--block-size, or the backend's preference; MLA backends override the flag up to 0.17."""
     backend = attention_backend(model, settings, gpu)
-    release = known_release(settings.release)
     given = settings.block_size
-    if keeps_boundary_layers(model, settings) and release.at_least("0.25.0"):
+    if keeps_boundary_layers(model, settings) and settings.release.at_least("0.25.0"):
         # A block of the packed layers covers a kernel block of those in the model's dtype (not in 0.22.1, in 0.25.1).
         step = max(backend.smallest_block, given or backend.preferred_block)
         return step * cdiv(backend.smallest_block * dtype_bytes(settings.dtype), step)
     if given is None:
         return backend.preferred_block
-    overruled = release.before("0.18.0") and backend.preferred_block != DEFAULT_BLOCK_SIZE
-    multiple = release.at_least("0.12.0") and given % backend.preferred_block == 0
+    overruled = settings.release.before("0.18.0") and backend.preferred_block != DEFAULT_BLOCK_SIZE
+    multiple = settings.release.at_least("0.12.0") and given % backend.preferred_block == 0
     return backend.preferred_block if overruled and not multiple else given
 
 
@@ -120,7 +117,7 @@ def keeps_boundary_layers(model: Model, settings: EngineSettings) -> bool:
 
 def state_cache_mode(model: Model, settings: EngineSettings) -> str:
     """mamba_cache_mode (`none`, `align`, `all`): how prefix caching keeps recurrent states (0.11.1+)."""
-    release = known_release(settings.release)
+    release = settings.release
     if release.before("0.11.1") or not settings.enable_prefix_caching:
         return "none"
     kinds = {mixer.kind for mixer in recurrent(layer.mixer for layer in model.layers)}
@@ -137,12 +134,11 @@ def aligned_block_size(
     model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
 ) -> int:
     """The block size at which an attention page holds a recurrent state (hybrid models, 0.10+), else `block_size`."""
-    release = known_release(settings.release)
-    if release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
+    if settings.release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size
     backend = attention_backend(model, settings, gpu)
     latents = latent(layer.mixer for layer in model.layers)
-    step = _alignment_step(backend, bool(latents), gpu, release, block_size)
+    step = _alignment_step(backend, bool(latents), gpu, settings.release, block_size)
     if state_cache_mode(model, settings) == "all":
         states = recurrent(layer.mixer for layer in model.layers)
         scanned = max((dict(mixer.config).get("chunk_size", 1) for mixer in states), default=1)
@@ -150,7 +146,7 @@ def aligned_block_size(
         wanted = step * cdiv(cdiv(state_bytes, token_bytes), step)
     else:
         wanted = step * cdiv(state_bytes, step * token_bytes)
-    if release.at_least("0.31.0"):
+    if settings.release.at_least("0.31.0"):
         wanted = backend.smallest_block * cdiv(wanted, backend.smallest_block)
     return max(block_size, wanted)
 

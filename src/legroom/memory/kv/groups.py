@@ -1,8 +1,5 @@
-"""KV cache groups: layers that share a block table, as each release forms them.
-
-All groups allocate from one pool of equal blocks. Releases differ in how layers are split into groups, and in what
-they do with pages of different sizes.
-"""
+"""KV cache groups: layers that share a block table, as each release forms them. All groups allocate from one pool of
+equal blocks. Releases differ in how layers are split into groups, and in what they do with pages of different sizes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
-from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import dtype_bytes, head_token_bytes, latent_token_bytes
 from legroom.memory.kv.attention_backend import (
     aligned_block_size,
@@ -103,8 +102,7 @@ def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
 
 def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment:
     """What the cache specs of all layers share: block size, KV dtype, state mode and padding, tokens in flight."""
-    release = known_release(settings.release)
-    batches = settings.max_concurrent_batches if release.at_least("0.26.0") else 1
+    batches = settings.max_concurrent_batches if settings.release.at_least("0.26.0") else 1
     size = block_size_before_alignment(model, settings, gpu)
     mode = state_cache_mode(model, settings)
     padding = None
@@ -113,12 +111,12 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
     if states and token_bytes:
         largest = max(_state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
         size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
-        padding = size * token_bytes if release.at_least("0.10.0") else None
+        padding = size * token_bytes if settings.release.at_least("0.10.0") else None
     # V1's Falcon layers ignore --kv-cache-dtype and keep the model's own precision.
     ignored = model.architecture == "FalconForCausalLM" and settings.engine == "V1"
     dtype = "auto" if ignored else settings.kv_cache_dtype
     in_flight = batches * settings.max_num_batched_tokens
-    return _Deployment(model, settings, release, size, in_flight, mode, padding, dtype)
+    return _Deployment(model, settings, settings.release, size, in_flight, mode, padding, dtype)
 
 
 def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
@@ -148,7 +146,13 @@ def _kv_heads(mixer: Attention, settings: EngineSettings) -> int:
 def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
     """The cache specs of a layer's mixer, by cache name, an indexer's among them; empty where it stores no KV."""
     if isinstance(mixer, StateSpace):
-        return {name: _state_spec(mixer, deployment)}
+        settings, release = deployment.settings, deployment.release
+        size = _state_bytes(mixer, deployment.model, settings)
+        padded = deployment.state_padding if deployment.state_padding and deployment.state_padding != size else None
+        whole = settings.given.mamba_block_size or WHOLE_REQUEST
+        block = whole if deployment.state_mode == "none" else deployment.block_size
+        blocks, per_length = _state_blocks(mixer, deployment.state_mode, settings.num_speculative_tokens, release)
+        return {name: StateSpec(block, size, blocks, per_length, padded, mixer.kind)}
     if isinstance(mixer, LatentAttention):
         return _latent_specs(mixer, name, deployment)
     if mixer.shares_kv or (not mixer.causal and not mixer.cross):
@@ -190,9 +194,8 @@ def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
 
 def context_shards(settings: EngineSettings) -> int:
     """Ranks that share a sequence: DCP from 0.10.2 on, and PCP from 0.12.0 to 0.25.1."""
-    release = known_release(settings.release)
-    shards = settings.decode_context_parallel_size if release.at_least("0.10.2") else 1
-    if release.at_least("0.12.0") and release.before("0.26.0"):
+    shards = settings.decode_context_parallel_size if settings.release.at_least("0.10.2") else 1
+    if settings.release.at_least("0.12.0") and settings.release.before("0.26.0"):
         shards *= settings.prefill_context_parallel_size
     return shards
 
@@ -278,17 +281,6 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     return specs
 
 
-def _state_spec(mixer: StateSpace, deployment: _Deployment) -> StateSpec:
-    """The cache spec of a Mamba or linear-attention layer: bytes of a state and blocks of a request."""
-    settings, release = deployment.settings, deployment.release
-    size = _state_bytes(mixer, deployment.model, settings)
-    padded = deployment.state_padding if deployment.state_padding and deployment.state_padding != size else None
-    whole = settings.given.mamba_block_size or WHOLE_REQUEST
-    block = whole if deployment.state_mode == "none" else deployment.block_size
-    blocks, per_length = _state_blocks(mixer, deployment.state_mode, settings.num_speculative_tokens, release)
-    return StateSpec(block, size, blocks, per_length, padded, mixer.kind)
-
-
 def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
     """State blocks per request, and whether each further block of tokens adds one (prefix caching of states)."""
     if release.before("0.11.1"):
@@ -324,8 +316,7 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
     if given != "auto":
         return conv, given
     configured = model.config.get("mamba_ssm_cache_dtype") or model.config.get("mamba_ssm_dtype")
-    release = known_release(settings.release)
-    if "NemotronH" in model.architecture and release.at_least("0.12.0"):
+    if "NemotronH" in model.architecture and settings.release.at_least("0.12.0"):
         # Nemotron-H: only float32 states are known to keep accuracy, so it is the default.
         return conv, configured if isinstance(configured, str) else "float32"
     if "Qwen3_5" in model.architecture and isinstance(configured, str):

@@ -157,14 +157,13 @@ _SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_n
 @cached(_SHAPE_INPUTS)
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> KvShape:
     """The KV cache's groups and pages; one object for settings that differ in max_model_len or memory alone."""
-    release = known_release(settings.release)
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
     if settings.engine == "V0":
-        return _v0_shape(specs, release, size)
+        return _v0_shape(specs, settings.release, size)
     return shape_of_specs(
         specs,
-        release,
+        settings.release,
         size,
         shards=context_shards(settings),
         hybrid_off=settings.disable_hybrid_kv_cache_manager,

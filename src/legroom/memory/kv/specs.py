@@ -1,8 +1,6 @@
-"""KV cache specs: one frozen dataclass per kind of layer, with its page size and the blocks of a request.
-
-A spec describes one layer on one rank: `token_bytes` includes tensor parallelism and the cache dtype. Tokens in flight
-and speculative states are fields, so that `blocks` depends on the length alone.
-"""
+"""KV cache specs: one frozen dataclass per kind of layer, with its page size and the blocks of a request. A spec
+describes one layer on one rank: `token_bytes` includes tensor parallelism and the cache dtype. Tokens in flight and
+speculative states are fields, so that `blocks` depends on the length alone."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.model import Dense, Experts, Layer, Model, with_kv_heads
-from legroom.facts.releases import release as known_release
 from legroom.memory.weights.layer_modules import feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.module import Module, Ranks
 from legroom.units import cdiv
@@ -80,7 +79,7 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
 
 def draft_is_uncounted(settings: EngineSettings) -> bool:
     """Whether a draft model's weights are outside the budget (V0 from 0.6.5 on)."""
-    uncounted = settings.engine == "V0" and known_release(settings.release).at_least("0.6.5")
+    uncounted = settings.engine == "V0" and settings.release.at_least("0.6.5")
     return uncounted and draft_method(settings.given.speculative_config) == "draft_model"
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.facts.model import Model, Quantization, latent
-from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, share
 from legroom.memory.weights.storage import StorageContext
 from legroom.units import MIB, cdiv, round_up
@@ -121,7 +120,7 @@ def attention_workspaces(model: Model, settings: EngineSettings, context: Storag
     """Workspaces of attention: FlashInfer's (MLA, 0.11.1 to 0.24), DeepGEMM's (MLA or FP8 KV), the indexer's."""
     latents = latent(layer.mixer for layer in model.layers)
     out: list[Module] = []
-    release = known_release(settings.release)
+    release = settings.release
     # A module-level buffer of the backend: 0.11.1 imports every candidate, 0.25 allocates it lazily.
     if latents and context.vendor == "nvidia" and release.at_least("0.11.1") and release.before("0.25.0"):
         out.append(workspace("FlashInfer MLA", _FLASHINFER_MLA_BYTES))

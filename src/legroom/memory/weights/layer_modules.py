@@ -1,8 +1,6 @@
-"""The modules of a layer on one rank: shapes after tensor and expert parallelism.
-
-Shapes mirror vLLM's model classes. Queries, keys and values are one matrix, and so are gate and up; a rank keeps at
-least one KV head; norms, routers and the down-projections of latent attention are replicated.
-"""
+"""The modules of a layer on one rank: shapes after tensor and expert parallelism. Shapes mirror vLLM's model classes.
+Queries, keys and values are one matrix, and so are gate and up; a rank keeps at least one KV head; norms, routers and
+the down-projections of latent attention are replicated."""
 
 from __future__ import annotations
 
@@ -10,20 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.errors import LegroomError
+from legroom.facts import model as facts
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.model import (
-    Attention,
-    Dense,
-    Experts,
-    FeedForward,
-    LatentAttention,
-    Linear,
-    Mixer,
-    Modality,
-    Model,
-    StateSpace,
-)
-from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, Ranks, projection, share
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings
@@ -35,18 +21,18 @@ def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
     return [] if anatomy.norm == "none" else [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
-def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+def mixer_modules(mixer: facts.Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     """The weight matrices of one mixer on one tensor-parallel rank; LegroomError for an unknown kind."""
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, facts.Attention):
         return _attention(mixer, hidden, anatomy, ranks)
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, facts.LatentAttention):
         return _latent(mixer, hidden, ranks)
     if mixer.kind not in _STATE_SPACES:
         raise LegroomError(f"layers of kind {mixer.kind!r} are not known", "this architecture cannot be planned yet")
     return _STATE_SPACES[mixer.kind](mixer, hidden, ranks.tensor, anatomy)
 
 
-def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+def _attention(mixer: facts.Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     """The weights of an attention layer on one rank; KV heads are replicated where there are fewer than ranks."""
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
     kv_heads = max(1, mixer.kv_heads // ranks.tensor)
@@ -76,7 +62,7 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
     return out
 
 
-def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
+def _qk_norms(mixer: facts.Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
     """The query and key norms; empty where the model has none."""
     kind = anatomy.qk_norm or (anatomy.qk_norm_shape if mixer.qk_norm else "")
     width = mixer.head_dim
@@ -92,7 +78,7 @@ def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ran
     return [Module("norms", name, size, bias=anatomy.qk_norm_bias) for name, size in zip(names, sizes, strict=False)]
 
 
-def _latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
+def _latent(mixer: facts.LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
     """The weights of an MLA layer on one rank."""
     if mixer.compress_ratio or mixer.window:
         return _compressed_latent(mixer, hidden, ranks)
@@ -123,7 +109,7 @@ def _latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
     return out + _indexer(mixer, hidden)
 
 
-def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
+def _indexer(mixer: facts.LatentAttention, hidden: int) -> list[Module]:
     """The indexer of DeepSeek sparse attention, replicated on every rank; empty without one."""
     if not mixer.index_head_dim:
         return []
@@ -135,7 +121,7 @@ def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
     ]
 
 
-def _compressed_latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
+def _compressed_latent(mixer: facts.LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
     """DeepSeek-V4: one latent head, low-rank queries and outputs, and a compressor in some layers."""
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
     width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
@@ -171,7 +157,7 @@ def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
     ]
 
 
-def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+def _mamba2(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     """The weights of a Mamba-2 layer on one rank."""
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     heads = share(mixer.width("num_heads"), tp, "mamba heads")
@@ -188,7 +174,7 @@ def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[M
     ]
 
 
-def _mamba1(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+def _mamba1(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     """The weights of a Mamba-1 layer on one rank."""
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     state, rank = mixer.width("state_size"), mixer.width("time_step_rank")
@@ -205,7 +191,7 @@ def _mamba1(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[M
     ]
 
 
-def _gdn(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+def _gdn(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     """The weights of a gated delta net on one rank."""
     value_heads = share(mixer.width("num_v_heads"), tp, "linear-attention value heads")
     keys = share(mixer.width("num_k_heads") * mixer.width("head_k_dim"), tp, "linear-attention key width")
@@ -221,7 +207,7 @@ def _gdn(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
     ]
 
 
-def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+def _kda(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     """The weights of a Kimi delta attention layer on one rank."""
     heads, dim = share(mixer.width("num_heads"), tp, "KDA heads"), mixer.width("head_dim")
     kernel, width = mixer.width("conv_kernel"), heads * dim
@@ -245,7 +231,7 @@ def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
     ]
 
 
-def _lightning(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+def _lightning(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     """The weights of a lightning attention layer on one rank."""
     heads, dim = share(mixer.width("num_heads"), tp, "linear-attention heads"), mixer.width("head_dim")
     width = heads * dim
@@ -257,7 +243,7 @@ def _lightning(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> lis
     ]
 
 
-def _short_conv(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+def _short_conv(mixer: facts.StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     """The weights of a short convolution layer on one rank."""
     width = share(mixer.width("intermediate_size"), tp, "convolution width")
     return [
@@ -277,12 +263,12 @@ _STATE_SPACES = {
 }
 
 
-def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+def feedforward_modules(block: facts.FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     """The weight matrices of one feed-forward block on one rank."""
-    return _dense(block, ranks) if isinstance(block, Dense) else _experts(block, anatomy, ranks)
+    return _dense(block, ranks) if isinstance(block, facts.Dense) else _experts(block, anatomy, ranks)
 
 
-def _dense(block: Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
+def _dense(block: facts.Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
     """The weights of a dense feed-forward block on one rank."""
     width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
     hidden, bias = block.hidden_size, block.bias
@@ -295,7 +281,7 @@ def _dense(block: Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forw
     return [replace(up, part=part), replace(down, part=part)]
 
 
-def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+def _experts(block: facts.Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     """The weights of an MoE block on one rank: router, shared and routed experts."""
     hidden, work = block.hidden_size, block.latent_size or block.hidden_size
     router_dtype = "float32" if block.router_fp32 else ""
@@ -309,7 +295,7 @@ def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
         out.append(Module("router", "router.scale", hidden))
         out.append(Module("router", "router.per_expert_scale", block.num_experts))
     if block.shared_intermediate_size:
-        shared = Dense(hidden, block.shared_intermediate_size, block.gated)
+        shared = facts.Dense(hidden, block.shared_intermediate_size, block.gated)
         out += _dense(shared, ranks, "mlp.shared_experts", "shared experts")
         if block.shared_gate:
             out.append(Module("router", "mlp.shared_expert_gate", 1, hidden))
@@ -321,7 +307,7 @@ def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     return out + _routed(block, work, ranks)
 
 
-def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
+def _routed(block: facts.Experts, work: int, ranks: Ranks) -> list[Module]:
     """Routed experts: whole ones with expert parallelism (the first ranks hold one more), else a slice of each."""
     spread = ranks.expert > 1
     experts = cdiv(block.num_experts + ranks.redundant_experts, ranks.expert) if spread else block.num_experts
@@ -335,17 +321,17 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
     return [up, replace(down, whole_inputs=block.intermediate_size)]
 
 
-def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
+def encoder_modules(model: facts.Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
     """The vision and audio encoders' modules on any stage; split by TP unless --mm-encoder-tp-mode data."""
     ranks = 1 if replicates_encoders(settings.given, model) else tensor_ranks
-    for encoder in built_encoders(settings.given, model, known_release(settings.release)):
+    for encoder in built_encoders(settings.given, model, settings.release):
         modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}
         yield from (modules[id(weight)] for weight in _by_block(encoder))
         for _ in range(encoder.buffer_levels):
             yield Module("buffers", "deepstack_input_embeds", settings.max_num_batched_tokens, model.hidden_size)
 
 
-def _encoder_module(weight: Linear, ranks: int) -> Module:
+def _encoder_module(weight: facts.Linear, ranks: int) -> Module:
     """One encoder weight as stored on one rank, split over outputs or inputs where the encoder is split."""
     outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
     inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
@@ -353,11 +339,11 @@ def _encoder_module(weight: Linear, ranks: int) -> Module:
     return Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
 
 
-def _by_block(encoder: Modality) -> Iterator[Linear]:
+def _by_block(encoder: facts.Modality) -> Iterator[facts.Linear]:
     """Every weight in creation order, block by block: the order decides how the allocator packs them."""
-    repeated: list[Linear] = []
+    repeated: list[facts.Linear] = []
 
-    def blocks() -> Iterator[Linear]:
+    def blocks() -> Iterator[facts.Linear]:
         for _ in range(encoder.num_layers):
             for weight in repeated:
                 yield from [weight] * (weight.count // encoder.num_layers)

@@ -12,7 +12,6 @@ from legroom.facts.config.quantization import LINEAR_ATTENTION
 from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Experts, Model
-from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memo import Memo
 from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, segment_bytes
@@ -88,7 +87,19 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     in_order = _in_file_order(stored) if from_files else stored
     allocated, peak_allocated, free_blocks = _allocator_totals(_allocator_settings(settings, gpu), in_order)
     total = allocated + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
-    terms = _weights_terms(stored)
+    parts: dict[str, int] = {}
+    # Equal layers share their StoredModule objects.
+    times = Counter(map(id, stored))
+    for number, each in {id(each): each for each in stored}.items():
+        kept = each.storage.kept
+        weight = max(kept, default=0)
+        parts[each.module.part] = parts.get(each.module.part, 0) + times[number] * weight
+        if len(kept) > 1:
+            beside = "biases" if each.module.bias and len(kept) == 2 else "scales"
+            parts[beside] = parts.get(beside, 0) + times[number] * (sum(kept) - weight)
+        for rope in each.ropes:
+            parts["rope cache"] = parts.get("rope cache", 0) + times[number] * rope.bytes
+    terms = [Term(part, size) for part, size in parts.items() if size]
     tensors = sum(term.bytes for term in terms)
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
@@ -150,7 +161,7 @@ def _uncertain_bytes(model: Model, settings: EngineSettings, stored: Sequence[St
         scales = int(sum(least for _, least in lean) / 2 / scheme.mean_bits)
         return sum(max(0, kept - least) for kept, least in lean), scales
     since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if model.assumed else {}
-    loadable = [name for name, first in since.items() if known_release(settings.release).at_least(first)]
+    loadable = [name for name, first in since.items() if settings.release.at_least(first)]
     tables = sum(sum(each.storage.kept) for each in stored if each.module.part in loadable)
     linear = [each.module.elements for each in stored if scheme.list_assumed and "linear_attn" in each.module.name]
     saved, is_kept = sum(linear) * (16 - scheme.weight_bits) // 8, LINEAR_ATTENTION in scheme.ignored
@@ -161,7 +172,7 @@ def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool
     """Whether the stored size of the weights is not known to the byte."""
     scheme = scheme_in_use(model, settings)
     # On ROCm before 0.21, "weights" is the drop of free memory while they load, with torch's reserve and code.
-    if gpu.vendor == "amd" and known_release(settings.release).before("0.21.0"):
+    if gpu.vendor == "amd" and settings.release.before("0.21.0"):
         return True
     # Adapters of experts were 6 MiB larger than their matrices (measured on 0.32). With tied embeddings, families and
     # releases wrap the table a different number of times, and none was measured.
@@ -223,7 +234,7 @@ def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
 
 def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings:
     """The allocator's settings while loading: expandable_segments of the environment, splits below 20 MiB (0.21+)."""
-    limited = gpu.vendor == "nvidia" and known_release(settings.release).at_least("0.21.0")
+    limited = gpu.vendor == "nvidia" and settings.release.at_least("0.21.0")
     env = settings.given.env
     conf = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     return AllocatorSettings("expandable_segments:True" in conf, 20 * MIB if limited else None)
@@ -348,20 +359,3 @@ def _replay(
             free(blocks[~step])
         else:
             freed_last.append(blocks[~step])
-
-
-def _weights_terms(stored: list[StoredModule]) -> list[Term]:
-    """Bytes of the stored weights by part of the model, with biases, scales and rope caches apart."""
-    parts: dict[str, int] = {}
-    # Equal layers share their StoredModule objects.
-    times = Counter(map(id, stored))
-    for number, each in {id(each): each for each in stored}.items():
-        kept = each.storage.kept
-        weight = max(kept, default=0)
-        parts[each.module.part] = parts.get(each.module.part, 0) + times[number] * weight
-        if len(kept) > 1:
-            beside = "biases" if each.module.bias and len(kept) == 2 else "scales"
-            parts[beside] = parts.get(beside, 0) + times[number] * (sum(kept) - weight)
-        for rope in each.ropes:
-            parts["rope cache"] = parts.get("rope cache", 0) + times[number] * rope.bytes
-    return [Term(part, size) for part, size in parts.items() if size]

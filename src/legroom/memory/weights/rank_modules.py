@@ -9,7 +9,6 @@ from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
 from legroom.facts.config.quantization import online_quantization
 from legroom.facts.fit import runs_on_transformers
 from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Quantization, attending, with_kv_heads
-from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
 from legroom.memory.weights.family_modules import attention_workspaces, before_layers, layer_extras, model_extras
@@ -42,7 +41,7 @@ def names_another_method(model: Model, settings: EngineSettings) -> bool:
 
 def extra_vocabulary(settings: EngineSettings) -> int:
     """Vocabulary rows for tokens that a LoRA adapter adds (lora_extra_vocab_size), up to 0.11."""
-    return 256 if settings.given.enable_lora and known_release(settings.release).before("0.12.0") else 0
+    return 256 if settings.given.enable_lora and settings.release.before("0.12.0") else 0
 
 
 def lora_buffers(modules: Iterable[Module], model: Model, settings: EngineSettings) -> Iterator[Module]:
@@ -51,16 +50,16 @@ def lora_buffers(modules: Iterable[Module], model: Model, settings: EngineSettin
     if not given.enable_lora:
         return
     slots, rank = given.max_loras or 1, given.max_lora_rank or 16
-    experts = known_release(settings.release).at_least("0.11.2")
+    experts = settings.release.at_least("0.11.2")
     since = adapts_embeddings_since(model.model_type)
-    embeddings = since is not None and known_release(settings.release).at_least(since)
+    embeddings = since is not None and settings.release.at_least(since)
     for module in modules:
         if module.part == "embeddings" and module.name == "embed_tokens":
             if not embeddings:
                 continue
             # A tied lm_head is embed_tokens itself in Qwen3 before 0.28, and is wrapped under both names.
             is_qwen = model.model_type.removesuffix("_text") in ("qwen3", "qwen3_vl")
-            is_both = is_qwen and model.tie_word_embeddings and known_release(settings.release).before("0.28.0")
+            is_both = is_qwen and model.tie_word_embeddings and settings.release.before("0.28.0")
             for _ in range(2 if is_both else 1):
                 yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
                 yield Module("lora", "embed_b", slots * model.hidden_size, rank)
@@ -318,7 +317,7 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
     """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3); up to 0.27 layers that share
     the KV cache of another have keys and values of their own that nothing reads (Gemma 4 and 3n)."""
     config, heads = build.model.config, with_kv_heads([mixer])
-    if heads and heads[0].shares_kv and known_release(build.settings.release).before("0.28.0"):
+    if heads and heads[0].shares_kv and build.settings.release.before("0.28.0"):
         return replace(heads[0], shares_kv=False)
     if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer

@@ -1,8 +1,6 @@
-"""The cos_sin_cache of rotary embeddings: buffers that vLLM counts with the weights.
-
-One table serves every layer with the same parameters. It is computed in float32 and then cast, so building it leaves
-free blocks in the allocator that later weights use.
-"""
+"""The cos_sin_cache of rotary embeddings: buffers that vLLM counts with the weights. One table serves every layer with
+the same parameters. It is computed in float32 and then cast, so building it leaves free blocks in the allocator that
+later weights use."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from typing import Any
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.fit import runs_on_transformers
 from legroom.facts.model import Model
-from legroom.facts.releases import release as known_release
 from legroom.memory.weights.storage import Step
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings
@@ -114,7 +111,7 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
 
 def _mrope_factor(model: Model, settings: EngineSettings) -> int:
     """The factor on the length of M-RoPE tables: 4 from 0.7.3 on; 1 for Qwen3-VL and Qwen3.5 in 0.32 (0.28.0: 4)."""
-    release = known_release(settings.release)
+    release = settings.release
     if release.before("0.7.3") or (release.at_least("0.32.0") and model.model_type.startswith("qwen3")):
         return 1
     return 4
@@ -129,7 +126,7 @@ def _element_bytes(
         return 4
     # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which runs in eager mode only.
     flashinfer = kind == "latent" and rope_type in _SCALED_FROM_ORIGINAL and dim in (64, 128, 256, 512)
-    if flashinfer and settings.enforce_eager and known_release(settings.release).at_least("0.10.2"):
+    if flashinfer and settings.enforce_eager and settings.release.at_least("0.10.2"):
         return 4
     return dtype_bytes
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from legroom.facts.model import Quantization
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import Release
 from legroom.memory.dtypes import FLOAT32_BYTES, INT32_BYTES, dtype_bytes
 from legroom.memory.weights.module import Module
 from legroom.records import dataclass
@@ -59,7 +59,7 @@ class StorageContext:
     """Precision, release and GPU, which decide how modules are stored."""
 
     dtype: str
-    release: str = "0.32.0"
+    release: Release
     capability: tuple[int, int] = (9, 0)
     vendor: str = "nvidia"
     wants_marlin: bool = False
@@ -89,7 +89,7 @@ class StorageContext:
 
     def at_least(self, version: str) -> bool:
         """Whether the release is this version or a later one."""
-        return known_release(self.release).at_least(version)
+        return self.release.at_least(version)
 
 
 def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | None:

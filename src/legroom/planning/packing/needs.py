@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from legroom.errors import LegroomError
-from legroom.facts.releases import release as known_release
 from legroom.memory.cudagraph_memory import graph_bytes
 from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
@@ -119,7 +118,7 @@ class ServerNeeds:
 
 def takes_pool_bytes(settings: EngineSettings) -> bool:
     """Whether the release and its engine have --kv-cache-memory-bytes."""
-    return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
+    return settings.engine == "V1" and settings.release.at_least("0.10.2")
 
 
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:

@@ -153,7 +153,7 @@ def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
 
 def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
     """The change to a shift for each server, in which the others sleep (sleep mode)."""
-    can_sleep = all(sleep_rules(server.target.release.version) for server in request.servers)
+    can_sleep = all(sleep_rules(server.target.release) for server in request.servers)
     if request.shifts or len(request.servers) < 2 or not can_sleep:
         return
     shifts = tuple(Shift(server.name, frozenset({server.name})) for server in request.servers)

@@ -106,7 +106,9 @@ def _resolved_defaults(
             continue
         if field == "cudagraph_mode" and old.engine != new.engine:
             continue  # V0 has no such modes
-        yield _new_default(f"cudagraph_mode of {flag}" if field == "cudagraph_mode" else flag, *values, new.release)
+        yield _new_default(
+            f"cudagraph_mode of {flag}" if field == "cudagraph_mode" else flag, *values, new.release.version
+        )
 
 
 def _declared_defaults(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:

@@ -10,24 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legroom.simulation.tiers.host_tier import (
-    ChunkAccess,
-    ChunkKey,
-    FileTally,
-    HostTier,
-    Link,
-    LookupResult,
-    TierSettings,
-)
+from legroom.simulation.tiers import host_tier as host
 
 
 @dataclass(eq=False, slots=True)
 class FileJob:
     """Chunks of one request on their way to or from files."""
 
-    keys: list[ChunkKey]
+    keys: list[host.ChunkKey]
     is_store: bool
-    access: ChunkAccess
+    access: host.ChunkAccess
 
 
 @dataclass(slots=True)
@@ -35,20 +27,20 @@ class FileAnswer:
     """Whether a chunk is a file; dropped when the last request that looked it up ends."""
 
     is_file: bool | None = None
-    requests: set[ChunkAccess] = field(default_factory=set)
+    requests: set[host.ChunkAccess] = field(default_factory=set)
 
 
 class FileLookups:
     """Lookups are collected during a step and answered together in the next one."""
 
     def __init__(self) -> None:
-        self._answers: dict[ChunkKey, FileAnswer] = {}
-        self._of_request: dict[ChunkAccess, set[ChunkKey]] = {}
-        self._open: list[ChunkKey] = []
+        self._answers: dict[host.ChunkKey, FileAnswer] = {}
+        self._of_request: dict[host.ChunkAccess, set[host.ChunkKey]] = {}
+        self._open: list[host.ChunkKey] = []
         self.has_new_answers = False
         """Whether answers have come since the last lookup."""
 
-    def lookup(self, key: ChunkKey, access: ChunkAccess) -> bool | None:
+    def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> bool | None:
         """Whether the chunk is a file; None: look it up again in the next step."""
         self.has_new_answers = False
         answer = self._answers.get(key)
@@ -59,7 +51,7 @@ class FileLookups:
         self._of_request.setdefault(access, set()).add(key)
         return answer.is_file
 
-    def answer_pending(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
+    def answer_pending(self, file_at_s: dict[host.ChunkKey, float], now_s: float) -> None:
         """Answer the lookups collected since the last call: whether each chunk's file was written by `now_s`."""
         for key in self._open:
             answer = self._answers.get(key)
@@ -68,7 +60,7 @@ class FileLookups:
         self.has_new_answers = bool(self._open)
         self._open = []
 
-    def drop_answers(self, access: ChunkAccess) -> None:
+    def drop_answers(self, access: host.ChunkAccess) -> None:
         """Forget the lookups of one request; answers that other requests also asked for stay."""
         for key in self._of_request.pop(access, ()):
             answer = self._answers[key]
@@ -77,21 +69,21 @@ class FileLookups:
                 del self._answers[key]
 
 
-class DiskBackedTier(HostTier):
+class DiskBackedTier(host.HostTier):
     """The host tier with files behind it; the replay sets `now_s`."""
 
-    def __init__(self, settings: TierSettings) -> None:
+    def __init__(self, settings: host.TierSettings) -> None:
         super().__init__(settings)
         s_per_chunk = settings.disk_s_per_chunk or 0.0
-        self.store_link = Link[FileJob](s_per_chunk)
-        self.load_link = Link[FileJob](s_per_chunk)
+        self.store_link = host.Link[FileJob](s_per_chunk)
+        self.load_link = host.Link[FileJob](s_per_chunk)
         self.jobs: dict[FileJob, None] = {}
         self.stored_chunks = self.loaded_chunks = 0
         self.submitted_loads: list[FileJob] = []
         """In the last step."""
-        self._file_at_s: dict[ChunkKey, float] = {}
+        self._file_at_s: dict[host.ChunkKey, float] = {}
         self._lookups = FileLookups()
-        self._promotions: dict[ChunkAccess, list[ChunkKey]] = {}
+        self._promotions: dict[host.ChunkAccess, list[host.ChunkKey]] = {}
         self._is_polled = False
 
     @property
@@ -107,29 +99,31 @@ class DiskBackedTier(HostTier):
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
         return min(ends, default=None)
 
-    def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
+    def lookup(
+        self, key: host.ChunkKey, places: dict[host.ChunkKey, int], access: host.ChunkAccess
+    ) -> host.LookupResult:
         """As `HostTier.lookup`; a chunk that is only a file is PENDING until read, RETRY until looked up."""
         self._poll()
         answer = super().lookup(key, places, access)
-        if answer is not LookupResult.MISS:
+        if answer is not host.LookupResult.MISS:
             return answer
         is_file = self._lookups.lookup(key, access)
         if is_file is None:
-            return LookupResult.RETRY
+            return host.LookupResult.RETRY
         if not is_file:
-            return LookupResult.MISS
+            return host.LookupResult.MISS
         prepared = super().prepare_store([key], places, access)
         if prepared is None:
             # Every chunk on the host is pinned: the prompt is recomputed.
-            return LookupResult.MISS
+            return host.LookupResult.MISS
         to_read, evicted = prepared
         self.evicted_by_lookups += evicted
         self._promotions.setdefault(access, []).extend(to_read)
-        return LookupResult.PENDING
+        return host.LookupResult.PENDING
 
     def prepare_store(
-        self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess
-    ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
+        self, keys: Sequence[host.ChunkKey], places: dict[host.ChunkKey, int], access: host.ChunkAccess
+    ) -> tuple[list[host.ChunkKey], list[host.ChunkKey]] | None:
         """As `HostTier.prepare_store`, after the file copies that have ended are completed."""
         self._poll()
         prepared = super().prepare_store(keys, places, access)
@@ -137,7 +131,7 @@ class DiskBackedTier(HostTier):
             access.stores_in_progress += 1
         return prepared
 
-    def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
+    def complete_store(self, keys: Sequence[host.ChunkKey], access: host.ChunkAccess) -> None:
         """As `HostTier.complete_store`, and start writing the chunks to files."""
         super().complete_store(keys, access)
         self._pin(keys)
@@ -155,15 +149,15 @@ class DiskBackedTier(HostTier):
             self._submit(job)
         self._lookups.answer_pending(self._file_at_s, self.now_s)
 
-    def end_request(self, access: ChunkAccess) -> None:
+    def end_request(self, access: host.ChunkAccess) -> None:
         """As `HostTier.end_request`, and forget the request's file lookups."""
         super().end_request(access)
         access.is_finished = True
         self._drop_answers(access)
 
-    def file_tally(self) -> FileTally:
+    def file_tally(self) -> host.FileTally:
         """Chunks copied to and from files so far, and the seconds that took."""
-        return FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
+        return host.FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
 
     def _submit(self, job: FileJob) -> None:
         """Queue the reading or writing of a job's chunks; a written file exists from the end of the write."""
@@ -189,13 +183,13 @@ class DiskBackedTier(HostTier):
             super().complete_store(job.keys, job.access)
             del self.jobs[job]
 
-    def _drop_answers(self, access: ChunkAccess) -> None:
+    def _drop_answers(self, access: host.ChunkAccess) -> None:
         """Forget a request's lookups once it has finished and its last store is complete."""
         # A store in progress may still write files for its request.
         if access.is_finished and not access.stores_in_progress:
             self._lookups.drop_answers(access)
 
 
-def host_tier(settings: TierSettings) -> HostTier:
+def host_tier(settings: host.TierSettings) -> host.HostTier:
     """A `HostTier`, or a `DiskBackedTier` where the settings have files behind it."""
-    return HostTier(settings) if settings.disk_s_per_chunk is None else DiskBackedTier(settings)
+    return host.HostTier(settings) if settings.disk_s_per_chunk is None else DiskBackedTier(settings)

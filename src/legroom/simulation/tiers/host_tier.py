@@ -48,11 +48,9 @@ class LruPolicy:
 
 
 class ArcPolicy(LruPolicy):
-    """Adaptive replacement: chunks used once, chunks used again, and an adaptive target between them.
-
-    Recently evicted chunks are remembered by key. A request that stores such a chunk again moves the target in favour
-    of the list it was evicted from.
-    """
+    """Adaptive replacement: chunks used once, chunks used again, and an adaptive target between them. Recently evicted
+    chunks are remembered by key. A request that stores such a chunk again moves the target in favour of the list it was
+    evicted from."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

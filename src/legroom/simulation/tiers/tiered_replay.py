@@ -24,10 +24,8 @@ from legroom.units import cdiv
 
 
 class TieredScheduler(Scheduler):
-    """The scheduler with a host tier: a waiting request may first load cached chunks of its prompt.
-
-    While it loads it holds its blocks and does not run. Loaded requests are admitted before all others.
-    """
+    """The scheduler with a host tier: a waiting request may first load cached chunks of its prompt. While it loads it
+    holds its blocks and does not run. Loaded requests are admitted before all others."""
 
     def __init__(self, settings: SchedulerSettings, tier: TierSettings) -> None:
         # Raise for a setting that is not simulated together with a tier.

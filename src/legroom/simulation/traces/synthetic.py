@@ -38,12 +38,7 @@ def read(spec: str, seed: int = 0) -> Trace:
         raise LegroomError(f"a synthetic mix has no {min(unknown)!r}; its keys are {', '.join(known)}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
-    return _generate_trace(process, words, random.Random(seed))
-
-
-def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> Trace:
-    """Random requests by the key=value words; `process` is poisson, uniform or bursts."""
-    users = _users(words)
+    rng, users = random.Random(seed), _users(words)
     rate = users.rate(0.0) if users else _parse_number(words.get("rate", "1"), "rate")
     count = int(_parse_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:

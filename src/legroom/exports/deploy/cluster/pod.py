@@ -162,20 +162,6 @@ def container(
         why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
         why += "which need every rank."
         pre_stop = f"sleep {pre_stop_s(server) + server.times.drain_s}"
-    return {
-        **_vllm_container(server, settings, more, wrapper),
-        **({"ports": [{"name": "http", "containerPort": server.port}]} if takes_requests else {}),
-        "resources": resource_requests(server),
-        **(health_probes(server) if takes_requests else {}),
-        "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", pre_stop]}})},
-        "volumeMounts": _volume_mounts(server, settings),
-    }
-
-
-def _vllm_container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
-) -> dict[str, Any]:
-    """The container up to env and securityContext; `wrapper`: a script for sh that gets the entrypoint as arguments."""
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
@@ -185,7 +171,14 @@ def _vllm_container(
         program["env"] = env
     if settings.restricted:
         program["securityContext"] = READ_ONLY_CONTAINER
-    return program
+    return {
+        **program,
+        **({"ports": [{"name": "http", "containerPort": server.port}]} if takes_requests else {}),
+        "resources": resource_requests(server),
+        **(health_probes(server) if takes_requests else {}),
+        "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", pre_stop]}})},
+        "volumeMounts": _volume_mounts(server, settings),
+    }
 
 
 def env_entries(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
