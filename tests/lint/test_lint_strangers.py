@@ -437,8 +437,8 @@ def test_a_published_server_without_a_key_a_probe_or_a_volume_is_noted():
     deployment = container(more).replace("kind: Pod", "kind: Deployment")
     public = "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {type: LoadBalancer}\n"
     found = lint_texts([("d.yaml", deployment + public)], LintOptions()).findings
-    rules = {finding.rule for finding in found} - {"manifest-refused"}  # a Deployment has a template
-    assert rules == {*("probe-missing", "api-open", "cache-lost", "env-meaning")}
+    found = [each for each in found if each.rule != "manifest-refused"]  # a Deployment has a template
+    assert {each.rule for each in found} == {*("probe-missing", "api-open", "cache-lost", "env-meaning")}
     assert {finding.severity for finding in found} == {"note"}
     kept = container(", volumeMounts: [{name: c, mountPath: /root/.cache}]").replace(
         "spec: {", "spec: {volumes: [{name: c}], "
