@@ -34,7 +34,7 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     failures = [item for item in printed if item.role in (*FAILING, "exception") and not item.is_warning]
     shortages = list(_shortages(sentences)) if not failures else []
     anchors = [match.span() for (id_, *_), match in shortages if id_ in FAILED_ALLOCATIONS]
-    anchors += [_place_of(item, sentences, plain) for item in failures if item.id in FAILED_ALLOCATIONS]
+    anchors += [_place_of(item, sentences, plain) for item in failures if item.id in (*FAILED_ALLOCATIONS, "nccl_oom")]
     roles = {item.role for item in printed}
     moments = [] if "frame" in roles else _nearest_moments(sentences, anchors)
     if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell

@@ -39,7 +39,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _registration_fix()
         return
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
-    if _vllm_sets_nccl_variable(planner) or "frame_serving" in planner.case.frames:
+    if _vllm_sets_nccl_variable(planner) or planner.case.phase == "serving":
         if room is not None:
             yield replace(room, steps=(_DEFAULT_BUFFERS,))
     else:
