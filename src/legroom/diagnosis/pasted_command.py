@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flag_name, flags_ever
-from legroom.facts.gpus import gpu, gpu_names
+from legroom.facts.gpus import gpu, gpu_names, gpus_of_instances
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
 from legroom.units import GIB
@@ -193,7 +193,9 @@ def _card_names() -> re.Pattern[str]:
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
-    names = sorted((name or number for name, number in _card_names().findall(plain)), key=len)
+    names = sorted(
+        (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
+    )
     cards = {gpu(name.replace("_", " ")).name: _slice_of(name, plain) for name in names}
     sizes = {size for match in prose("card_size").finditer(plain) for size in match.groups() if size}
     if not cards and len(sizes) == 1:
