@@ -36,7 +36,7 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
-_NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
+NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _OFF = "--no-"
@@ -143,7 +143,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
             args = with_setting(args, name, value, release)
     for kind in ("ranks", "card_count"):
         told = {count for match in prose(kind).findall(plain) for count in match if count}
-        counts = {_NUMBERS.get(count.lower(), count) for count in told}
+        counts = {NUMBERS.get(count.lower(), count) for count in told}
         if len(counts) == 1 and args.tensor_parallel_size is None:
             args = replace(args, tensor_parallel_size=int(*counts))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
