@@ -108,6 +108,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))
+            if planner.failed_plan.verdict == "fits":
+                pool = gib(planner.failed_plan.layout.kv_cache.bytes)
+                why.append(f"That leaves {pool} on a free card: others hold memory, or card, model or flags differ.")
         if (card := planner.known.gpu) and (printed := exceeds_card_bytes(case, planner.known)):
             has = f"{card.name} has {gib(card.total_bytes)}"
             why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")

@@ -82,12 +82,14 @@ def is_page_cache_counted(case: Case) -> bool:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
+    """Whether the weights take most of the budget and leave too small a pool by themselves, and no other is shown."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
     if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
         return False
-    return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+    if plan is None or plan.verdict == "fits" or not case.has("no_cache_blocks"):
+        return False
+    return plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
 
 def _assess_orphans(case: Case) -> Assessment | None:

@@ -11,7 +11,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
-from legroom.diagnosis.fixes.hardware_fixes import is_at_hand
+from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
 from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
@@ -133,6 +133,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
         return fix
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
+    if exceeds_machine(planner, fix):
+        return None
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
