@@ -449,8 +449,8 @@ def test_what_a_failure_needs_to_stay_away_is_the_fix() -> None:
 
 def test_a_model_that_is_not_split_fills_one_card_with_its_weights() -> None:
     text = (
-        "NPU out of memory, tried to allocate 1.90 GiB on NPU 0 (60.97 GiB total, 58.90 GiB already allocated, 1.60 GiB "
-        "free)"
+        "NPU out of memory, tried to allocate 1.90 GiB on NPU 0 (60.97 GiB total, 58.90 GiB already allocated, "
+        "1.60 GiB free)"
     )
     hints = Hints(command="vllm serve Qwen/Qwen2.5-32B-Instruct -tp 2 --gpu-memory-utilization 0.6")
     finding = read_log([text.encode()], hints=hints).runs[0].findings[0]
