@@ -201,7 +201,7 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
     told = case.first("model_size_told", "parameters_told")
     if plan is None and told and total and (weights or 0) > FULL_OF_WEIGHTS * total:
-        words = "By the text" if told.id == "model_size_told" else "In 16 bits"
+        words = "By the text" if told.id == "model_size_told" else f"In {8 * case.startup.args.dtype_bytes} bits"
         why = f"{words} the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
         return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":

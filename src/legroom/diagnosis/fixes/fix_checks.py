@@ -59,10 +59,12 @@ def _reported_fix(planner: FixPlanner) -> Fix | None:
     """The first change with which the server started by the text's own words; None without one."""
     for settings, worked in planner.case.reported:
         flags = {name: value for name, value in settings.items() if not name.isupper()}
-        env = {name: str(value) for name, value in settings.items() if name.isupper()}
-        if worked and not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None):
+        env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
+        unset = tuple(f"unset {name}" for name, value in settings.items() if name.isupper() and value is None)
+        is_new = not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None)
+        if worked and (is_new or unset):
             why = "The text itself says that this worked."
-            return Fix("other_engine_feature_off", why, flags, env, proven=True)
+            return Fix("other_engine_feature_off", why, flags, env, unset, proven=True)
         if worked and None in flags.values():
             flags = {name: value for name, value in flags.items() if value is None}
             why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
