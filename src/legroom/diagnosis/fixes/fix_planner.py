@@ -323,9 +323,7 @@ class FixPlanner:
         beyond = failed.layout.activation.bytes - modelled.activation.bytes
         peak = max(made.layout.activation.bytes + beyond, 0)
         others = failed.target.seen.non_torch_bytes
-        return plan(
-            replace(made.target, seen=replace(seen, activation_bytes=peak, non_torch_bytes=others)), made.args
-        )
+        return plan(replace(made.target, seen=replace(seen, activation_bytes=peak, non_torch_bytes=others)), made.args)
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
         """Whether the pool that was expected too small holds a request for sure; while serving, a GiB more is free."""
