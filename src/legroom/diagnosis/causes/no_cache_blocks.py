@@ -186,6 +186,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
+    yield _shorter_dummy_batch_fix(planner)
     combined, missing = None, -(planner.accounting.pool_bytes or 0)
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
@@ -202,6 +203,17 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield savings_fix(planner, missing)
     elif not any(single) and combined is None:
         yield other_hardware(planner)
+
+
+def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
+    """A shorter max_model_len, where the plan has a pool, the text has none, and the engine may be V0."""
+    pool, length = planner.unpredicted_pool_bytes, planner.in_force("max_model_len") or 0
+    if not pool or length <= LARGEST_DEFAULT_TOKENS or planner.case.engine.generation == "V1":
+        return None
+    flags = {"max_model_len": LARGEST_DEFAULT_TOKENS}
+    why = reason("peak_of_whole_prompt", {"pool": gib(pool), "length": f"{length:,}"})
+    trades, line = "requests longer than this are refused", planner.command(flags)
+    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
 
 
 def _without_block_override_fix(planner: FixPlanner) -> Fix:
