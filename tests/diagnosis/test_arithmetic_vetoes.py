@@ -170,3 +170,24 @@ def test_a_change_that_moves_no_byte_is_no_fix() -> None:
     assert planner.plan_with({"enable_prefix_caching": True}) is None
     assert planner.plan_with({"max_num_seqs": planner.failed_plan.settings.max_num_seqs}) is None
     assert planner.plan_with({"max_num_seqs": 64}) is not None
+
+
+NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
+
+
+def test_no_blocks_where_the_plan_leaves_a_pool_are_a_neighbours() -> None:
+    hints = Hints(command="vllm serve openai/gpt-oss-20b --max-model-len 32768", gpu="rtx4090")
+    findings = read_log([NO_BLOCKS.encode()], "log", hints).runs[0].findings
+    assert findings[0].cause == "gpu_shared_or_not_free"
+    assert not findings[0].fixes[0].flags
+
+
+def test_no_fix_asks_for_more_gpus_than_the_machine_has() -> None:
+    command = "vllm serve Qwen/Qwen3-32B-AWQ --max-model-len 32768"
+
+    def first_fix(gpus: int | None) -> dict[str, object]:
+        hints = Hints(command=command, gpu="rtx4090", gpus=gpus)
+        return dict(read_log([NO_BLOCKS.encode()], "log", hints).runs[0].findings[0].fixes[0].flags)
+
+    assert first_fix(None)["tensor_parallel_size"] == 2
+    assert "tensor_parallel_size" not in first_fix(1)

@@ -48,7 +48,7 @@ def test_keys_of_a_chart_are_no_flags():
     values = "model: Qwen/Qwen3-8B\nmax_model_len: 4096\nport: 8000\nhost: 0.0.0.0\nreplicas: 3\nlabels: {a: b}\n"
     assert judged(values, "values.yaml") == []
     assert judged(values.replace("replicas: 3\n", ""), "config.yaml") == []
-    assert judged(values, "config.yaml") == [("flag-unknown", "warning")]
+    assert judged(values, "config.yaml") == []  # maybe another program's
 
 
 def pod(image, resource="nvidia.com/gpu", flags='"--max-model-len", "4096"'):
@@ -223,6 +223,8 @@ def test_a_key_that_a_config_class_does_not_have_is_refused_for_every_model():
     command = SERVE.replace("Qwen/Qwen3-8B", "/models/mine") + " --speculative-config '{\"n_predict\": 1}'"
     assert judged(command) == [("flag-value", "warning")]
     assert judged(command.replace("n_predict", "num_speculative_tokens")) == []
+    # Releases before 0.32 have the key.
+    assert judged(f"{SERVE} --kv-transfer-config '{{\"kv_rank\": 0}}'") == []
 
 
 def test_ranks_that_ray_may_have_on_several_nodes_share_no_ipc_handles():

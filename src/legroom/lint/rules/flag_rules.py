@@ -12,8 +12,11 @@ from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import pattern, read_data
 from legroom.facts.bundled import find, misspelling_of
+from legroom.facts.config_classes import is_recorded
 from legroom.facts.flags import advice, companion_of, flag_name, flags_ever, flags_of
 from legroom.facts.release_support import plugin_of, quantization_methods
+from legroom.facts.releases import known_releases
+from legroom.facts.releases import release as known_release
 from legroom.lint.rule import (
     Context,
     Findings,
@@ -26,6 +29,7 @@ from legroom.lint.rule import (
     rules_by_id,
     similarity,
 )
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem, explain_unknown
@@ -159,6 +163,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
     found = finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
     is_open = problem.kind in (*_OTHER_RELEASE, "ignored") and not is_certain
+    is_open = is_open or (problem.kind == "unknown" and server.runs == "config" and not _is_typo(server, problem))
     return replace(found, severity="note") if is_open else found
 
 
@@ -243,11 +248,20 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
     if server.gpu_names or server.call is not None:
         return
     is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
-    for message, hint in field_refusals(context.parsed_args(server).args, context.release_of(server)):
+    args = context.parsed_args(server).args
+    for message, hint in field_refusals(args, context.release_of(server)):
         word = next((word for word in server.words if plain_name(word.text) in hint.split()), None)
         is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
         if word is not None and is_known and plain_name(word.text) != _SHARE:
-            yield finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
+            found = finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
+            is_open = not context.is_release_certain(server) and not _is_refused_by_all(message, args)
+            yield replace(found, severity="note") if is_open else found
+
+
+def _is_refused_by_all(message: str, args: ServeArgs) -> bool:
+    """Whether the config classes of every release that is recorded give the message."""
+    recorded = filter(is_recorded, map(known_release, known_releases()))
+    return all(message in dict(field_refusals(args, release)) for release in recorded)
 
 
 def _unknown_quantization(server: StartedServer, context: Context) -> Findings:

@@ -11,10 +11,11 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S, SHORTEST_LIMIT_S
 from legroom.facts.flags import default
-from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, runs_on_rocm
+from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, flag_word, runs_on_rocm
 from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
+from legroom.vllm.config_rules import field_refusals
 
 _NO_MEMORY = re.compile(r"exporter|dcgm|monitor|metrics|ray")
 """Services that look at a card, or start a server that is read itself."""
@@ -34,6 +35,9 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     is_judged = not context.has_unknown_release(server) and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in server.env
     is_judged = is_judged and not (runs_on_rocm(server) and not server.gpu_names)  # without a name it is NVIDIA's
     refusal = refusal_of_server(server, release) if is_judged else None
+    refused = field_refusals(context.parsed_args(server).args, release) if not server.gpu_names else ()
+    if refusal is not None and refusal.message in (message for message, _ in refused):
+        return  # another rule says it at the flag
     if refusal is not None:
         certain = context.is_release_given or bool(server.named_release)
         message = f"vLLM {release} will not start: {refusal.message}"
@@ -53,7 +57,8 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
         elif made is not None and not made.plan.memory.failure and made.least_gpu_bytes > _SMALL_CARD_BYTES:
             length, args = made.plan.settings.max_model_len, context.parsed_args(server).args
-            if args.max_model_len is None and not server.launcher and context.plan is None:
+            is_open = args.max_model_len is None and not server.launcher and context.plan is None
+            if is_open and flag_word(server, "--config") is None:
                 message = f"without --max-model-len weights and one request of {length:,} tokens take "
                 message += f"{human_bytes(made.least_gpu_bytes)} of a GPU: vLLM refuses to start on a smaller one"
                 suggestion = "write the length that requests need, or name the card"
