@@ -217,7 +217,7 @@ def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     """A shorter max_model_len, where the plan has a pool, the text has none, and the engine may be V0."""
     pool, length = planner.unpredicted_pool_bytes, planner.in_force("max_model_len") or 0
     since = first_release(planner.model.architecture) if planner.model is not None else None
-    may_be_v0 = since is not None and release(since).before("0.8.0") and planner.case.engine.generation != "V1"
+    may_be_v0 = (since is None or release(since).before("0.8.0")) and planner.case.engine.generation != "V1"
     if not pool or length <= LARGEST_DEFAULT_TOKENS or not may_be_v0:
         return None
     flags = {"max_model_len": LARGEST_DEFAULT_TOKENS}
