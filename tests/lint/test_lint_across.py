@@ -204,3 +204,16 @@ def test_a_path_of_the_command_is_in_a_volume(volume, severities):
         f"    command: --model /models/m\n    volumes: ['{volume}']\n"
     )
     assert [severity for _, severity in found(("compose.yaml", text), rule="path-missing")] == severities
+
+
+def test_a_series_of_the_release_that_a_server_here_runs_is_no_mistake():
+    panel = ("p.json", '{"panels": [{"targets": [{"expr": "max(vllm:gpu_cache_usage_perc)"}]}]}')
+    assert found(panel, COMPOSE, rule="metric-unknown") == [("p.json", "warning")]
+    old = COMPOSE[0], COMPOSE[1].replace("v0.20.0", "v0.8.5")
+    assert found(panel, old, rule="metric-unknown") == []
+
+
+def test_a_container_name_of_any_compose_file_is_a_host():
+    other = ("b/compose.yaml", COMPOSE[1].replace("brain", "vllm-brain"))
+    client = ("litellm.yaml", "api_base: http://vllm-brain:8000/v1\n")
+    assert found(other, COMPOSE, client, rule="port-unreachable") == []

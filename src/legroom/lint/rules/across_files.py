@@ -23,8 +23,8 @@ _COMPOSE = "compose service "
 @checks(NamedAddress, "port-unreachable")
 def address_without_server(address: NamedAddress, context: Context) -> Findings:
     """A URL, scrape target or upstream with a port on which the named service does not listen."""
-    services = {name: service for each in context.manifests for name, service in each.items("services")}
-    called = {service.text("container_name"): name for name, service in services.items()}
+    services = [pair for each in context.manifests for pair in each.items("services")]
+    called = {service.text("container_name"): name for name, service in services}
     name = called.get(address.host, address.host)
     servers = [each for each in context.fleet if each.read_as == f"{_COMPOSE}{name}"]
     ports = {known_port(each, context.parsed_args(each).args) for each in servers}
@@ -41,7 +41,7 @@ def address_without_server(address: NamedAddress, context: Context) -> Findings:
         message = f"the Service {address.host} has port {' and '.join(sorted(offered))}, and not {address.port}"
         found = finding("port-unreachable", address.place, message, f"write {address.host}:{min(offered)}")
         yield replace(found, severity="note")
-    elif services and not forwarding and name not in services and "vllm" in address.host and not address.is_open:
+    elif services and not forwarding and name not in dict(services) and "vllm" in name and not address.is_open:
         message = f"no service of these files is called {address.host}"
         suggestion = "write the name of the server's service"
         yield replace(finding("port-unreachable", address.place, message, suggestion), severity="note")
