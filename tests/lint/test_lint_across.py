@@ -160,8 +160,11 @@ LINES = {
     "keys of the host": ("compose.yaml", "services:\n  vllm:\n    volumes:\n    - ~/.ssh:/root/.ssh\n"),
     "flags in a program": ("deploy.py", "import vllm\nargs = ['--enforce-eager']\n"),
     "all GPUs for one rank": ("compose.yaml", "services:\n  vllm:\n    devices:\n    - count: all\n"),
+    "another number of GPUs": ("a.sbatch", "#SBATCH --gres=gpu:2\nvllm serve m/m --tensor-parallel-size 4\n"),
+    "another port": ("m.py", "import vllm\n@modal.web_server(8000)\ndef f():\n    run('vllm serve m/m --port 8001')\n"),
 }
 RULES = ["gpus-too-few", "flag-value", "command-doubtful", "rights-wide", "eager", "gpus-idle"]
+RULES += ["gpus-too-few", "port-unreachable"]
 
 
 @pytest.mark.parametrize(("what", "rule"), list(zip(LINES, RULES, strict=True)))
