@@ -147,6 +147,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
         counts = {NUMBERS.get(count.lower(), count) for count in told}
         if len(counts) == 1 and args.tensor_parallel_size is None:
             args = replace(args, tensor_parallel_size=int(*counts))
+    if args.dtype is None and prose("float32").search(plain):
+        args = replace(args, dtype="float32")
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
     if (repeated := prose("repeated_share").search(plain)) and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts

@@ -38,6 +38,7 @@ _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
     "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
+    "profiling_activation_peak": frozenset({"max_num_batched_tokens", "max_num_seqs"}),
 }
 """Settings that switch off what a cause is about."""
 
