@@ -301,6 +301,7 @@ function HintFields({ hints, setHints, lists }) {
   return (
     <>
       <Picker
+        isOptional
         label={t("model")}
         value={hints.model}
         options={modelOptions(lists.models)}
@@ -308,6 +309,7 @@ function HintFields({ hints, setHints, lists }) {
         onPick={(model) => setHints({ ...hints, model })}
       />
       <Picker
+        isOptional
         label={t("gpu")}
         value={hints.gpu}
         options={gpuOptions(lists.gpus)}

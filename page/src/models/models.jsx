@@ -177,7 +177,7 @@ export function ModelsArea({ params, active }) {
 const planOf = (row, { gpu, gpus, gpu_used, context, users }) => {
   const wish = { want_context: readLength(context), want_users: users.trim() };
   const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu, ...wish });
-  if (Number(gpus) > 1) params.set("gpus", gpus);
+  params.set("gpus", gpus);
   if (gpu_used) params.set("gpu_used", gpu_used);
   const words = row.command.slice(3);
   const found = words.filter((word) => word.startsWith("--")).map((word) => word.slice(2).replaceAll("-", "_"));

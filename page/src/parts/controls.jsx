@@ -154,8 +154,9 @@ export function UsedField({ value, problem, onChange }) {
   );
 }
 
-// A text field that offers what is known and takes anything else as it is written.
-export function Picker({ label, value, options, onPick, placeholder, hint, problem }) {
+// A text field that offers what is known and takes anything else as it is written; `isClosed` takes what is known alone,
+// and `isOptional` may be empty. A text with a space is a search: where it leaves one option, Enter takes that.
+export function Picker({ label, value, options, onPick, placeholder, hint, problem, isClosed, isOptional }) {
   const id = useId();
   const t = useText();
   const [text, setText] = useState(value);
@@ -165,13 +166,14 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
   useEffect(() => setText(value), [value]);
   const shown = useMemo(() => (open ? matching(options, edited.current ? text : "") : []), [options, text, open]);
   const pick = (choice) => {
+    const taken = isClosed && !options.some((option) => option.value === choice) ? "" : choice.trim();
     edited.current = false;
     setOpen(false);
     setAt(-1);
-    setText(choice);
-    if (choice.trim() && choice !== value) onPick(choice.trim());
-    if (!choice.trim()) setText(value);
+    setText(taken || isOptional ? taken : value);
+    if (taken !== value && (taken || isOptional)) onPick(taken);
   };
+  const isOnly = shown.length === 1 && edited.current && (isClosed || text.trim().includes(" "));
   const keys = (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
@@ -180,7 +182,8 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
       setAt((now) => Math.max(-1, Math.min(now + step, shown.length - 1)));
     } else if (event.key === "Enter") {
       event.preventDefault();
-      pick(at >= 0 && shown[at] ? shown[at].value : text);
+      const taken = shown[isOnly ? 0 : at]?.value;
+      if (taken || !isClosed) pick(taken ?? text);
     } else if (event.key === "Escape") setOpen(false);
   };
   return (
@@ -219,7 +222,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
         tabIndex={-1}
         aria-label={label}
         class="options"
-        hidden={!open || !shown.length}
+        hidden={!open || !(shown.length || isClosed)}
       >
         {open &&
           shown.map((option, index) => (
@@ -237,9 +240,9 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
               {option.note && <span class="soft">{option.note}</span>}
             </li>
           ))}
-        {open && shown.more > 0 && (
+        {open && (shown.more > 0 || !shown.length) && (
           <li class="soft more" role="presentation">
-            {t("picker.more", { count: shown.more })}
+            {t(shown.length ? "picker.more" : "picker.none", { count: shown.more })}
           </li>
         )}
       </ul>
@@ -247,9 +250,12 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
   );
 }
 
+// A flag is found as it is written in a command (--a-b), in Python (a_b) and without its dashes.
+const plain = (text) => text.toLowerCase().replaceAll("_", "-").replace(/(^|\s)--/g, "$1");
+
 function matching(options, text, most = 60) {
-  const words = text.toLowerCase().split(/[\s]+/).filter(Boolean);
-  const hits = options.filter((option) => words.every((word) => option.search.includes(word)));
+  const words = plain(text).split(/\s+/).filter(Boolean);
+  const hits = options.filter((option) => words.every((word) => plain(option.search).includes(word)));
   // What begins with the words comes first, then the shorter name.
   const rank = ({ value }) =>
     value.length + (words.length && value.split("/").pop().toLowerCase().startsWith(words[0]) ? 0 : 1000);

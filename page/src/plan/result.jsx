@@ -2,7 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
 import { Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
-import { withFix } from "../setup.js";
+import { takesMoreGpus, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, commandLine, count, flagsWords, gib, held, tokensShort } from "../units.js";
 import { ToRun } from "./more.jsx";
@@ -37,13 +37,15 @@ function bigFigures(t, plan, speed) {
 }
 
 // Where a server that fits does not hold what was wished for, that is said before anything else.
-function missedWish(t, { kv, args, first_start, verdict }, { want_context, want_users }) {
+function missedWish(t, { kv, args, first_start, verdict, gpu }, setup) {
+  const { want_context, want_users } = setup;
   if (verdict !== "fits" || !want_context || !want_users || !kv.num_blocks) return null;
   if (args.max_model_len < want_context)
     return t("badge.too_short", { held: tokensShort(args.max_model_len), wanted: tokensShort(want_context) });
   if (args.max_model_len > want_context) return null;
   const [now, first] = [kv, first_start ?? kv].map((pool) => pool.max_concurrency * (args.data_parallel_size ?? 1));
   if (now < want_users) return t("badge.too_few", { held: held(now, want_users), wanted: want_users });
+  if (takesMoreGpus(setup, gpu.count)) return t("badge.more_gpus", { count: gpu.count });
   return first < want_users ? t("badge.first_start", { held: held(first, want_users), wanted: want_users }) : null;
 }
 

@@ -100,7 +100,7 @@ function Found({ answer, onTake, onKeep }) {
   const t = useText();
   const { words, search, verdict } = answer;
   return (
-    <div class={`note ${VERDICT_CLASS[verdict]}`}>
+    <div class={`note ${words.one_gpu ? "fair" : VERDICT_CLASS[verdict]}`}>
       <p>
         <strong>{words.headline}</strong>
       </p>
@@ -117,6 +117,7 @@ function Found({ answer, onTake, onKeep }) {
           <a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a>
         </p>
       )}
+      {words.one_gpu && <p>{words.one_gpu}</p>}
       {words.gives_up && <p>{words.gives_up}</p>}
       <p class="soft">{words.weighed}</p>
       {search.alternatives.length > 0 && (

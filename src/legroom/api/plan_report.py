@@ -163,7 +163,7 @@ def search(
     goal = CapacityGoal(context, concurrency, counts_up_to(most), policy)
     others = [] if keep_model else quantized_checkpoints(target, args)
     targets = [target, *(replace(target, model=model) for model in others)]
-    answer = search_flags(targets, args, goal)
+    answer = on_one = search_flags(targets, args, goal)
     if most == 1 and not where.gpus:
         for count in counts_up_to(NODE_GPUS)[1:]:
             if answer.best is None:
@@ -177,7 +177,8 @@ def search(
         return SearchReport(replace(answer, next_step=f"{enough}What this card holds: {models}"), target, args)
     best, losses = _on_used_gpus(answer.best, answer.losses, most)
     alternatives = tuple(_on_used_gpus(*other, most) for other in answer.alternatives)
-    return SearchReport(replace(answer, best=best, losses=losses, alternatives=alternatives), target, args)
+    answer = replace(answer, best=best, losses=losses, alternatives=alternatives, one_gpu_lacks=on_one.short_by)
+    return SearchReport(answer, target, args)
 
 
 def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:

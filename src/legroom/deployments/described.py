@@ -128,4 +128,4 @@ def refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
         message = "; ".join(problem.message for problem in fatal)
         known = [problem for problem in fatal if problem.instead or problem.flag in WISHES]
         hints = [WISHES.get(each.flag) or f"instead of {each.value or each.flag}: {each.instead}" for each in known]
-        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")
+        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} refuses it: leave it out")

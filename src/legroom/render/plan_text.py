@@ -337,9 +337,12 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     first = first_start_loss(best, result.goal.concurrency)
     later = f" after the first start; {first[0]}, as its compile cache is cold" if first else ""
     caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else later
+    lacks = result.one_gpu_lacks
+    verb = f"{name} needs {where} to hold" if lacks else f"{name} on {where} holds"
     return plan_words(best) | {
-        "headline": f"{name} on {where} holds {load_text}{caveat}.",
-        "gives_up": f"It gives up: {_losses_text(best, result.losses)}.",
+        "headline": f"{verb} {load_text}{caveat}.",
+        "one_gpu": f"One card is not enough: {lacks}." if lacks else "",
+        "gives_up": f"It gives up: {_losses_text(best, result.losses[1 if lacks else 0 :])}.",
         "alternatives": [
             {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
             for other, losses in result.alternatives
@@ -374,7 +377,7 @@ def _tokens_per_s(plan: Plan) -> str:
 def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
     words = search_words(result)
-    names = ("gives_up", "weighed") if result.best else ("weighed", "next")
+    names = ("one_gpu", "gives_up", "weighed") if result.best else ("weighed", "next")
     remarks = [line for name in names for line in wrap(words[name], style.width, "  ")]
     if result.best is None:
         return "\n".join([*answer_lines("does_not_fit", words["headline"], style), *remarks]) + "\n"
@@ -391,7 +394,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
     """Command, memory bar and losses of each other setting that holds the load."""
     if not result.alternatives:
         return
-    yield style.paint("Other ways to pay", "bold")
+    yield style.paint("Other settings that hold it", "bold")
     for plan, losses in result.alternatives:
         yield ""
         yield from command_lines(ready_command(plan), style)

@@ -299,7 +299,7 @@ def card_models_text(answer: CardModels, style: Style) -> str:
     lines += _models_footer(answer, len(best) - _MOST_ROWS, style)
     if missing := answer.nearest_missing[:_NEAREST]:
         rows = [(each.bundled.name, f"lacks {human_bytes(each.fit.short_bytes)} a card") for each in missing]
-        lines += ["", style.paint("Too large, by the least", "bold"), *(f"  {line}" for line in columns(rows, "<<"))]
+        lines += ["", style.paint("The next that would fit", "bold"), *(f"  {line}" for line in columns(rows, "<<"))]
     if 0 < len(answer.refused) <= _NEAREST:
         reasons = [f"{each.bundled.name}: {each.fit.limiting}" for each in answer.refused]
         lines += ["", style.paint("Not for any size of card", "bold")]
