@@ -42,7 +42,9 @@ export function readValue(text) {
 }
 
 export function toParams(setup, prefix = "", params = new URLSearchParams()) {
-  for (const name of OWN) if (setup[name] != null && setup[name] !== "") params.set(prefix + name, setup[name]);
+  // No card is said too: a link without one has the example's.
+  for (const name of OWN)
+    if (setup[name] != null && (setup[name] !== "" || name === "gpu")) params.set(prefix + name, setup[name]);
   if (setup.config) params.set(`${prefix}config`, JSON.stringify(setup.config));
   if (Object.keys(setup.env).length) params.set(`${prefix}env`, JSON.stringify(setup.env));
   if (setup.cold) params.set(`${prefix}cold`, "1");

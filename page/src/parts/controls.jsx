@@ -148,7 +148,7 @@ export function UsedField({ value, problem, onChange }) {
       label={t("gpu_used")}
       problem={problem}
       value={(value ?? "").replace(/\s*GiB$/, "")}
-      placeholder={t("unknown")}
+      placeholder="0, 2GiB"
       onChange={(text) => onChange(withUnit(text.trim()))}
     />
   );
@@ -164,7 +164,12 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
   const [at, setAt] = useState(-1);
   const edited = useRef(false);
   useEffect(() => setText(value), [value]);
-  const shown = useMemo(() => (open ? matching(options, edited.current ? text : "") : []), [options, text, open]);
+  // A name that is written in full needs no list, which would cover what is below the field.
+  const isWhole = edited.current && options.some((option) => option.value.toLowerCase() === text.toLowerCase());
+  const shown = useMemo(
+    () => (open && !isWhole ? matching(options, edited.current ? text : "") : []),
+    [options, text, open, isWhole],
+  );
   const pick = (choice) => {
     const taken = isClosed && !options.some((option) => option.value === choice) ? "" : choice.trim();
     edited.current = false;
@@ -173,7 +178,12 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
     setText(taken || isOptional ? taken : value);
     if (taken !== value && (taken || isOptional)) onPick(taken);
   };
-  const isOnly = shown.length === 1 && edited.current && (isClosed || text.trim().includes(" "));
+  // What Enter takes of a written text: the marked option, the first of a closed list, the only one of a search.
+  const taken = (written) => {
+    if (at >= 0 && shown[at]) return shown[at].value;
+    const hits = edited.current ? matching(options, written) : [];
+    return isClosed || (hits.length === 1 && written.trim().includes(" ")) ? hits[0]?.value : written;
+  };
   const keys = (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
@@ -182,8 +192,8 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
       setAt((now) => Math.max(-1, Math.min(now + step, shown.length - 1)));
     } else if (event.key === "Enter") {
       event.preventDefault();
-      const taken = shown[isOnly ? 0 : at]?.value;
-      if (taken || !isClosed) pick(taken ?? text);
+      const choice = taken(event.target.value);
+      if (choice !== undefined) pick(choice);
     } else if (event.key === "Escape") setOpen(false);
   };
   return (
@@ -209,10 +219,11 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
         }}
         onFocus={(event) => {
           event.target.select();
-          setOpen(true);
+          setOpen(!text);
         }}
+        onClick={() => setOpen(true)}
         onKeyDown={keys}
-        onBlur={() => pick(text)}
+        onBlur={(event) => pick(event.target.value)}
       />
       {hint && <p class="hint">{hint}</p>}
       {/* A list that scrolls is a stop of the Tab key unless it says otherwise, and it closes as soon as the field is left. */}
@@ -222,7 +233,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
         tabIndex={-1}
         aria-label={label}
         class="options"
-        hidden={!open || !(shown.length || isClosed)}
+        hidden={!open || isWhole || !(shown.length || isClosed)}
       >
         {open &&
           shown.map((option, index) => (

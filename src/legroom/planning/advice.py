@@ -65,7 +65,7 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
 
 
 def with_longer_context_first(advised: Plan) -> Plan:
-    """The plan, its advice that cuts a given length after the others of its kind; with a tight one of twice the length."""
+    """The advised plan: what cuts a given length after what keeps it, with a tight advice of twice the length."""
     if advised.args.max_model_len is not None:
         advised = replace(advised, advice=tuple(sorted(advised.advice, key=_rank_of_given_length)))
     first = next(iter(advised.advice), None)

@@ -143,8 +143,17 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
 def with_notes(made: Plan) -> Plan:
     """The plan with notes on assumptions about its model and card, and on known bugs of its release."""
-    notes = (*_input_notes(made.target, made.args), *_kernel_notes(made), *_bug_notes(made))
+    notes = (*_input_notes(made.target, made.args), *_offload_notes(made), *_kernel_notes(made), *_bug_notes(made))
     return replace(made, notes=(*made.notes, *notes))
+
+
+def _offload_notes(made: Plan) -> Iterator[str]:
+    """What weights in the host's memory cost, where the server starts."""
+    if (offloaded := made.args.cpu_offload_gb) and made.starts:
+        yield (
+            f"--cpu-offload-gb {offloaded:g}: that much of the weights crosses the bus at every step, which makes "
+            "every token many times slower; it helps only where nothing else fits"
+        )
 
 
 def _kernel_notes(made: Plan) -> Iterator[str]:

@@ -94,7 +94,13 @@ def plan_words(plan: Plan) -> dict[str, Any]:
         "basis": band_basis_text(plan),
         "no_advice": _no_advice_text(plan),
         "advice": [
-            {"text": _holding_text(each.plan), "costs": each.trades, "is_tight": each.plan.verdict != "fits"}
+            {
+                "text": _holding_text(each.plan),
+                "costs": each.trades,
+                "is_tight": each.plan.verdict != "fits",
+                "length": each.plan.settings.max_model_len,
+                "holds": each.plan.memory.kv.max_concurrency * each.plan.settings.data_parallel_size,
+            }
             for each in plan.advice
         ],
         "to_run": ready_command(plan) if plan.starts else _command_to_run(plan),
@@ -201,7 +207,7 @@ def _longest_context_text(plan: Plan) -> str:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
     sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
     why += f", {count(sure)} for sure" if 0 < sure < fits else ""
-    return f"{count(fits)} tokens is the longest context that fits{why}"
+    return f"{count(fits)} tokens is the longest context with these flags{why}"
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -330,9 +336,10 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     requests = "request" if result.goal.concurrency == 1 else "requests"
     load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
     weighed = f"{count(result.considered)} settings were weighed"
+    kept = f" Kept as given: {result.kept}." if result.kept else ""
     if (best := result.best) is None:
         why = f"No setting holds {load_text}: {result.short_by}"
-        return {"headline": why, "weighed": f"{weighed}.", "next": result.next_step}
+        return {"headline": why, "weighed": f"{weighed}.{kept}", "next": result.next_step}
     name, where = short_model_name(best.target.model.name), f"{best.target.gpus} x {best.target.gpu.name}"
     first = first_start_loss(best, result.goal.concurrency)
     later = f" after the first start; {first[0]}, as its compile cache is cold" if first else ""
@@ -347,7 +354,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
             {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
             for other, losses in result.alternatives
         ],
-        "weighed": f"{weighed}; policy {result.goal.policy}.",
+        "weighed": f"{weighed}; policy {result.goal.policy}.{kept}",
     }
 
 
