@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
@@ -43,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.words and args.search:
         raise LegroomError("explain what?", "legroom explain LR203, or legroom explain WORDS")
-    lang, is_id = args.lang, len(args.words) == 1 and re.fullmatch(r"lr\w*", args.words[0].lower())
+    lang, word = args.lang, args.words[0].lower() if len(args.words) == 1 else ""
+    is_id = word.startswith("lr") or word in {each.id.lower() for each in entries()}
     words = None if is_id else " ".join(args.search or args.words) or None
     if words is not None and not (hits := search(words, entries())):
         note(f"nothing in the catalog fits {words!r}; legroom explain shows all of it")

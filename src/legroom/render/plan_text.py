@@ -207,7 +207,7 @@ def _longest_context_text(plan: Plan) -> str:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
     sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
     why += f", {count(sure)} for sure" if 0 < sure < fits else ""
-    return f"{count(fits)} tokens is the longest context with these flags{why}"
+    return f"{count(fits)} tokens is the longest with these flags{why}"
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
