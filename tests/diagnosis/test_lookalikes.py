@@ -53,6 +53,12 @@ FIRST_STEPS = {
         "RuntimeError: Tried to instantiate class '_core_C.ScalarType', but it does not exist!",
         "rocm",
     ),
+    "an operator of an NPU": ("RuntimeError: ACL stream synchronize failed, error code:507035", "kernelName="),
+    "a TPU that is held": ("RuntimeError: TPU initialization failed: Failed to get global TPU topology.", "lsof"),
+    "versions that exclude each other": (
+        "ImportError: acme>=0.4,<=0.6 is required for a normal functioning of this module, but found acme==0.7",
+        "fresh environment",
+    ),
     "a script without a main guard": (
         "RuntimeError: An attempt has been made to start a new process before the current process has finished its "
         "bootstrapping phase.",

@@ -9,6 +9,7 @@ import pytest
 from legroom.diagnosis.finding import Fix
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.diagnosis.verdict import Diagnosis
+from legroom.render.diagnosis_text import diagnosis_text
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of {} GiB of which "
@@ -70,11 +71,51 @@ def test_the_memory_of_another_program_is_not_diagnosed_as_vllms(text: str, engi
 
 
 @pytest.mark.parametrize(
+    ("text", "engine", "step"),
+    [
+        ("[TensorRT-LLM][ERROR] Assertion failed: d == a + length (x.cpp:3)", "TensorRT-LLM", "build the engine again"),
+        ('  File "/x/sglang/srt/server.py", line 3, in launch\nValueError: a parser', "SGLang", "issues of SGLang"),
+        ("ggml_cuda_init: found 1 ROCm devices\nROCm error: invalid device function", "llama.cpp", "of llama.cpp"),
+        ("[TM][FATAL] x.cu(212): Check failed: a == b", "LMDeploy", "one feature at a time"),
+    ],
+)
+def test_what_fails_in_another_engine_beside_memory_is_named_with_steps_of_any_engine(
+    text: str, engine: str, step: str
+) -> None:
+    run = run_of(text)
+    steps = [step for fix in run.findings[0].fixes for step in fix.steps]
+    assert run.verdict == "not a memory problem"
+    assert engine in diagnosis_text(run).splitlines()[0]
+    assert any(step in each for each in steps) and not any("vllm" in each.lower() for each in steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "lever"),
+    [
+        (
+            'File "/x/nanovllm/engine/model_runner.py", line 9\n    assert config.num_kvcache_blocks > 0',
+            "gpu_memory_utilization",
+        ),
+        ('File "/x/sglang/srt/x.py", line 3\nRuntimeError: Not enough memory. Please increase --mem-fraction-static',
+         "raise --mem-fraction-static"),
+        ("llama_kv_cache_init: failed to allocate buffer for kv cache: out of memory", "--ctx-size"),
+    ],
+)  # fmt: skip
+def test_a_memory_message_of_another_engine_is_told_what_it_means_there(text: str, lever: str) -> None:
+    run = run_of(text)
+    assert not run.findings and lever in run.notes[1]
+
+
+@pytest.mark.parametrize(
     ("text", "cause"),
     [
         (f'{OOM.format("3.00 GiB", "79.19", 900, "70.00")}\n  File "x/ppo_utils.py", line 2, in loss', "sleep_mode"),
         ("I ran train_math.sh and got: No available memory for the cache blocks.", "sleep_mode"),
         ("slurmstepd: error: Some of the step tasks have been OOM Killed.", "host_ram_oom"),
+        ("from unsloth import FastLanguageModel: it goes OOM on a 4090", "sleep_mode"),
+        ("It OOMs after training for 120 steps", "sleep_mode"),
+        ("vLLM holds onto memory even after its shutdown", "gpu_shared"),
+        ("vLLM 启动后显存越占越多", "leak_over_time"),
         ("Collecting flash-attn==2.8.2\n  Downloading flash_attn-2.8.2.tar.gz (8 MB)\nRAM is full", "not_memory"),
         ("Failed: Cuda error x/custom_all_reduce.cuh:455\n'an illegal memory access was encountered'", "not_memory"),
         (f"{PROFILE}{OOM.format('100.00 MiB', '14.58', 90, '14.35')}", "weights_too_big"),

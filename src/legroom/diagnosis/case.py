@@ -21,7 +21,7 @@ Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph"
 
 FAILING = ("failure", "host")
 FAILED_ALLOCATIONS = message_group("failed_allocation")
-_SHORTAGE_WORDS = re.compile(
+SHORTAGE_WORDS = re.compile(
     r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
 )
 SENTENCE_LINES = 12
@@ -120,7 +120,7 @@ class Case:
     @cached_property
     def unread_shortage(self) -> Evidence | None:
         """An exception whose text mentions too little memory but matches no known message; None without one."""
-        return next((item for item in self.all("exception") if _SHORTAGE_WORDS.search(item.window[:400])), None)
+        return next((item for item in self.all("exception") if SHORTAGE_WORDS.search(item.window[:400])), None)
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:

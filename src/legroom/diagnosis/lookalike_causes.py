@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import cast
 
-from legroom.diagnosis.case import Case
+from legroom.diagnosis.case import Case, is_traceback_line
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
-from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes
+from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes, other_engine_name, other_engines
 from legroom.facts.log_messages import message_group
 from legroom.vllm_logs.evidence import Evidence
 
 SHORTAGE = message_group("shortage")
 """Messages of a real shortage of memory."""
 _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
+_VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
+_ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")
+"""vLLM by name, or a flag of it."""
 _LEVEL_CHARS = 160
 """The logger's level stands within this many characters of a line."""
+
+
+def other_engine(case: Case) -> Evidence | None:
+    """A line of another engine, where nothing in the text is vLLM's."""
+    is_of_vllm = case.has("vllm_named", "trainer")
+    found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not is_of_vllm]
+    # Frames by name may be of any engine, unless their path names its package.
+    other = next((item for item in found if "package" in item.facts), found[0] if found else None)
+    is_package = other is not None and "package" in other.facts
+    by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
+    if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
+        return None
+    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
+    beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and "vllm" in other.text.lower()
+    return None if beside_vllm or (framed and not is_package and "image" not in other.facts) else other
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
@@ -63,9 +82,23 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
     if match is None:
         return
     kind, evidence = match
-    line = _matched_line(kind, evidence, planner)
-    for fix in kind.fixes:
-        yield _make_fix(fix, line, planner)
+    line, other = _matched_line(kind, evidence, planner), other_engine(planner.case)
+    fixes = (_make_fix(fix, line, planner) for fix in kind.fixes)
+    yield from fixes if other is None else _fixes_of_any_engine(fixes, other_engine_name(other.id))
+
+
+def _fixes_of_any_engine(fixes: Iterable[Fix], name: str) -> Iterator[Fix]:
+    """The fixes without the steps that only vLLM has, else the search for the line among the engine's issues."""
+    search = Fix(
+        "report",
+        "Its project knows its own builds and flags.",
+        steps=(f"search the issues of {name} on GitHub for the marked line",),
+    )
+    for fix in fixes:
+        steps = tuple(step for step in fix.steps if not _ONLY_VLLM.search(step))
+        if steps and not fix.flags:
+            yield replace(fix, steps=steps)
+    yield search
 
 
 def _matched_line(kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> MatchedLine:

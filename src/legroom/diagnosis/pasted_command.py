@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flag_name, flags_ever
-from legroom.facts.gpus import gpu, gpu_names
+from legroom.facts.gpus import gpu, gpu_names, gpus_of_instances
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
 from legroom.units import GIB
@@ -36,7 +36,7 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
-_NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
+NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _OFF = "--no-"
@@ -143,7 +143,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
             args = with_setting(args, name, value, release)
     for kind in ("ranks", "card_count"):
         told = {count for match in prose(kind).findall(plain) for count in match if count}
-        counts = {_NUMBERS.get(count.lower(), count) for count in told}
+        counts = {NUMBERS.get(count.lower(), count) for count in told}
         if len(counts) == 1 and args.tensor_parallel_size is None:
             args = replace(args, tensor_parallel_size=int(*counts))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
@@ -193,7 +193,9 @@ def _card_names() -> re.Pattern[str]:
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
-    names = sorted((name or number for name, number in _card_names().findall(plain)), key=len)
+    names = sorted(
+        (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
+    )
     cards = {gpu(name.replace("_", " ")).name: _slice_of(name, plain) for name in names}
     sizes = {size for match in prose("card_size").finditer(plain) for size in match.groups() if size}
     if not cards and len(sizes) == 1:

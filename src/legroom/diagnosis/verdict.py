@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, Case, is_traceback_line
+from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, SHORTAGE_WORDS, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
@@ -17,10 +16,12 @@ from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
+from legroom.diagnosis.lookalike_causes import SHORTAGE, other_engine
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
-from legroom.facts.diagnosis_texts import other_engine_text, other_engines
+from legroom.facts.diagnosis_texts import other_engine_meaning, other_engine_name, other_engine_text
 from legroom.facts.known_bugs import KnownBug, bugs_with
+from legroom.facts.log_messages import message_group
 from legroom.memory.layout import Layout
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
@@ -30,9 +31,9 @@ from legroom.vllm_logs.evidence import Evidence
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
 
+_FAILED = (*FAILING, "exception")
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
@@ -57,6 +58,8 @@ class Diagnosis:
     """The ledger of the plan at each moment; empty where the deployment is not known."""
     rests_on: EvidenceKind | None = None
     """What the first cause rests on, which its confidence follows."""
+    other_engine: str = ""
+    """The id of the message that only an engine other than vLLM prints; empty where the text is vLLM's."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -82,10 +85,8 @@ class Diagnosis:
 def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     """Examines one run with every cause and computes the fixes of the likely ones."""
     planner = FixPlanner(case, hints)
-    if (other := _other_engine(case)) is not None:
-        others = case.ledger.other_processes_bytes or 0
-        held = (f"{gib(others)} of the card belong to another process: that has to end first.",) if others > GIB else ()
-        return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"), *held))
+    if (other := other_engine(case)) is not None:
+        return _diagnose_other_engine(planner, other)
     wanted = wanted_tensors(planner)
     if site := computed_site(planner, wanted):
         planner.case = case = replace(case, computed_site=site)
@@ -107,6 +108,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))
+            if planner.failed_plan.verdict == "fits":
+                pool = gib(planner.failed_plan.layout.kv_cache.bytes)
+                why.append(f"That leaves {pool} on a free card: others hold memory, or card, model or flags differ.")
         if (card := planner.known.gpu) and (printed := exceeds_card_bytes(case, planner.known)):
             has = f"{card.name} has {gib(card.total_bytes)}"
             why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
@@ -140,19 +144,22 @@ def _imported_record_notes(case: Case) -> list[str]:
     ]
 
 
-def _other_engine(case: Case) -> Evidence | None:
-    """A line of another engine, where nothing in the text is vLLM's."""
-    is_of_vllm = case.has("vllm_named", "trainer")
-    found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not is_of_vllm]
-    # Frames by name may be of any engine, unless their path names its package.
-    other = next((item for item in found if "package" in item.facts), found[0] if found else None)
-    is_package = other is not None and "package" in other.facts
-    by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
-    if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
-        return None
-    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
-    beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and "vllm" in other.text.lower()
-    return None if beside_vllm or (framed and not is_package and "image" not in other.facts) else other
+def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
+    """A failure of another engine: what its message means where that is not memory, else what sets its memory."""
+    case, others = planner.case, planner.case.ledger.other_processes_bytes or 0
+    held = (f"{gib(others)} of the card belong to another process: that has to end first.",) if others > GIB else ()
+    is_short = case.is_oom or case.has(*SHORTAGE) or case.has(*message_group("host_memory"), "block_pool_guard")
+    is_short = is_short or any(SHORTAGE_WORDS.search(item.window) for item in case.evidence if item.role in _FAILED)
+    assessed = [(cause, found) for cause in causes() if cause.domain == "other" and (found := cause.examine(case))]
+    if is_short or not assessed:
+        meaning = other_engine_meaning(other.id, "\n".join(item.window or item.text for item in case.evidence))
+        notes = (other_engine_text(other.id, "en"), *meaning, *held)
+        return Diagnosis(case, "not understood", (), notes, other_engine=other.id)
+    cause, assessment = max(assessed, key=lambda pair: pair[1].strength)
+    finding = _make_finding(cause, assessment, share_right("lookalike"), planner, "")
+    note = f"This is of {other_engine_name(other.id)}, not of vLLM."
+    findings = (replace(finding, dead_ends=()),)
+    return Diagnosis(case, "not a memory problem", findings, (note,), rests_on="lookalike", other_engine=other.id)
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
@@ -192,8 +199,10 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
-    if plan is None and case.has("parameters_told") and total and (weights or 0) > FULL_OF_WEIGHTS * total:
-        why = f"In 16 bits the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
+    told = case.first("model_size_told", "parameters_told")
+    if plan is None and told and total and (weights or 0) > FULL_OF_WEIGHTS * total:
+        words = "By the text" if told.id == "model_size_told" else f"In {8 * case.startup.args.dtype_bytes} bits"
+        why = f"{words} the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
         return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":
         return None

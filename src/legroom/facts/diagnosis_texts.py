@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from legroom.facts import read_data
 from legroom.records import dataclass, field
+from legroom.regex import compiled
 
 Language = Literal["en", "zh"]
 
@@ -32,9 +33,20 @@ def other_engines() -> tuple[str, ...]:
     return tuple(name for name in read_data("diagnosis_texts.json")["other_engines"] if name != "source")
 
 
+def other_engine_name(id_: str) -> str:
+    """The name of the engine that prints the message with this id."""
+    return str(read_data("diagnosis_texts.json")["other_engines"][id_]["name"])
+
+
 def other_engine_text(id_: str, language: Language) -> str:
     """A sentence for the log of an engine other than vLLM, by the id of its message."""
     return str(read_data("diagnosis_texts.json")["other_engines"][id_][language])
+
+
+def other_engine_meaning(id_: str, text: str) -> tuple[str, ...]:
+    """What the first known message of this engine in the text means; empty without one."""
+    rows = read_data("diagnosis_texts.json")["other_engines"][id_].get("messages", ())
+    return tuple(meaning for words, meaning in rows if compiled(words).search(text))[:1]
 
 
 @dataclass(frozen=True, slots=True)

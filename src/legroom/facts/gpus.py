@@ -299,7 +299,7 @@ def gpu_of_labels(labels: Mapping[str, str]) -> str:
         if name := _gpu_of_product(labels.get(row["label"], ""), profile):
             return name
     for row in data["instance_type"]:
-        if name := _gpu_of_instance_type(labels.get(row["label"], "")):
+        if name := gpu_of_instance_type(labels.get(row["label"], "")):
             return name
     for row in data["memory_mib"]:
         if (text := labels.get(row["label"], "")).isdecimal():
@@ -341,13 +341,19 @@ def _gpu_of_product(value: str, profile: str) -> str:
     return ""
 
 
-def _gpu_of_instance_type(value: str) -> str:
+def gpu_of_instance_type(value: str) -> str:
     """The GPU of a cloud's instance type; empty where unknown."""
     name = value.lower()
     for row in read_data("node_labels.json")["instances"] if name else ():
         if re.fullmatch(row["pattern"], name):
             return str(row["gpu"])
     return ""
+
+
+def gpus_of_instances(text: str) -> set[str]:
+    """The GPUs of the cloud instance types that a text names."""
+    rows = read_data("node_labels.json")["instances"]
+    return {row["gpu"] for row in rows if re.search(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])", text.lower())}
 
 
 @cache

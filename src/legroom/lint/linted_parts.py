@@ -46,6 +46,9 @@ _LONGEST_TEXT = 2**18
 """Longer files are data, and their lines are not judged one by one."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = pattern("linted_parts.vllm_flag")
+_ADDRESS, _ASKED_MODEL = pattern("linted_parts.address"), pattern("linted_parts.asked_model")
+_NEAR = 300
+"""Characters around an address in which the request to it is looked for."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,23 @@ class DoubtfulLine:
 
 
 @dataclass(frozen=True)
+class NamedAddress:
+    """A host with its port, as a client, a scraper or a proxy names it."""
+
+    place: Place
+    host: str
+    port: str
+    model: str = ""
+    """The model that the client asks for, where it stands beside the address."""
+    is_open: bool = False
+    """Whether a template or another domain has the host."""
+
+
+@dataclass(frozen=True)
 class LintedPart:
     """The subjects of one part of a file."""
 
-    subjects: tuple[Subject | Node | Expression | UnclaimedFlags | DoubtfulLine, ...] = ()
+    subjects: tuple[Subject | Node | Expression | UnclaimedFlags | DoubtfulLine | NamedAddress, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part records, each with its expression."""
     is_known: bool = False
@@ -116,9 +132,24 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
     lines = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
     is_empty = is_empty and not lines
     yield LintedPart(lines)
+    yield LintedPart(tuple(_named_addresses(path, text)) if kind not in (None, "document") else ())
     nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
+
+
+def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
+    """The addresses of a file, each with the model that is asked for there."""
+    told, source, said = without_comments(text), Text(path, text), set[str]()
+    for found in _ADDRESS.finditer(told):
+        near = told[max(found.start() - _NEAR, 0) : found.end() + _NEAR]
+        asked = _ASKED_MODEL.search(near)
+        if found[0] not in said:
+            said.add(found[0])
+            model = (asked["model"] or asked["json"] or "") if asked is not None else ""
+            place = source.place(found.start("host"))
+            is_open = "{{" in text or bool(found["domain"])
+            yield NamedAddress(place, found["host"], found["port"], model, is_open)
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:

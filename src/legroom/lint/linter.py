@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.file_kinds import kind_of, plain_path
-from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
+from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts import pattern
+from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
 from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, without_comments
 from legroom.lint.names_in_text import PASSED_ON
-from legroom.lint.rule import Context, LintFinding
+from legroom.lint.rule import Context, LintFinding, NamedCard
 from legroom.lint.rules import all_checks
 from legroom.lint.rules.metric_names import is_series_of_exporter
 from legroom.records import dataclass
@@ -38,7 +39,7 @@ _SIGNS = {
     "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
     "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b",
 }
-_SLICES = pattern("linter.slices")
+_SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
@@ -180,19 +181,16 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 skipped.append(item)
             else:
                 parts.append((path, item))
-    records = {name: expression for _, part in parts for name, expression in part.records.items()}
-    declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
-    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(PASSED_ON.sub("", text)))
+    shared = _shared_by_all(texts, parts)
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
     with_exporter = {
         path
         for path, part in parts
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
-    scripts = frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text))
-    uses_ray = any(_RAY.search(text) for _, text in texts)
-    manifests = tuple(each for _, part in parts for each in part.subjects if isinstance(each, Node))
     signs = frozenset(sign for sign, pattern in _SIGNS.items() if any(re.search(pattern, text) for _, text in texts))
+    cards = {path: _cards_in(path, text) for path, text in texts}
+    every_card = {name: card for named in cards.values() for name, card in named.items()}
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
@@ -203,16 +201,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     for path, part in parts:
         context = replace(
             contexts[path],
-            records=records,
-            declared=declared,
-            used_variables=used,
+            **shared,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
-            entry_scripts=scripts,
-            uses_ray=uses_ray,
-            platform_signs=signs | {"gpu-slices"} if Path(path).parent in sliced else signs,
+            platform_signs=signs | ({"gpu-slices"} if Path(path).parent in sliced else set()),
             names_api_key=path in with_key,
-            manifests=manifests,
+            named_card=_only_card(cards[path]) or (_only_card(every_card) if not cards[path] else None),
         )
         is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
         said = {spot for each in (*distinct, *silenced) for spot in _spots(each)} if is_of_lines else set()
@@ -235,6 +229,38 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     files, findings = tuple(path for path, _ in texts), _said_once(findings)
     unread = tuple(dict.fromkeys(not_read))
     return LintReport(release.version, files, tuple(findings), unread, tuple(skipped), len(silenced))
+
+
+def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, LintedPart]]) -> dict[str, Any]:
+    """The fields of a context that are the same for all linted files."""
+    subjects = [each for _, part in parts for each in part.subjects]
+    used = (name for _, text in texts for name in _USED_VARIABLE.findall(PASSED_ON.sub("", text)))
+    return {
+        "records": {name: expression for _, part in parts for name, expression in part.records.items()},
+        "declared": frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text)),
+        "used_variables": frozenset(used),
+        "entry_scripts": frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text)),
+        "uses_ray": any(_RAY.search(text) for _, text in texts),
+        "manifests": tuple(each for each in subjects if isinstance(each, Node)),
+        "fleet": tuple(each for each in subjects if isinstance(each, StartedServer) and each.words),
+    }
+
+
+def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
+    """The GPUs that a file names, the larger one where a name is of two, each with its first place."""
+    found: dict[str, NamedCard] = {}
+    for word in _CARD.finditer(text):
+        size = "".join(re.findall(r"\d{2,3}(?= ?GB)", word["size"]))
+        name = gpu_of_instance_type(word["type"]) if word["type"] else word["card"] or word["named"]
+        name = f"{name} {size}GB" if size and is_known_gpu(f"{name} {size}GB") else name
+        if name and is_known_gpu(name):
+            name = gpu(name).larger or name
+            found.setdefault(gpu(name).name, NamedCard(name, Text(path, text).place(word.start())))
+    return found
+
+
+def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
+    return next(iter(named.values())) if len(named) == 1 else None
 
 
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:

@@ -62,6 +62,14 @@ Findings = Iterator[LintFinding]
 
 
 @dataclass(frozen=True)
+class NamedCard:
+    """The one GPU that files name outside of any server."""
+
+    name: str
+    place: Place
+
+
+@dataclass(frozen=True)
 class Context:
     """What a check knows besides its subject."""
 
@@ -93,6 +101,9 @@ class Context:
     """The manifests of the same part."""
     manifests: tuple[Node, ...] = ()
     """The manifests of all linted files."""
+    fleet: tuple[StartedServer, ...] = ()
+    """The servers of all linted files."""
+    named_card: NamedCard | None = None
     names_api_key: bool = False
     """Whether the file names a key of the API anywhere."""
 

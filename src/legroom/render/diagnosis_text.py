@@ -20,8 +20,8 @@ from legroom.facts.diagnosis_texts import (
     Language,
     heading,
     how_to_verify,
+    other_engine_name,
     other_engine_text,
-    other_engines,
     phase_title,
 )
 from legroom.facts.releases import logged_release
@@ -119,8 +119,10 @@ def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
-def finding_title(finding: Finding, language: Language) -> str:
-    """The title of the finding's cause, or a heading of its own for a kill without a stated reason."""
+def finding_title(finding: Finding, language: Language, other_engine: str = "") -> str:
+    """The title of the finding's cause; headings of their own for another engine's log and a kill without a reason."""
+    if other_engine:
+        return heading("of_other_engine", language).format(name=other_engine_name(other_engine))
     if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
         return heading("bare_kill", language)
     return cause_of(finding.cause).title.in_language(language)
@@ -132,12 +134,12 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
     )
-    yield f"{word}: {style.paint(finding_title(finding, language), 'bold')}"
+    yield f"{word}: {style.paint(finding_title(finding, language, diagnosis.other_engine), 'bold')}"
     is_check = finding.evidence[0].id.startswith("free_below_desired") if finding.evidence else False
     phase = phase_title("startup_check" if is_check else diagnosis.phase, language)
     if phase:
-        title = style.paint(heading("phase", language), "dim")
-        yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding.confidence, language)})"
+        word = style.paint(heading("phase", language), "dim")
+        yield f"{_MARGIN}{word}: {phase} ({_confidence_text(finding.confidence, language)})"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
 
 
@@ -295,7 +297,9 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
 
 
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    """How to check that the fix worked, by its cause (of the host or not) and the phase of the failure."""
+    """How to check that vLLM's fix worked, by its cause (of the host or not) and the phase of the failure."""
+    if diagnosis.other_engine:
+        return
     if cause_of(finding.cause).domain == "host":
         kind = "host"
     elif diagnosis.phase == "serving":
@@ -368,9 +372,9 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
 def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """The report of a run without findings: a healthy start with its memory, or a log that was not understood."""
     if diagnosis.verdict == "not understood":
-        other = diagnosis.case.first(*other_engines()) if diagnosis.notes else None
+        other = diagnosis.other_engine
         yield from wrap(
-            other_engine_text(other.id, language) if other else heading("not_understood", language), style.width
+            other_engine_text(other, language) if other else heading("not_understood", language), style.width
         )
         yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
-from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.ledger import own_process_bytes
+from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.facts.releases import logged_release
 from legroom.units import GIB, MIB, gib
@@ -81,12 +82,14 @@ def is_page_cache_counted(case: Case) -> bool:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
+    """Whether the weights take most of the budget and leave too small a pool by themselves, and no other is shown."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
     if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
         return False
-    return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+    if plan is None or plan.verdict == "fits" or not case.has("no_cache_blocks"):
+        return False
+    return plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
@@ -218,13 +221,14 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         charging = older and not re.search(r"See \S+ for more|despite its", error.text)
     why = reason("others_are_charged")
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
-    charging = charging or case.has("several_servers")
+    charging = charging or case.has("several_servers", "own_engines_told")
     return Assessment(Strength.LIKELY if charging and not case.platform.wsl else Strength.POSSIBLE, proof(error), why)
 
 
 def _assess_told_neighbour(case: Case) -> Assessment | None:
     """The text tells of others on the card, or of memory that an ended server kept; None where sizes tell more."""
-    kept, told = case.first("not_released_told"), case.first("engine_again_told", "neighbour_told", "several_servers")
+    kept = case.first("not_released_told")
+    told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
         return Assessment(Strength.SHOWN, proof(kept, case.first_failure), why)
@@ -330,6 +334,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     free_it = _with_share_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
+    if not shares or case.has("no_cache_blocks"):
+        yield _own_engines_fix(planner)
     if case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
@@ -362,6 +368,23 @@ def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
     share = math.ceil((needed + GIB) / layout.total_bytes * 100) / 100
     more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
     return replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it
+
+
+def _own_engines_fix(planner: FixPlanner) -> Fix | None:
+    """A card or a share for each of the engines that the text starts on one card; None where it tells of one."""
+    told = planner.case.first("own_engines_told")
+    if told is None or planner.case.has("free_below_desired"):
+        return None
+    engines = int(NUMBERS.get(str(told.facts["what"]).lower(), told.facts["what"]))
+    if planner.case.has("no_cache_blocks"):
+        share = min(round(planner.utilization * engines, 2), MAX_UTILIZATION)
+        why = "The others' memory counts here, so the share of the last engine covers all of them."
+        return Fix("raise_util", why, steps=(f"--gpu-memory-utilization {share:g} for the engine that starts last",))
+    if (planner.known.gpus or 1) >= engines:
+        return known_fix("one_card_each")
+    share = math.floor((1 - _SPARE_SHARE) / engines * 100) / 100
+    below = known_fix("shares_below_one")
+    return replace(below, flags={"gpu_memory_utilization": share}, is_unplanned=True)
 
 
 def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:

@@ -59,6 +59,13 @@ def examine(case: Case) -> Assessment | None:
     return Assessment(Strength.SHOWN if known else Strength.SUGGESTED, proven, _explanation(case))
 
 
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether vLLM's sentence stands without its accounting, and the plan of the same command leaves a pool."""
+    startup, plan = planner.case.startup, planner.failed_plan
+    is_bare = startup.weights_bytes is None and startup.available_kv_bytes is None and startup.blocks is None
+    return is_bare and planner.case.has("no_cache_blocks") and plan is not None and plan.verdict == "fits"
+
+
 def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
     """Flag and value of a KV pool set in bytes or blocks that could not be allocated; None without one."""
     if case.oom is None or case.site != "kv":

@@ -9,8 +9,9 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import fewer_ranks_fix, named_value_fix
-from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
+from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes, other_engine
 from legroom.facts import read_data
+from legroom.facts.diagnosis_texts import other_engine_name
 from legroom.vllm_logs.evidence import Evidence
 
 _LABEL = "not_memory"
@@ -102,15 +103,13 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     if package := next((name for name in frames if name not in ("vllm", "torch", "csrc", "aten")), None):
         meaning = f"the code of {package} refuses it: pip install -U {package}, or the version that this vLLM asks for"
     release = f" {planner.known.release.version}" if planner.known.release_known else ""
-    return Fix(
-        "report",
-        f"{kind}: {message[:200]}" if message else f"{kind} is what ended it.",
-        steps=(
-            meaning,
-            f"search the issues of vllm-project/vllm on GitHub for: {kind} {message[:_QUERY_CHARS]}".strip(),
-            f"if it is not there: report it with `vllm collect-env`, the release{release} and the whole log",
-        ),
-    )
+    if (other := other_engine(planner.case)) is not None and "vllm" in meaning.lower():
+        meaning = str(meanings[""])
+    where = f"the issues of {other_engine_name(other.id) if other else 'vllm-project/vllm'} on GitHub"
+    steps: tuple[str, ...] = (meaning, f"search {where} for: {kind} {message[:_QUERY_CHARS]}".strip())
+    if other is None:
+        steps += (f"if it is not there: report it with `vllm collect-env`, the release{release} and the whole log",)
+    return Fix("report", f"{kind}: {message[:200]}" if message else f"{kind} is what ended it.", steps=steps)
 
 
 def _crashed_step_fix(planner: FixPlanner) -> Fix:

@@ -73,13 +73,26 @@ def is_ruled_out(planner: FixPlanner) -> bool:
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
     if oom is None or oom.torch_bytes is None or plan is None or case.has_site_frame or case.has("load_oom_hint"):
         return False
-    return planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
+    is_past = planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
+    return is_past and not _is_unsplit(planner)
+
+
+def _is_unsplit(planner: FixPlanner) -> bool:
+    """Whether torch holds more than a rank's weights and the budget, and no more than the weights of all ranks."""
+    oom, plan, ranks = planner.case.oom, planner.failed_plan, planner.known.args.engine_ranks
+    if oom is None or oom.torch_bytes is None or plan is None or ranks == 1 or not nothing_was_freed(planner.case):
+        return False
+    layout = plan.layout
+    rank_bytes = max(layout.weights.high, layout.budget_bytes) + layout.activation.high
+    return rank_bytes < oom.torch_bytes < ranks * layout.weights.high
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
-    if planner.known.args.dtype in ("float", "float32"):
+    if planner.known.args.dtype_bytes > 2:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
+    if _is_unsplit(planner):
+        yield known_fix("split_not_in_effect")
     if planner.case.has("transformers_backend"):
         yield known_fix("native_model")
     yield _without_draft_fix(planner)
@@ -90,6 +103,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if smaller is None:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     hardware = other_hardware(planner)
+    if planner.known.args.dtype_bytes > 2:
+        hardware = replace(hardware, steps=("leave out --dtype float: 16 bits take half", *hardware.steps))
     if smaller is None and more is None:
         yield hardware
     elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:

@@ -71,8 +71,16 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
     """Whether the machine has the GPUs that a fix asks for, more of them than the failed run used."""
-    wanted = math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
-    return planner.known.ranks < wanted <= (planner.known.gpus or 0)
+    return planner.known.ranks < _ranks_asked(fix) <= (planner.known.gpus or 0)
+
+
+def exceeds_machine(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether a fix asks for more GPUs than the machine is known to have."""
+    return bool(planner.known.gpus) and _ranks_asked(fix) > max(planner.known.gpus or 0, planner.known.ranks)
+
+
+def _ranks_asked(fix: Fix | None) -> int:
+    return math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
 
 
 def _idle_gpus_fix(planner: FixPlanner, why: str) -> Fix | None:

@@ -15,7 +15,7 @@ from legroom.vllm.args import other_value
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 _KEY = "VLLM_API_KEY"
-_WORKLOADS = ("Deployment", "StatefulSet")
+_WORKLOADS = ("Deployment", "StatefulSet", "Pod")
 
 
 @checks(StartedServer, "port-unreachable")
@@ -44,8 +44,8 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
     if document.text("kind") != "Service" or not selector:
         return
     for workload in context.documents:
-        labels = _labels(workload, "spec", "template", "metadata", "labels")
-        containers = workload.list("spec", "template", "spec", "containers")
+        pod = _pod_of(workload)
+        labels, containers = _labels(pod, "metadata", "labels"), pod.list("spec", "containers")
         if not selector.items() <= labels.items() or len(containers) != 1:
             continue
         read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}".rstrip()
@@ -79,11 +79,16 @@ def _labels(manifest: Node, *keys: str) -> dict[str, str]:
     return {key: value.scalar or "" for key, value in manifest.items(*keys)}
 
 
+def _pod_of(workload: Node) -> Node:
+    """The template of a workload's pods; a Pod is its own."""
+    return workload if workload.text("kind") == "Pod" else workload.get("spec", "template") or workload
+
+
 def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """What keeps a Service from the pods of the linted manifests; nothing where a template or an operator tells."""
     selector, wanted = service.get("spec", "selector"), _labels(service, "spec", "selector")
     workloads = [each for each in manifests if each.text("kind") in _WORKLOADS]
-    told = [_labels(each, "spec", "template", "metadata", "labels") for each in workloads]
+    told = [_labels(_pod_of(each), "metadata", "labels") for each in workloads]
     is_open = any("$" in value or "{{" in value for labels in (wanted, *told) for value in labels.values())
     if selector is None or not wanted or not workloads or is_open or any("/" in key for key in wanted):
         return
@@ -95,7 +100,7 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
     if len(spaces) == 2 and "" not in spaces:
         message = f"the Service and its pods are in two namespaces ({' and '.join(sorted(spaces))}): it finds none"
         yield selector, message, "write the same namespace"
-    containers = [each for workload in chosen for each in workload.list("spec", "template", "spec", "containers")]
+    containers = [each for workload in chosen for each in _pod_of(workload).list("spec", "containers")]
     names = {port.text("name") for each in containers for port in each.list("ports")}
     for port in service.list("spec", "ports"):
         target = port.get("targetPort")

@@ -11,10 +11,11 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S, SHORTEST_LIMIT_S
 from legroom.facts.flags import default
-from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, runs_on_rocm
+from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, flag_word, runs_on_rocm
 from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
+from legroom.vllm.config_rules import field_refusals
 
 _NO_MEMORY = re.compile(r"exporter|dcgm|monitor|metrics|ray")
 """Services that look at a card, or start a server that is read itself."""
@@ -22,7 +23,7 @@ _USUAL_SHARE = 0.9
 """What vLLM takes by default: hardly any other program runs in the rest of a card."""
 _SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
-_NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
+NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
 
 @checks(StartedServer, "does-not-fit")
@@ -34,6 +35,9 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     is_judged = not context.has_unknown_release(server) and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in server.env
     is_judged = is_judged and not (runs_on_rocm(server) and not server.gpu_names)  # without a name it is NVIDIA's
     refusal = refusal_of_server(server, release) if is_judged else None
+    refused = field_refusals(context.parsed_args(server).args, release) if not server.gpu_names else ()
+    if refusal is not None and refusal.message in (message for message, _ in refused):
+        return  # another rule says it at the flag
     if refusal is not None:
         certain = context.is_release_given or bool(server.named_release)
         message = f"vLLM {release} will not start: {refusal.message}"
@@ -44,16 +48,19 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         made = plan_of_server(server, release) if is_judged else None
         failure = made.plan.memory.failure if made is not None else None
         # What no card changes: the plan is of an H200.
-        if failure is not None and failure.id in _NO_CARD_HELPS and "capab" not in failure.message:
+        if failure is not None and failure.id in NO_CARD_HELPS and "capab" not in failure.message:
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
             yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
+        elif context.named_card is not None:
+            return  # another rule judges it by this card
         elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
             message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
             yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
         elif made is not None and not made.plan.memory.failure and made.least_gpu_bytes > _SMALL_CARD_BYTES:
             length, args = made.plan.settings.max_model_len, context.parsed_args(server).args
-            if args.max_model_len is None and not server.launcher and context.plan is None:
+            is_open = args.max_model_len is None and not server.launcher and context.plan is None
+            if is_open and flag_word(server, "--config") is None:
                 message = f"without --max-model-len weights and one request of {length:,} tokens take "
                 message += f"{human_bytes(made.least_gpu_bytes)} of a GPU: vLLM refuses to start on a smaller one"
                 suggestion = "write the length that requests need, or name the card"
@@ -64,7 +71,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     for gpu_name, plan in zip(server.gpu_names, own.plans if own is not None else (), strict=False):
         failure = plan.memory.failure
         if own is not None and (failure is not None or plan.verdict == "does_not_fit"):
-            on_any = failure is not None and failure.id in _NO_CARD_HELPS
+            on_any = failure is not None and failure.id in NO_CARD_HELPS
             what = f"vLLM {release} will not start" if on_any else f"it does not fit {gpu_name}"
             message = f"{what}: {failure.message if failure else plan.reason}"
             suggestion = "legroom plan --file FILE shows the flags that do"
@@ -133,7 +140,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     if limit is None:
         return
     plan, own = context.plan_of(server), plan_of_server(server, context.release_of(server))
-    if own is not None and own.plan.memory.failure and own.plan.memory.failure.id in _NO_CARD_HELPS:
+    if own is not None and own.plan.memory.failure and own.plan.memory.failure.id in NO_CARD_HELPS:
         return  # it does not start at all
     is_restarted = server.runs != "compose"  # Compose only marks the container unhealthy; it keeps serving.
     size = own.checkpoint_bytes if own is not None else 0

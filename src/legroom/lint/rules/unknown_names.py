@@ -100,7 +100,7 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
         found = finding("env-unknown", server.place_of(word), message, suggestion, len(name))
-        yield found if context.is_release_told(server) else replace(found, severity="note")
+        yield found if context.is_release_certain(server) else replace(found, severity="note")
 
 
 @checks(StartedServer, "env-meaning")

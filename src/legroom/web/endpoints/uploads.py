@@ -118,7 +118,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     document = in_requested_language(readings_json([reading]), request)
     found = reading.runs[0].findings if "language" in request and reading.runs else ()
     for row, finding in zip(document["findings"], found, strict=False):
-        row["title"] = finding_title(finding, request["language"])
+        row["title"] = finding_title(finding, request["language"], reading.runs[0].other_engine)
     return document
 
 

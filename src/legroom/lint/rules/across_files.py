@@ -1,0 +1,100 @@
+"""What one file says of the servers that another starts: addresses, names of models, cards, volumes for weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from legroom.deployments.container_images import kubernetes_bytes
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.subjects import StartedServer
+from legroom.deployments.yaml_nodes import Node
+from legroom.lint.linted_parts import NamedAddress
+from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
+from legroom.lint.rules.server_start import NO_CARD_HELPS
+from legroom.lint.server_plan import file_plan_of, plan_of_server
+from legroom.units import human_bytes
+from legroom.vllm.args import other_values
+
+_COMPOSE = "compose service "
+
+
+@checks(NamedAddress, "port-unreachable")
+def address_without_server(address: NamedAddress, context: Context) -> Findings:
+    """A URL, scrape target or upstream with a port on which the named service does not listen."""
+    services = {name: service for each in context.manifests for name, service in each.items("services")}
+    called = {service.text("container_name"): name for name, service in services.items()}
+    name = called.get(address.host, address.host)
+    servers = [each for each in context.fleet if each.read_as == f"{_COMPOSE}{name}"]
+    ports = {known_port(each, context.parsed_args(each).args) for each in servers}
+    is_told = all(map(str.isdecimal, ports)) and not any(flag_word(each, "--config") for each in servers)
+    forwarding = [each for each in context.manifests if each.text("kind") == "Service"]
+    forwarding = [each for each in forwarding if each.text("metadata", "name") == address.host]
+    offered = {port.text("port") for each in forwarding for port in each.list("spec", "ports")}
+    if servers and is_told and address.port not in ports and not address.is_open:
+        message = f"{address.host} listens on {' or '.join(sorted(ports))} inside its network, not on {address.port}"
+        yield finding("port-unreachable", address.place, message, f"write {address.host}:{min(ports)}")
+    elif offered and all(map(str.isdecimal, offered)) and address.port not in offered and not servers:
+        message = f"the Service {address.host} has port {' and '.join(sorted(offered))}, and not {address.port}"
+        found = finding("port-unreachable", address.place, message, f"write {address.host}:{min(offered)}")
+        yield replace(found, severity="note")
+    elif services and not forwarding and name not in services and "vllm" in address.host and not address.is_open:
+        message = f"no service of these files is called {address.host}"
+        suggestion = "write the name of the server's service"
+        yield replace(finding("port-unreachable", address.place, message, suggestion), severity="note")
+
+
+@checks(NamedAddress, "model-name")
+def model_of_another_name(address: NamedAddress, context: Context) -> Findings:
+    """A client that asks for a model under a name that none of the servers has."""
+    is_open = any(has_open_words(each, ("model", "served_model_name")) for each in context.fleet)
+    names = {name for each in context.fleet for name in _served_names(each, context)}
+    if address.model and names and "" not in names and not is_open and address.model not in names:
+        message = f"a client asks for {address.model}, and the servers here are called {', '.join(sorted(names))}"
+        yield finding("model-name", address.place, message, "write the name of --served-model-name")
+
+
+def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
+    """The names under which a server answers; an empty one where the file does not tell."""
+    args = context.parsed_args(server).args
+    adapters = [each.partition("=")[0] for each in other_values(args, "--lora-modules") or ()]
+    return (*(other_values(args, "--served-model-name") or (args.model,)), *adapters)
+
+
+@checks(StartedServer, "does-not-fit")
+def server_on_card_named_elsewhere(server: StartedServer, context: Context) -> Findings:
+    """A server that does not fit the only card that these files name."""
+    card = context.named_card
+    is_example = kind_of(server.place.path, "") == "document"  # it may name a card of another example
+    if card is None or server.gpu_names or server.launcher or not server.runs_on_gpus or is_example:
+        return
+    named = replace(server, gpu_names=(card.name,), memory_limit_bytes=None)
+    own = file_plan_of(named, context.release_of(server))
+    plan = own.plans[0] if own is not None and own.plans else None
+    failure = plan.memory.failure if plan is not None else None
+    is_of_card = failure is None or failure.id not in NO_CARD_HELPS or "capab" in failure.message
+    if plan is not None and plan.verdict == "does_not_fit" and is_of_card:
+        reason = failure.message if failure else plan.reason
+        message = f"it does not fit {card.name}, which {card.place.path}:{card.place.line} names: {reason}"
+        found = finding("does-not-fit", server.place, message, "legroom plan --file FILE --gpu NAME shows what does")
+        yield replace(found, severity="note")
+
+
+@checks(Node, "path-missing")
+def claim_below_weights(document: Node, context: Context) -> Findings:
+    """A PersistentVolumeClaim that is smaller than the checkpoint of the server whose pods mount it."""
+    name, storage = document.text("metadata", "name"), document.get("spec", "resources", "requests", "storage")
+    size = kubernetes_bytes(storage.scalar or "") if storage is not None else None
+    if document.text("kind") != "PersistentVolumeClaim" or storage is None or not size or not name:
+        return
+    claimed = re.compile(rf"claimName:\s*[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
+    for workload in context.manifests:
+        read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}"
+        servers = [each for each in context.fleet if each.read_as == read_as]
+        plans = [plan_of_server(each, context.release_of(each)) for each in servers]
+        needed = max((plan.checkpoint_bytes for plan in plans if plan is not None), default=0)
+        if needed > size and claimed.search(workload.source.text[workload.offset : workload.end]):
+            message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
+            place = document.source.place(storage.offset)
+            yield finding("path-missing", place, message, "ask for more than the weights take")
+            return

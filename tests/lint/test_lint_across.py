@@ -1,0 +1,169 @@
+"""Files that name another file's server: its address, its model's name, its card, the volume of its weights."""
+
+import pytest
+
+from legroom.lint.linter import LintOptions, lint_texts
+
+
+def found(*texts, rule):
+    findings = lint_texts(list(texts), LintOptions()).findings
+    return [(each.place.path, each.severity) for each in findings if each.rule == rule]
+
+
+COMPOSE = (
+    "compose.yaml",
+    "services:\n  llm:\n    image: vllm/vllm-openai:v0.20.0\n    container_name: brain\n"
+    "    ports: ['127.0.0.1:8001:8000']\n    command: --model Qwen/Qwen3-8B --served-model-name qwen\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "severities"),
+    [("http://llm:8000/v1", []), ("http://llm:8001/v1", ["warning"]), ("http://brain:8001", ["warning"])],
+)
+def test_inside_a_network_a_service_listens_on_the_port_of_its_server(address, severities):
+    client = ("litellm.yaml", f"model_list:\n- litellm_params:\n    api_base: {address}\n")
+    assert [severity for _, severity in found(COMPOSE, client, rule="port-unreachable")] == severities
+
+
+def test_a_target_of_prometheus_is_an_address_too_and_a_missing_service_is_a_note():
+    def scrape(target):
+        return "prometheus.yml", f"scrape_configs:\n- job_name: vllm\n  static_configs:\n  - targets: ['{target}']\n"
+
+    assert found(COMPOSE, scrape("llm:8000"), rule="port-unreachable") == []
+    assert found(COMPOSE, scrape("llm:9000"), rule="port-unreachable") == [("prometheus.yml", "warning")]
+    assert found(COMPOSE, scrape("vllm:8000"), rule="port-unreachable") == [("prometheus.yml", "note")]
+
+
+@pytest.mark.parametrize(("model", "count"), [("hosted_vllm/qwen", 0), ("hosted_vllm/Qwen/Qwen3-8B", 1)])
+def test_a_client_asks_for_the_name_that_the_server_has(model, count):
+    client = ("litellm.yaml", f"- litellm_params:\n    model: {model}\n    api_base: http://llm:8000/v1\n")
+    assert len(found(COMPOSE, client, rule="model-name")) == count
+
+
+def test_a_request_in_a_script_names_the_model_too():
+    script = 'curl http://localhost:8001/v1/chat/completions -d \'{"model": "%s"}\'\n'
+    assert found(COMPOSE, ("ask.sh", script % "qwen"), rule="model-name") == []
+    assert found(COMPOSE, ("ask.sh", script % "gpt-4"), rule="model-name") == [("ask.sh", "note")]
+
+
+SCRIPT = ("start.sh", "#!/bin/sh\npip install vllm==0.20.0\nvllm serve Qwen/Qwen3-32B --max-model-len 4096\n")
+
+
+@pytest.mark.parametrize(
+    ("named", "count"),
+    [("instance_type = g4dn.xlarge", 1), ("on an H100", 0), ("g4dn.xlarge or an H100", 0), ("an L4/L7 balancer", 0)],
+)
+def test_a_model_does_not_fit_the_only_card_that_the_files_name(named, count):
+    assert len(found(SCRIPT, ("main.tf", f"# vllm\n# {named}\n"), rule="does-not-fit")) == count
+
+
+def claims(size):
+    pod = (
+        "{containers: [{name: v, image: 'vllm/vllm-openai:v0.20.0', args: [--model, Qwen/Qwen3-8B]}],\n"
+        "    volumes: [{name: w, persistentVolumeClaim: {\n      claimName: weights\n    }}]}"
+    )
+    return (
+        "a.yaml",
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec:\n  selector: {matchLabels: {a: b}}\n"
+        f"  template: {{metadata: {{labels: {{a: b}}}}, spec: {pod}}}\n---\napiVersion: v1\n"
+        "kind: PersistentVolumeClaim\nmetadata: {name: weights}\n"
+        f"spec: {{resources: {{requests: {{storage: {size}}}}}}}\n",
+    )
+
+
+@pytest.mark.parametrize(("size", "severities"), [("10Gi", ["warning"]), ("50Gi", []), ("'{{ x }}'", [])])
+def test_a_volume_for_the_weights_holds_them(size, severities):
+    assert [severity for _, severity in found(claims(size), rule="path-missing")] == severities
+
+
+def workload(spec):
+    return (
+        "a.yaml",
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec:\n"
+        f"{spec}  template:\n    metadata: {{labels: {{a: b}}}}\n    spec:\n      containers:\n"
+        "      - {name: v, image: 'vllm/vllm-openai:v0.20.0', args: [--model, Qwen/Qwen3-8B]}\n",
+    )
+
+
+SELECTOR = "  selector: {matchLabels: {a: b}}\n"
+
+
+@pytest.mark.parametrize(
+    ("spec", "severities"),
+    [
+        (SELECTOR, []),
+        (f"{SELECTOR}  strategy: {{type: Recreate}}\n", []),
+        (f"{SELECTOR}  strategy:\n  type: Recreate\n", ["warning"]),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_refused(spec, severities):
+    assert [severity for _, severity in found(workload(spec), rule="manifest-refused")] == severities
+
+
+@pytest.mark.parametrize(
+    ("profiles", "severities"), [("", ["warning"]), (", profiles: [b]", ["note"]), (", profiles: [b, c]", ["note"])]
+)
+def test_two_services_do_not_publish_one_port(profiles, severities):
+    service = "{image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, ports: ['8000:8000']%s}"
+    text = f"services:\n  a: {service % ''}\n  b: {service % profiles}\n"
+    assert [severity for _, severity in found(("compose.yaml", text), rule="manifest-refused")] == severities
+
+
+def test_a_variable_that_no_env_file_names_is_empty(tmp_path):
+    text = "services:\n  a: {image: 'vllm/vllm-openai:v0.20.0', command: '--model ${MODEL} --port ${PORT:-8000}'}\n"
+    (tmp_path / "compose.yaml").write_text(text)
+    path = str(tmp_path / "compose.yaml")
+    assert found((path, text), rule="env-meaning") == [(path, "note")]
+    (tmp_path / ".env.example").write_text("MODEL=Qwen/Qwen3-8B\n")
+    assert found((path, text), rule="env-meaning") == []
+
+
+def flag_values(flags, release="0.20.0"):
+    text = f"#!/bin/sh\npip install vllm=={release}\nvllm serve {flags}\n"
+    return [severity for _, severity in found(("start.sh", text), rule="flag-value")]
+
+
+def test_a_step_holds_a_token_of_every_request_and_a_prompt_that_is_not_chunked():
+    assert flag_values("/m --max-num-seqs 256 --max-num-batched-tokens 128") == ["error"]
+    assert flag_values("/m --max-model-len 8192 --max-num-batched-tokens 2048") == []
+    assert flag_values("/m --max-model-len 8192 --max-num-batched-tokens 2048", "0.6.3") == ["error"]
+    assert flag_values("/m --max-model-len 8192 --max-num-batched-tokens 2048 --enable-chunked-prefill", "0.6.3") == []
+
+
+def test_a_checkpoint_is_of_the_method_that_its_name_tells():
+    assert flag_values("org/x-7B-GPTQ --quantization awq_marlin") == ["warning"]
+    assert flag_values("org/x-7B-AWQ --quantization awq_marlin") == []
+
+
+def limited(limit, shm):
+    return (
+        "pod.yaml",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n"
+        f"  volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {shm}}}}}]\n  containers:\n"
+        "  - name: v\n    image: vllm/vllm-openai:v0.20.0\n    args: [--model, Qwen/Qwen3-32B, -tp, '2']\n"
+        f"    resources: {{limits: {{nvidia.com/gpu: 2, memory: {limit}}}}}\n"
+        "    volumeMounts: [{name: shm, mountPath: /dev/shm}]\n",
+    )
+
+
+@pytest.mark.parametrize(("limit", "shm", "count"), [("128Gi", "4Gi", 0), ("32Gi", "4Gi", 1), ("128Gi", "100Gi", 1)])
+def test_a_limit_of_host_memory_holds_dev_shm_and_the_pages_of_the_checkpoint(limit, shm, count):
+    findings = found(limited(limit, shm), rule="host-memory")
+    assert [severity for _, severity in findings] == ["note"] * count
+
+
+LINES = {
+    "ranks over MIG slices": ("a.yaml", "# vllm\nargs: [--tensor-parallel-size, 2]\nnvidia.com/mig-3g.40gb: 2\n"),
+    "a model that vLLM does not have": ("start.sh", "vllm serve google/flan-t5-large\n"),
+    "wheels that are not there": ("Dockerfile", "RUN pip install vllm --index-url download.pytorch.org/whl/cu122\n"),
+    "keys of the host": ("compose.yaml", "services:\n  vllm:\n    volumes:\n    - ~/.ssh:/root/.ssh\n"),
+    "flags in a program": ("deploy.py", "import vllm\nargs = ['--enforce-eager']\n"),
+    "all GPUs for one rank": ("compose.yaml", "services:\n  vllm:\n    devices:\n    - count: all\n"),
+}
+RULES = ["gpus-too-few", "flag-value", "command-doubtful", "rights-wide", "eager", "gpus-idle"]
+
+
+@pytest.mark.parametrize(("what", "rule"), list(zip(LINES, RULES, strict=True)))
+def test_a_line_that_is_a_mistake_is_a_note(what, rule):
+    assert {severity for _, severity in found(LINES[what], rule=rule)} == {"note"}
