@@ -178,6 +178,7 @@ def test_words_with_a_space_are_a_search_for_a_model(served, open_page):
     verdict(page)
     model = page.get_by_role("combobox", name="Model")
     model.fill("Qwen3-32B AWQ")
+    page.locator("[role=option]", has_text="Qwen3-32B-AWQ").wait_for()
     model.press("Enter")
     wait_until(page, "location.hash.includes('Qwen3-32B-AWQ')")
     model.fill("qwen3 awq")
