@@ -191,3 +191,24 @@ def test_no_fix_asks_for_more_gpus_than_the_machine_has() -> None:
 
     assert first_fix(None)["tensor_parallel_size"] == 2
     assert "tensor_parallel_size" not in first_fix(1)
+
+
+KV_SHORT = (
+    "INFO 11-18 09:14:00 [api_server.py:1839] vLLM API server version 0.11.0\n"
+    "INFO 11-18 09:14:00 [utils.py:233] non-default args: {'model': 'Qwen/Qwen2.5-72B-Instruct', "
+    "'max_model_len': 32768, 'gpu_memory_utilization': 0.95, 'tensor_parallel_size': 2}\n"
+    "INFO 11-18 09:14:30 [gpu_model_runner.py:2653] Model loading took 67.8352 GiB and 31.2 seconds\n"
+    "INFO 11-18 09:15:00 [gpu_worker.py:298] Available KV cache memory: 3.10 GiB\n"
+    "ValueError: To serve at least one request with the models's max seq len (32768), (5.00 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (3.10 GiB). Based on the available memory, the estimated "
+    "maximum model length is 20304.\n"
+)
+
+
+def test_what_a_profile_run_took_beyond_the_model_stays_with_other_flags() -> None:
+    """A flag is not credited with the difference between the log and the model."""
+    run = read_log([KV_SHORT.encode()], "log", Hints(gpu="a100-80gb", gpus=4)).runs[0]
+    flags = [fix.flags for fix in run.findings[0].fixes]
+    assert {"tensor_parallel_size": 4} in flags
+    assert not any(changed.keys() & {"max_num_batched_tokens", "gpu_memory_utilization"} for changed in flags)
+    assert not any((changed.get("tensor_parallel_size") or 1) > 4 for changed in flags)
