@@ -44,6 +44,9 @@ _OFF = "--no-"
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
+_PROSE_END = re.compile("[`，。；：（）]")
+_COMMENT = re.compile(r"^[ \t]*#[ \t]*[a-z]\w*[ \t]*=[^=\n]*$", re.MULTILINE)
+"""A setting of a Python call that is commented out."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -105,8 +108,8 @@ def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
         if (start := _START.search(command)) is None:
             continue
         command, last = command[start.start() :], end
-        # In prose a command ends at its closing backquote.
-        yield number, end, re.sub(r"\\(?=\s|$)", " ", command).partition("`")[0].strip()
+        # In prose a command ends at its closing backquote, or at a full-width mark.
+        yield number, end, _PROSE_END.split(re.sub(r"\\(?=\s|$)", " ", command), maxsplit=1)[0].strip()
 
 
 def plain_lines(lines: list[str]) -> Iterator[str]:
@@ -124,6 +127,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
+    plain = _COMMENT.sub("", plain)
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if name.startswith("no_") and name[3:] in SETTINGS and match["dashes"]:
@@ -206,7 +210,10 @@ def named_card(text: str) -> str | None:
 def _slice_of(name: str, plain: str) -> str:
     """The card's name, or the size written after it where no card of that name is so small: a slice of it (MIG)."""
     size = re.search(rf"{re.escape(name)}[ ,(-]{{1,2}}(\d{{1,3}}) ?G(?:i?B)?\b", plain)
-    return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * gpu(name.replace("_", " ")).total_bytes else name
+    card, sizes = gpu(name.replace("_", " ")), prose("card_size").findall(plain)
+    if card.larger and any(int(size or other) * GIB > card.total_bytes * 5 / 4 for size, other in sizes):
+        return card.larger
+    return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * card.total_bytes else name
 
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:

@@ -74,7 +74,8 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
 def _shares(text: str) -> list[str]:
     """The shares of the card in lines that speak of utilization, twice where both servers have it; one alone: none."""
     ((_, _, _, share),), ((_, _, _, both),) = _told("shares"), _told("both")
-    lines = [line for line in text.split("\n") if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
+    shown = {line.strip(" $#>`") for line in text.split("\n")}  # a command that is shown twice is of one server
+    lines = [line for line in sorted(shown) if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
     found = [value for line in lines for value in share.findall(line) for _ in range(2 if both.search(line) else 1)]
     return found if 1 < len(found) < 5 else []
 

@@ -198,6 +198,8 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
     if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
+    if case.oom is not None and case.oom.pools_bytes:
+        return None  # graphs have a pool: the weights and the KV cache were in place
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
     told = case.first("model_size_told", "parameters_told")
     if plan is None and told and total and (weights or 0) > FULL_OF_WEIGHTS * total:
@@ -224,7 +226,9 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
     if first is None or not failing or first.role not in FAILING:
         return assessment
     later = min(evidence.line for evidence in failing) - first.line
-    if first in failing or later <= 0 or (first.id == "torch_oom_unsized" and later <= SENTENCE_LINES):
+    # A sentence tells of the failure that the lines below it print.
+    is_same = first.id == "torch_oom_unsized" and (later <= SENTENCE_LINES or not first.at)
+    if first in failing or later <= 0 or is_same:
         return assessment
     return replace(assessment, strength=Strength(max(assessment.strength - 2, Strength.FAINT)))
 

@@ -53,7 +53,9 @@ def nothing_was_freed(case: Case) -> bool:
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
     unused, outside = oom.unallocated_bytes or 0, case.ledger.outside_torch_bytes or 0
-    tight = unused < max(oom.total_bytes // 100, 64 * MIB) and outside < GIB
+    # A context beside which ranks talk to each other takes up to a fortieth of the card.
+    most = GIB if case.site else max(oom.total_bytes // 40, GIB)
+    tight = unused < max(oom.total_bytes // 100, 64 * MIB) and outside < most
     return tight and oom.torch_bytes > oom.total_bytes * 0.8 and oom.wanted_bytes < oom.total_bytes // 10
 
 
@@ -96,6 +98,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("transformers_backend"):
         yield known_fix("native_model")
     yield _without_draft_fix(planner)
+    yield _quantized_before_loading_fix(planner)
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
@@ -113,6 +116,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         yield more
     yield _cpu_offload_fix(planner)
+
+
+def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
+    """A checkpoint that is quantized already, where --quantization rounds 16-bit weights as they load."""
+    made = planner.failed_plan
+    if made is None or made.args.quantization in (None, "bitsandbytes") or made.target.model.quantization is not None:
+        return None
+    from legroom.planning.checkpoints import quantized_checkpoints
+
+    models = quantized_checkpoints(made.target, replace(made.args, quantization=None))
+    changes = ({"model": model.name, "quantization": None} for model in models)
+    why = f"--quantization {made.args.quantization} rounds weights that are loaded in 16 bits; here they are rounded."
+    trades = "another checkpoint, with weights in fewer bits"
+    return planner.first_change_that_fits("checkpoint_format", changes, why, trades=trades)
 
 
 def _without_draft_fix(planner: FixPlanner) -> Fix | None:

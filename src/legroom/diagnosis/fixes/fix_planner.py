@@ -166,6 +166,12 @@ class FixPlanner:
         return 8192 if self.known.args.usage == "llm" or self.case.engine.generation == "V0" else 2048
 
     @property
+    def unpredicted_pool_bytes(self) -> int:
+        """The KV pool of the failed run's plan, where the text says that none is left: what the plan missed; else 0."""
+        is_told = self.case.has("no_cache_blocks") and self.case.startup.available_kv_bytes is None
+        return max(self.failed_plan.layout.kv_cache.bytes, 0) if is_told and self.failed_plan is not None else 0
+
+    @property
     def may_be_before_v1(self) -> bool:
         """Whether the release is before 0.8, which made V1 the default; if unknown, whether a traceback has no V1."""
         if self.known.release_known:
@@ -335,6 +341,9 @@ class FixPlanner:
     def _frees_enough(self, made: Plan) -> bool:
         """Whether the change frees at least what was missing, where the model had predicted no failure."""
         base = self.failed_plan
+        if self.unpredicted_pool_bytes and base is not None:
+            won = made.layout.kv_cache.bytes - base.layout.kv_cache.bytes
+            return won >= made.memory.kv.needed_bytes + GIB // 2
         if base is None or base.verdict != "fits" or not self.oom_shortage_bytes:
             return True
         if self.case.phase in ("startup_load", "startup_profile"):
