@@ -12,6 +12,7 @@ from legroom.drawing.text import columns, command_phrases, count, paragraphs, pl
 from legroom.planning.levers import shorter_context
 from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, try_flags
 from legroom.render.plan_parts import (
+    ROUNDING,
     LayoutPart,
     answer_lines,
     band_basis_text,
@@ -202,7 +203,7 @@ def _longest_context_text(plan: Plan) -> str:
     fits = plan.memory.kv.longest_len
     longest = default_and_longest_len(plan.args, plan.target.model, plan.target.release)[1]
     limit = max(longest, plan.settings.max_model_len)
-    why = ": some layers keep only a part of a long request" if fits > plan.memory.kv.tokens else ""
+    why = ": some layers keep only a part of a long request" if fits > (1 + ROUNDING) * plan.memory.kv.tokens else ""
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
     sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits

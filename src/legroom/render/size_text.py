@@ -242,7 +242,9 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         waits = f"each waits for the answer, then {users.think_s:g} s; tok/s each and answer s are p50"
         remarks.append(f"{users.count:,.0f} users send {asked} requests a second: {waits}")
     if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
-        remarks.append("GPUs and $: enough for the slowest steps, with the range; p99: with steps as estimated")
+        remarks.append(
+            "GPUs and $: enough for the slowest steps, with the range; times: of that many, with steps as estimated"
+        )
     if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):
         remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
     elif len(holding) > 1:
