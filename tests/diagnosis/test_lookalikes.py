@@ -188,3 +188,19 @@ def test_a_warning_that_quotes_the_error_of_too_many_files_is_not_that_error():
     )
     named = [result.why for result in read_log([(quoted + died).encode()], "log", Hints()).runs[0].findings]
     assert not any("open files" in why for why in named)
+
+
+def test_a_story_that_names_no_vllm_is_asked_which_program_it_is_of() -> None:
+    story = (
+        "I run a desktop program that reads scanned pages on my laptop and since the last update every page that has "
+        "a table ends with this message, what should I buy?\n"
+        "Error: CUDA out of memory. Tried to allocate 730.00 MiB. GPU 0 has a total capacity of 7.57 GiB of which "
+        "685.25 MiB is free.\n"
+    )
+
+    def asks(text: str) -> bool:
+        return any("which program" in line for line in read_log([text.encode()], "log").runs[0].needed)
+
+    assert asks(story)
+    assert not asks(story.replace("a desktop program", "vLLM"))
+    assert not asks(story.split("\n")[1]), "a line alone is taken for vLLM's"

@@ -54,6 +54,8 @@ class Case:
     """The start-ups of other services in the same log, which may share the card."""
     launcher: Launcher | None = None
     """The program that started the engine, where the text shows another than vLLM's own."""
+    is_unnamed: bool = False
+    """Whether a person tells of the failure and names neither vLLM nor a part or setting of it."""
     computed_site: str = ""
     """The site that the sizes of the failed allocation imply; empty where they fit several."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
+from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_traceback_line
 from legroom.diagnosis.contrasts import contrasts, failed_shares
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
@@ -37,6 +38,9 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
+_WORD = re.compile(r"[\u3040-\u9fff]{2}|[^\W\d_]{2,}")
+_FEW_WORDS = 15
+"""Fewer words beside an error are a heading or a label, not a story."""
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -200,10 +204,23 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     attempts = _attempts(text, contents.evidence)
     cases = _service_cases(contents, source, scanner.lines, attempts)
     cases, hints = _with_pasted_command(cases, text, hints, attempts)
+    if hints is None or not (hints.command or hints.model):
+        cases = tuple(replace(case, is_unnamed=_names_no_vllm(case, text)) for case in cases)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
     return LogReading(source, scanner.lines, scanner.bytes, _put_informative_run_first(runs))
+
+
+def _names_no_vllm(case: Case, text: str) -> bool:
+    """Whether sentences stand beside the failure and neither they nor the log's lines are vLLM's."""
+    is_known = case.startup.vllm or case.startup.args_known or case.engine.generation or case.launcher
+    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
+    if is_known or framed or case.has("trainer") or prose("names_vllm").search(text):
+        return False
+    shown = {item.line for item in case.evidence if not item.is_told}
+    others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]
+    return len(_WORD.findall(" ".join(others))) >= _FEW_WORDS
 
 
 def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:

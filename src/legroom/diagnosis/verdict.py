@@ -282,6 +282,8 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
+    if case.is_unnamed and likely and likely[0][0].domain == "gpu":
+        return "cause above"
     is_told = case.first_failure is not None and case.first_failure.is_told
     is_incomplete = is_incomplete or (is_told and bool(likely) and likely[0][1].strength == Strength.FAINT)
     if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):
@@ -300,6 +302,8 @@ def _oom_without_site(case: Case) -> bool:
 
 def _missing_lines(case: Case) -> list[str]:
     """Which further lines would decide, by how the text ends."""
+    if case.is_unnamed:
+        return ["which program this is: nothing here names vLLM or a setting of it; the command that started it tells"]
     needed = []
     traceback, later, milestone = case.truncated_traceback, case.secondary_failure, case.unfinished_milestone
     if case.truncated_error is not None:
