@@ -228,6 +228,9 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
         return Assessment(Strength.SHOWN, proof(kept, case.first_failure), why)
+    if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
+        why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
+        return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
     shares, holder = told_shares(case), _told_holder(case)
     if holder is not None and case.is_oom and case.ledger.total_bytes is None:
         why = f"By the text another process holds {holder[1]} of the card: that is missing here."
