@@ -54,6 +54,10 @@ FIRST_STEPS = {
         "rocm",
     ),
     "an operator of an NPU": ("RuntimeError: ACL stream synchronize failed, error code:507035", "kernelName="),
+    "a compiler older than the card": (
+        "ptxas /tmp/a.ptx, line 6; error : PTX .version 8.4 does not support .target sm_120a",
+        "TRITON_PTXAS_PATH",
+    ),
     "a TPU that is held": ("RuntimeError: TPU initialization failed: Failed to get global TPU topology.", "lsof"),
     "versions that exclude each other": (
         "ImportError: acme>=0.4,<=0.6 is required for a normal functioning of this module, but found acme==0.7",
