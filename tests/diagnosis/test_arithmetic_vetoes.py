@@ -170,3 +170,45 @@ def test_a_change_that_moves_no_byte_is_no_fix() -> None:
     assert planner.plan_with({"enable_prefix_caching": True}) is None
     assert planner.plan_with({"max_num_seqs": planner.failed_plan.settings.max_num_seqs}) is None
     assert planner.plan_with({"max_num_seqs": 64}) is not None
+
+
+NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
+
+
+def test_no_blocks_where_the_plan_leaves_a_pool_are_a_neighbours() -> None:
+    hints = Hints(command="vllm serve openai/gpt-oss-20b --max-model-len 32768", gpu="rtx4090")
+    findings = read_log([NO_BLOCKS.encode()], "log", hints).runs[0].findings
+    assert findings[0].cause == "gpu_shared_or_not_free"
+    assert not findings[0].fixes[0].flags
+
+
+def test_no_fix_asks_for_more_gpus_than_the_machine_has() -> None:
+    command = "vllm serve Qwen/Qwen3-32B-AWQ --max-model-len 32768"
+
+    def first_fix(gpus: int | None) -> dict[str, object]:
+        hints = Hints(command=command, gpu="rtx4090", gpus=gpus)
+        return dict(read_log([NO_BLOCKS.encode()], "log", hints).runs[0].findings[0].fixes[0].flags)
+
+    assert first_fix(None)["tensor_parallel_size"] == 2
+    assert "tensor_parallel_size" not in first_fix(1)
+
+
+KV_SHORT = (
+    "INFO 11-18 09:14:00 [api_server.py:1839] vLLM API server version 0.11.0\n"
+    "INFO 11-18 09:14:00 [utils.py:233] non-default args: {'model': 'Qwen/Qwen2.5-72B-Instruct', "
+    "'max_model_len': 32768, 'gpu_memory_utilization': 0.95, 'tensor_parallel_size': 2}\n"
+    "INFO 11-18 09:14:30 [gpu_model_runner.py:2653] Model loading took 67.8352 GiB and 31.2 seconds\n"
+    "INFO 11-18 09:15:00 [gpu_worker.py:298] Available KV cache memory: 3.10 GiB\n"
+    "ValueError: To serve at least one request with the models's max seq len (32768), (5.00 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (3.10 GiB). Based on the available memory, the estimated "
+    "maximum model length is 20304.\n"
+)
+
+
+def test_what_a_profile_run_took_beyond_the_model_stays_with_other_flags() -> None:
+    """A flag is not credited with the difference between the log and the model."""
+    run = read_log([KV_SHORT.encode()], "log", Hints(gpu="a100-80gb", gpus=4)).runs[0]
+    flags = [fix.flags for fix in run.findings[0].fixes]
+    assert {"tensor_parallel_size": 4} in flags
+    assert not any(changed.keys() & {"max_num_batched_tokens", "gpu_memory_utilization"} for changed in flags)
+    assert not any((changed.get("tensor_parallel_size") or 1) > 4 for changed in flags)

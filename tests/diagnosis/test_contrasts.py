@@ -135,3 +135,8 @@ def test_a_share_of_the_host_that_every_rank_pins_is_compared_with_its_ram() -> 
     text = "vLLM fails to start with max_local_cpu_size: 100 and -tp 4.\nMemory size: 256GB\n--tensor-parallel-size 4\n"
     finding = run_of(text).findings[0]
     assert finding.cause == "host_ram_oom" and "48 GB or less" in finding.fixes[0].steps[0]
+
+
+def test_what_is_fixed_by_design_fixed_nothing() -> None:
+    assert not list(contrasts("On a TP4 service, fixed startup allocation with TP4 left each rank 218 MiB.", latest()))
+    assert list(contrasts("TP=4 fixed it.", latest()))

@@ -793,3 +793,94 @@ def test_the_table_of_free_says_that_the_machine_s_ram_is_used_up() -> None:
     assert found.cause == "host_ram_oom"
     assert "Of 31.00 GiB of RAM 0.39 GiB were available" in found.why
     assert "swap" in found.fixes[0].steps[0]
+
+
+WORKER = "(VllmWorker rank=3 pid=7) ERROR 04-25 10:24:22 [multiproc_executor.py:380] "
+
+
+def listed_oom(others: str, own: float, torch: float, unused: str = "14.00 MiB") -> str:
+    return (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 786.00 MiB. GPU 0 has a total capacity of "
+        f"44.35 GiB of which 739.50 MiB is free. {others}Including non-PyTorch memory, this process has {own:.2f} GiB "
+        f"memory in use. Of the allocated memory {torch:.2f} GiB is allocated by PyTorch, and {unused} is reserved by "
+        "PyTorch but unallocated.\n"
+    )
+
+
+def test_the_share_beside_listed_processes_is_what_they_leave() -> None:
+    frame = '  File "vllm/worker/cache_engine.py", line 103, in _allocate_kv_cache\n'
+    found = first(frame + listed_oom("Process 7 has 28.14 GiB memory in use. ", 15.49, 15.0))
+    assert (found.cause, dict(found.fixes[0].flags)) == ("gpu_shared_or_not_free", {"gpu_memory_utilization": 0.35})
+
+
+def test_the_process_s_own_memory_is_no_neighbour_s() -> None:
+    assert not diagnosis(listed_oom("", 43.6, 43.0)).case.has("neighbour_holds")
+
+
+def test_an_engine_that_failed_to_start_on_a_card_full_of_parameters_was_loading() -> None:
+    failed = "ERROR 07-07 15:19:51 [core.py:515] EngineCore failed to start.\n"
+    read = diagnosis(WORKER + listed_oom("", 43.6, 42.6) + failed)
+    assert (read.verdict, read.findings[0].cause) == ("cause found", "weights_too_big")
+
+
+def test_a_model_step_of_a_server_that_can_t_start_is_the_profile_run() -> None:
+    frame = f'{WORKER}  File "vllm/model_executor/models/llama.py", line 341, in forward\n'
+    assert first(f"The 70B can't start, out of memory\n{frame}").cause == "profiling_activation_peak"
+
+
+def test_the_caller_of_profile_run_and_pool_is_not_the_pool() -> None:
+    loaded = "INFO 10-15 01:20:52 model_runner.py:1071] Loading model weights took 19.9073 GB\n"
+    frame = 'Traceback (most recent call last):\n  File "llm_engine.py", line 349, in __init__\n    self.{}()\n'
+    assert diagnosis(loaded + frame.format("_initialize_kv_caches")).case.site == "profile"
+    assert diagnosis(loaded + frame.format("initialize_kv_cache")).case.site == "kv"
+
+
+def test_a_pool_without_its_error_is_memory_that_was_no_longer_free() -> None:
+    frame = 'ERROR 12-17 00:48:42 engine.py:366]   File "cache_engine.py", line 62, in _allocate_kv_cache\n'
+    assert first(f"vLLM OOM\n{frame}").cause == "gpu_shared_or_not_free"
+
+
+def test_orphans_that_a_failed_step_left_are_not_its_cause() -> None:
+    frame = '  File "vllm/v1/sample/sampler.py", line 207, in compute_logprobs\n    return logits.log_softmax(dim=-1)\n'
+    told = "vLLM leaves orphan processes when the parent dies of OOM\n"
+    assert first(told).cause == "gpu_shared_or_not_free"
+    assert first(told + frame).cause == "runtime_activation_burst"
+
+
+def test_a_command_shown_twice_is_of_one_server() -> None:
+    command = "python -m vllm.entrypoints.openai.api_server --model lmsys/vicuna-7b-v1.3 --gpu-memory-utilization 0.98"
+    told = f"It runs with another server, not here:\n```\n{command}\n```\nIt OOMs:\n```\n$ {command}\n```\n"
+    assert not diagnosis(told).case.has("shares_told")
+
+
+def test_a_printed_failure_below_its_sentence_is_no_later_one() -> None:
+    told = "CUDA out of memory when serving images\n" + "one\n" * 20
+    assert first(told + listed_oom("Process 7 has 28.14 GiB memory in use. ", 15.49, 7.0)).cause == (
+        "gpu_shared_or_not_free"
+    )
+
+
+def test_what_fills_an_integrated_gpu_is_limited_by_its_share_of_the_ram() -> None:
+    frame = '  File "torch/utils/_device.py", line 109, in __torch_function__\n'
+    found = first(frame + oom(62.47, 0.75, 61.41, 0.13, "1.08 GiB", "HIP"))
+    assert (found.cause, found.fixes[0].kind) == ("unified_memory_or_wsl", "more_host_ram_or_shm")
+
+
+def test_graphs_with_a_pool_come_after_the_weights() -> None:
+    command = "vllm serve Qwen/Qwen3-14B --gpu-memory-utilization 0.95 --max-model-len 40960\n"
+    message = listed_oom("", 43.6, 43.0).replace("44.35", "31.36").replace("43.", "30.")
+    pooled = message.replace("PyTorch, and", "PyTorch, with 300.00 MiB allocated in private pools, and")
+    assert first(command + message).cause == "weights_too_big"
+    assert first(command + pooled).cause != "weights_too_big"
+
+
+def test_a_pool_that_the_plan_has_and_the_text_has_not_is_no_reason_for_more_gpus() -> None:
+    told = "No available memory for the cache blocks on a 32GB GPU\n"
+    command = "python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen1.5-14B-Chat --gpu-memory-utilization 0.95"
+    assert dict(first(told + command).fixes[0].flags) == {"max_model_len": 8192}
+
+
+def test_weights_that_are_rounded_as_they_load_are_taken_from_a_checkpoint_that_is() -> None:
+    told = "vllm serve Qwen/Qwen2.5-14B-Instruct --quantization fp8 --max-model-len 8192 on a 4090: OOM while loading"
+    flags = first(told).fixes[0].flags
+    assert "Int8" in flags["model"] and flags["quantization"] is None

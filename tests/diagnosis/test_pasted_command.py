@@ -96,3 +96,19 @@ def test_cards_are_named_as_people_write_them(text: str, card: str | None) -> No
 )
 def test_a_ti_is_another_card_than_its_number(text: str, card: str | None) -> None:
     assert named_card(text) == card
+
+
+def test_a_command_ends_at_a_full_width_mark() -> None:
+    text = "命令：vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.3，80G的显卡"
+    assert pasted_command(text, None, None)[1].gpu_memory_utilization == 0.3
+
+
+def test_of_two_cards_of_a_name_the_size_beside_it_decides() -> None:
+    assert named_card("vLLM 部署在 A100 上，80G的显卡") == "NVIDIA A100-SXM4-80GB"
+    assert named_card("vLLM on an A100") == "A100"
+
+
+def test_a_setting_in_a_comment_is_not_in_force() -> None:
+    text = 'llm = LLM(\n    model="Qwen/Qwen3-8B",\n    # gpu_memory_utilization=0.5,\n    max_model_len=8192,\n)'
+    args = pasted_command(text, None, None)[1]
+    assert (args.gpu_memory_utilization, args.max_model_len) == (None, 8192)

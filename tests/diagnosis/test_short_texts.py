@@ -49,6 +49,31 @@ def fix(text: str) -> Fix:
             "gpu_shared_or_not_free",
         ),
         ("vLLM: startup check failed (free=21.3 GB < util*total=22.8 GB)", "gpu_shared_or_not_free"),
+        ("Ray killed the vLLM actor as the node got low on memory", "host_ram_oom"),
+        ("vllm 0.11.0: host RAM climbs to 98 % while loading, both GPUs are nearly empty", "host_ram_oom"),
+        ("vLLM on a Jetson takes all the memory, then the machine hangs", "unified_memory_or_wsl"),
+        ("our vLLM server: VRAM is not freed after a request, each new request uses some more", "leak_over_time"),
+        ("vllm 0.9.2 stops for lack of cache blocks", "no_cache_blocks"),
+        ("NCCL ran out of memory with vLLM under load", "nccl_or_custom_allreduce_buffers"),
+        (
+            "vLLM CPU: available memory on node 1 (20.00/64.00 GiB) during KV cache allocation is less than requested "
+            "for kv (30.00/32.00 GiB)",
+            "host_ram_oom",
+        ),
+        (
+            "vllm: OutOfMemoryError, wanted 96.00 MiB; the card has 23.57 GiB total with 20.00 MiB free, this process "
+            "holds 23.40 GiB, PyTorch allocated 23.10 GiB and 4.00 MiB is reserved but unallocated",
+            "weights_too_big",
+        ),
+        (
+            "vLLM-ascend in _allocate_kv_cache_tensors: NPU out of memory, tried 2.00 GiB; 60.96 GiB total, 57.00 GiB "
+            "allocated, 1.50 GiB free, 58.20 GiB reserved.",
+            "profiling_activation_peak",
+        ),
+        (
+            "vllm answers easily what fits. With max-model-len 32000 and echo=True, logprobs=1 it ends in CUDA OOM",
+            "runtime_activation_burst",
+        ),
         (
             "ValueError: The model's max seq len (40960) is larger than the maximum number of tokens\nthat can be "
             "stored in KV cache. Try increasing gpu_memory_utilization",
@@ -368,6 +393,78 @@ def test_two_engines_in_one_text_are_no_ranks() -> None:
 )
 def test_what_ran_short_is_read_from_a_sentence_or_its_sizes(text: str, cause: str) -> None:
     assert first(text).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "step"),
+    [
+        (
+            "vLLM on a g4dn.xlarge with an unknown-7b model, --dtype float, ends in CUDA OOM",
+            "weights_too_big",
+            "--dtype float",
+        ),
+        ("vllm: Foo-8x22B on one A100 80GB, CUDA out of memory at start", "weights_too_big", "twice as many"),
+        (
+            "vllm 0.3.2: two engines on one A10, each with utilization 0.4; the second stops, no cache blocks",
+            "gpu_shared_or_not_free",
+            "--gpu-memory-utilization 0.8 ",
+        ),
+        (
+            "vLLM with 2 GPUs, but both, two engines, start on GPU 0 and OOM",
+            "gpu_shared_or_not_free",
+            "one card for each engine",
+        ),
+        (
+            "vLLM OOMs in the sampler with NCCL 2.27.3, not with 2.26.2",
+            "nccl_or_custom_allreduce_buffers",
+            "nvidia-nccl-cu12==2.26.2",
+        ),
+        (
+            "vLLM's CPU worker died (-9); it does run when VLLM_CPU_OMP_THREADS_BIND is not set",
+            "host_ram_oom",
+            "unset VLLM_CPU_OMP_THREADS_BIND",
+        ),
+        (
+            "vLLM with LMCache, TP 2, 256 GB RAM: with max_local_cpu_size 60 it starts. With 160 it does not.",
+            "host_ram_oom",
+            "of 96 GB or less",
+        ),
+    ],
+)
+def test_what_the_text_tells_is_in_the_first_step(text: str, cause: str, step: str) -> None:
+    assert first(text).cause == cause
+    assert step in first(text).fixes[0].steps[0]
+
+
+def test_each_of_several_engines_on_one_card_gets_its_share() -> None:
+    told = "vLLM: three processes, each builds its own LLM on a 24 GB card: CUDA out of memory"
+    assert fix(told).flags == {"gpu_memory_utilization": 0.3}
+
+
+def test_what_a_failure_needs_to_stay_away_is_the_fix() -> None:
+    told = "vLLM with Qwen2.5-72B-Instruct on 8 RTX 3090 exceeds memory unless enforce_eager is on"
+    assert first(told).cause == "cudagraph_capture_oom"
+    assert fix(told).flags == {"enforce_eager": True}
+
+
+def test_a_model_that_is_not_split_fills_one_card_with_its_weights() -> None:
+    text = (
+        "NPU out of memory, tried to allocate 1.90 GiB on NPU 0 (60.97 GiB total, 58.90 GiB already allocated, "
+        "1.60 GiB free)"
+    )
+    hints = Hints(command="vllm serve Qwen/Qwen2.5-32B-Instruct -tp 2 --gpu-memory-utilization 0.6")
+    finding = read_log([text.encode()], hints=hints).runs[0].findings[0]
+    assert finding.cause == "weights_too_big"
+    assert "VLLM_DP_RANK" in finding.fixes[0].steps[1]
+
+
+def test_a_retold_check_gives_the_length_that_fits() -> None:
+    told = "vllm: max model len of 40000 is longer than the KV cache can hold (36000)"
+    assert fix(told).flags == {"max_model_len": 34816}
+
+
+def test_sleeping_engines_are_named_where_host_memory_is_short() -> None:
+    assert fix("16 vLLM engines with enable_sleep, the node is out of memory").kind == "other_engine_feature_off"
 
 
 def test_a_share_of_a_few_per_cent_is_doubled_not_raised_to_the_whole_card() -> None:

@@ -75,3 +75,95 @@ def claims(size):
 @pytest.mark.parametrize(("size", "severities"), [("10Gi", ["warning"]), ("50Gi", []), ("'{{ x }}'", [])])
 def test_a_volume_for_the_weights_holds_them(size, severities):
     assert [severity for _, severity in found(claims(size), rule="path-missing")] == severities
+
+
+def workload(spec):
+    return (
+        "a.yaml",
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec:\n"
+        f"{spec}  template:\n    metadata: {{labels: {{a: b}}}}\n    spec:\n      containers:\n"
+        "      - {name: v, image: 'vllm/vllm-openai:v0.20.0', args: [--model, Qwen/Qwen3-8B]}\n",
+    )
+
+
+SELECTOR = "  selector: {matchLabels: {a: b}}\n"
+
+
+@pytest.mark.parametrize(
+    ("spec", "severities"),
+    [
+        (SELECTOR, []),
+        (f"{SELECTOR}  strategy: {{type: Recreate}}\n", []),
+        (f"{SELECTOR}  strategy:\n  type: Recreate\n", ["warning"]),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_refused(spec, severities):
+    assert [severity for _, severity in found(workload(spec), rule="manifest-refused")] == severities
+
+
+@pytest.mark.parametrize(
+    ("profiles", "severities"), [("", ["warning"]), (", profiles: [b]", ["note"]), (", profiles: [b, c]", ["note"])]
+)
+def test_two_services_do_not_publish_one_port(profiles, severities):
+    service = "{image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, ports: ['8000:8000']%s}"
+    text = f"services:\n  a: {service % ''}\n  b: {service % profiles}\n"
+    assert [severity for _, severity in found(("compose.yaml", text), rule="manifest-refused")] == severities
+
+
+def test_a_variable_that_no_env_file_names_is_empty(tmp_path):
+    text = "services:\n  a: {image: 'vllm/vllm-openai:v0.20.0', command: '--model ${MODEL} --port ${PORT:-8000}'}\n"
+    (tmp_path / "compose.yaml").write_text(text)
+    path = str(tmp_path / "compose.yaml")
+    assert found((path, text), rule="env-meaning") == [(path, "note")]
+    (tmp_path / ".env.example").write_text("MODEL=Qwen/Qwen3-8B\n")
+    assert found((path, text), rule="env-meaning") == []
+
+
+def flag_values(flags, release="0.20.0"):
+    text = f"#!/bin/sh\npip install vllm=={release}\nvllm serve {flags}\n"
+    return [severity for _, severity in found(("start.sh", text), rule="flag-value")]
+
+
+def test_a_step_holds_a_token_of_every_request_and_a_prompt_that_is_not_chunked():
+    assert flag_values("/m --max-num-seqs 256 --max-num-batched-tokens 128") == ["error"]
+    assert flag_values("/m --max-model-len 8192 --max-num-batched-tokens 2048") == []
+    assert flag_values("/m --max-model-len 8192 --max-num-batched-tokens 2048", "0.6.3") == ["error"]
+    assert flag_values("/m --max-model-len 8192 --max-num-batched-tokens 2048 --enable-chunked-prefill", "0.6.3") == []
+
+
+def test_a_checkpoint_is_of_the_method_that_its_name_tells():
+    assert flag_values("org/x-7B-GPTQ --quantization awq_marlin") == ["warning"]
+    assert flag_values("org/x-7B-AWQ --quantization awq_marlin") == []
+
+
+def limited(limit, shm):
+    return (
+        "pod.yaml",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n"
+        f"  volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {shm}}}}}]\n  containers:\n"
+        "  - name: v\n    image: vllm/vllm-openai:v0.20.0\n    args: [--model, Qwen/Qwen3-32B, -tp, '2']\n"
+        f"    resources: {{limits: {{nvidia.com/gpu: 2, memory: {limit}}}}}\n"
+        "    volumeMounts: [{name: shm, mountPath: /dev/shm}]\n",
+    )
+
+
+@pytest.mark.parametrize(("limit", "shm", "count"), [("128Gi", "4Gi", 0), ("32Gi", "4Gi", 1), ("128Gi", "100Gi", 1)])
+def test_a_limit_of_host_memory_holds_dev_shm_and_the_pages_of_the_checkpoint(limit, shm, count):
+    findings = found(limited(limit, shm), rule="host-memory")
+    assert [severity for _, severity in findings] == ["note"] * count
+
+
+LINES = {
+    "ranks over MIG slices": ("a.yaml", "# vllm\nargs: [--tensor-parallel-size, 2]\nnvidia.com/mig-3g.40gb: 2\n"),
+    "a model that vLLM does not have": ("start.sh", "vllm serve google/flan-t5-large\n"),
+    "wheels that are not there": ("Dockerfile", "RUN pip install vllm --index-url download.pytorch.org/whl/cu122\n"),
+    "keys of the host": ("compose.yaml", "services:\n  vllm:\n    volumes:\n    - ~/.ssh:/root/.ssh\n"),
+    "flags in a program": ("deploy.py", "import vllm\nargs = ['--enforce-eager']\n"),
+    "all GPUs for one rank": ("compose.yaml", "services:\n  vllm:\n    devices:\n    - count: all\n"),
+}
+RULES = ["gpus-too-few", "flag-value", "command-doubtful", "rights-wide", "eager", "gpus-idle"]
+
+
+@pytest.mark.parametrize(("what", "rule"), list(zip(LINES, RULES, strict=True)))
+def test_a_line_that_is_a_mistake_is_a_note(what, rule):
+    assert {severity for _, severity in found(LINES[what], rule=rule)} == {"note"}

@@ -94,7 +94,7 @@ def test_a_recipe_gives_each_feature_its_flags():
 
 def test_a_template_is_read_without_its_values_and_said_to_be_one():
     text = (
-        "apiVersion: apps/v1\nkind: Deployment\nspec:\n  containers:\n  - image: {{ .Values.image }}\n"
+        "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: {{ .Values.image }}\n"
         "    {{- if .x }}\n    command: [vllm, serve, m, --nope, --max-model-len={{ .len }}]\n    {{- end }}\n"
     )
     report = lint_texts([("t.yaml", text)], LintOptions())

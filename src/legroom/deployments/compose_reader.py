@@ -81,6 +81,12 @@ class ComposeFolder:
         """Whether no other file of the folder can add to the services."""
         return self._is_file and len(list(self._folder.glob("*compose*.y*ml"))) < 2
 
+    @property
+    def named_variables(self) -> set[str]:
+        """The variables that any env file of the folder names, examples included."""
+        files = sorted(self._folder.glob("*env*")) if self._is_file else ()
+        return {name for file in files if file.is_file() for name in env_file_variables(self.text(file.name))}
+
     def path_of(self, name: str) -> str:
         return str(self._folder / name)
 

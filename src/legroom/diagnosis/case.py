@@ -256,7 +256,11 @@ class Case:
             # A tenth of the card in one piece, and no piece of an earlier step is kept: the first pass.
             is_first = self.oom.wanted_bytes > total // 10 > 0 and unused < total // 100 and not self.oom.pools_bytes
             return "profile" if (is_above or is_first) and not self.was_ready else "serving"
-        return self.computed_site or self._site_after_last_milestone("")
+        if site := self.computed_site or self._site_after_last_milestone(""):
+            return site
+        # The first model step of a start is the profile run; only later ones find graphs with a pool.
+        is_first = self.has("forward_frame") and self.has("start_told", "engine_start_failed") and not self.was_ready
+        return "profile" if is_first and not (self.oom and self.oom.pools_bytes) else ""
 
     def _site_after_last_milestone(self, otherwise: str) -> str:
         """The site that follows the last logged start-up step; `otherwise` where none is logged."""

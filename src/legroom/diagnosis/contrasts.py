@@ -20,6 +20,8 @@ _CLAUSE = re.compile(r"(?<=[a-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|ot
 _CONDITION = re.compile(r"(?i)\s*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
 _FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:_[a-z]+)+)(?=[`'\" ]?[=: ]\s?\d)")
+_NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
+_UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
 
@@ -45,7 +47,10 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             tokens, is_pool = int(lowered["tokens"]) * 1024, not lowered["length"]
             yield {"num_gpu_blocks_override": tokens // 16} if is_pool else {"max_model_len": tokens}, True, ""
         fails_later, before = bool(_words("fails_later").search(sentence)), ""
-        for part in _CLAUSE.split(sentence):
+        told, _, cure = sentence.partition(unless[0] if (unless := _words("unless").search(sentence)) else "\n")
+        if settings := dict((*_mentions(cure, release, shares), *_remedies(cure, last_flag))):
+            yield settings, True, cure
+        for part in _CLAUSE.split(told):
             clause = f"{before} {part}" if _CONDITION.match(before) else part  # "without it, it starts"
             failed = bool(_words("failed").search(_words("no_failure").sub("", clause)))
             if failed or (_words("worked").search(clause) and not fails_later):
@@ -102,7 +107,8 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
             yield flag[1].replace("-", "_"), None
         else:
             yield from _features_off(rest)
-    if re.search(r"(?i)\beager\b", clause):
+    yield from ((name, None) for match in _UNSET.findall(clause) for name in match if name)
+    if re.search(r"(?i)(?:\b|_)eager\b", clause):
         yield "enforce_eager", True
 
 

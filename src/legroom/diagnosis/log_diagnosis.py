@@ -10,7 +10,7 @@ from pathlib import Path
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.contrasts import contrasts, failed_shares
-from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, merge_args
+from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
     detect_record,
@@ -199,8 +199,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     )
     attempts = _attempts(text, contents.evidence)
     cases = _service_cases(contents, source, scanner.lines, attempts)
-    if hints is None or not hints.command:
-        cases, hints = _with_pasted_command(cases, text, hints, attempts)
+    cases, hints = _with_pasted_command(cases, text, hints, attempts)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
@@ -223,7 +222,7 @@ def _with_pasted_command(
     named = set(prose("image").findall(text)) or set(prose("release").findall(text))
     if len(named := named - {item.facts["what"] for item in cases[-1].all("release_told")}) == 1:
         (tag,) = named
-        cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
+        cases = tuple(_with_release(case, case.startup.vllm or tag) for case in cases)
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     failure_line = last.first_failure.line if last.first_failure else None
@@ -231,7 +230,9 @@ def _with_pasted_command(
     for _, worked, clause in told:
         text = text.replace(clause, "") if worked else text  # those settings are not of the run that failed
     command, args = pasted_command(text, failure_line, release, lambda args: _mismatch(args, last))
-    if command and not any(case.startup.args_known for case in cases):
+    if hints is not None and hints.command:
+        args = given_deployment(hints, release).args
+    elif command and not any(case.startup.args_known for case in cases):
         hints = replace(hints or Hints(), command=command)
     elif attempts:  # what the last attempt names counts before what all of them name
         own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]
@@ -249,6 +250,11 @@ def _with_pasted_command(
     launcher = launcher_in(full_text)
     cases = tuple(replace(case, reported=tuple(reported), too_small_share=least, launcher=launcher) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
+
+
+def _with_release(case: Case, release: str) -> Case:
+    """The case as one of this vLLM release."""
+    return replace(case, startup=replace(case.startup, vllm=release), engine=replace(case.engine, version=release))
 
 
 def _too_small_share(

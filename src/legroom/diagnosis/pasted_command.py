@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flag_name, flags_ever
-from legroom.facts.gpus import gpu, gpu_names
+from legroom.facts.gpus import gpu, gpu_names, gpus_of_instances
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
 from legroom.units import GIB
@@ -36,7 +36,7 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
-_NUMBERS = {"two": "2", "dual": "2", "four": "4", "quad": "4", "eight": "8"}
+NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _OFF = "--no-"
@@ -44,6 +44,9 @@ _OFF = "--no-"
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
+_PROSE_END = re.compile("[`，。；：（）]")
+_COMMENT = re.compile(r"^[ \t]*#[ \t]*[a-z]\w*[ \t]*=[^=\n]*$", re.MULTILINE)
+"""A setting of a Python call that is commented out."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -105,8 +108,8 @@ def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
         if (start := _START.search(command)) is None:
             continue
         command, last = command[start.start() :], end
-        # In prose a command ends at its closing backquote.
-        yield number, end, re.sub(r"\\(?=\s|$)", " ", command).partition("`")[0].strip()
+        # In prose a command ends at its closing backquote, or at a full-width mark.
+        yield number, end, _PROSE_END.split(re.sub(r"\\(?=\s|$)", " ", command), maxsplit=1)[0].strip()
 
 
 def plain_lines(lines: list[str]) -> Iterator[str]:
@@ -124,6 +127,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = prose("advice").sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
+    plain = _COMMENT.sub("", plain)
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if name.startswith("no_") and name[3:] in SETTINGS and match["dashes"]:
@@ -143,7 +147,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
             args = with_setting(args, name, value, release)
     for kind in ("ranks", "card_count"):
         told = {count for match in prose(kind).findall(plain) for count in match if count}
-        counts = {_NUMBERS.get(count.lower(), count) for count in told}
+        counts = {NUMBERS.get(count.lower(), count) for count in told}
         if len(counts) == 1 and args.tensor_parallel_size is None:
             args = replace(args, tensor_parallel_size=int(*counts))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
@@ -193,7 +197,9 @@ def _card_names() -> re.Pattern[str]:
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
-    names = sorted((name or number for name, number in _card_names().findall(plain)), key=len)
+    names = sorted(
+        (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
+    )
     cards = {gpu(name.replace("_", " ")).name: _slice_of(name, plain) for name in names}
     sizes = {size for match in prose("card_size").finditer(plain) for size in match.groups() if size}
     if not cards and len(sizes) == 1:
@@ -204,7 +210,10 @@ def named_card(text: str) -> str | None:
 def _slice_of(name: str, plain: str) -> str:
     """The card's name, or the size written after it where no card of that name is so small: a slice of it (MIG)."""
     size = re.search(rf"{re.escape(name)}[ ,(-]{{1,2}}(\d{{1,3}}) ?G(?:i?B)?\b", plain)
-    return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * gpu(name.replace("_", " ")).total_bytes else name
+    card, sizes = gpu(name.replace("_", " ")), prose("card_size").findall(plain)
+    if card.larger and any(int(size or other) * GIB > card.total_bytes * 5 / 4 for size, other in sizes):
+        return card.larger
+    return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * card.total_bytes else name
 
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:

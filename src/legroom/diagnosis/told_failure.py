@@ -34,7 +34,7 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     failures = [item for item in printed if item.role in (*FAILING, "exception") and not item.is_warning]
     shortages = list(_shortages(sentences)) if not failures else []
     anchors = [match.span() for (id_, *_), match in shortages if id_ in FAILED_ALLOCATIONS]
-    anchors += [_place_of(item, sentences, plain) for item in failures if item.id in FAILED_ALLOCATIONS]
+    anchors += [_place_of(item, sentences, plain) for item in failures if item.id in (*FAILED_ALLOCATIONS, "nccl_oom")]
     roles = {item.role for item in printed}
     moments = [] if "frame" in roles else _nearest_moments(sentences, anchors)
     if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell
@@ -46,8 +46,10 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     if any(told[0] in ("neighbour_told", "several_servers") for told, _ in around) and (shares := _shares(text)):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
     ((_, _, _, size),), ((_, _, _, uncertain),) = _told("parameters"), _told("uncertain_weights")
-    if len(sizes := set(size.findall(sentences))) == 1 and not uncertain.search(text):
-        yield Evidence("parameters_told", "setting", 1, "", {"billions": float(*sizes)}, is_told=True)
+    # Experts share a fifth of the parameters: Mixtral 8x7B has 46.7e9, 8x22B 141e9.
+    sizes = {float(each) * (int(experts) * 0.8 if experts else 1) for experts, each in size.findall(sentences)}
+    if len(sizes) == 1 and not uncertain.search(text):
+        yield Evidence("parameters_told", "setting", 1, "", {"billions": sizes.pop()}, is_told=True)
     for (id_, role, phase, _), match in (*shortages, *moments, *around):
         start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
         line = plain[start : end if end >= 0 else None].strip()[:400]
@@ -83,7 +85,8 @@ def _is_same_sentence(in_ram: re.Match[str], match: re.Match[str]) -> bool:
 def _shares(text: str) -> list[str]:
     """The shares of the card in lines that speak of utilization, twice where both servers have it; one alone: none."""
     ((_, _, _, share),), ((_, _, _, both),) = _told("shares"), _told("both")
-    lines = [line for line in text.split("\n") if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
+    shown = {line.strip(" $#>`") for line in text.split("\n")}  # a command that is shown twice is of one server
+    lines = [line for line in sorted(shown) if re.search(r"(?i)util|fraction|of the (?:GPU|card)|显存", line)]
     found = [value for line in lines for value in share.findall(line) for _ in range(2 if both.search(line) else 1)]
     return found if 1 < len(found) < 5 else []
 

@@ -108,6 +108,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             why.append(f"The plan does not explain {gib(gap)} of what was in use.")
         if case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
             why.append(_planned_parts(planner.failed_plan.layout))
+            if planner.failed_plan.verdict == "fits":
+                pool = gib(planner.failed_plan.layout.kv_cache.bytes)
+                why.append(f"That leaves {pool} on a free card: others hold memory, or card, model or flags differ.")
         if (card := planner.known.gpu) and (printed := exceeds_card_bytes(case, planner.known)):
             has = f"{card.name} has {gib(card.total_bytes)}"
             why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
@@ -195,10 +198,12 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
     if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
+    if case.oom is not None and case.oom.pools_bytes:
+        return None  # graphs have a pool: the weights and the KV cache were in place
     plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
     told = case.first("model_size_told", "parameters_told")
     if plan is None and told and total and (weights or 0) > FULL_OF_WEIGHTS * total:
-        words = "By the text" if told.id == "model_size_told" else "In 16 bits"
+        words = "By the text" if told.id == "model_size_told" else f"In {8 * case.startup.args.dtype_bytes} bits"
         why = f"{words} the weights take {gib(weights or 0)} of each card, which has {gib(total)}."
         return cause_of("weights_too_big"), Assessment(Strength.LIKELY, proof(case.first_failure), why)
     if plan is None or plan.verdict == "fits":
@@ -221,7 +226,9 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
     if first is None or not failing or first.role not in FAILING:
         return assessment
     later = min(evidence.line for evidence in failing) - first.line
-    if first in failing or later <= 0 or (first.id == "torch_oom_unsized" and later <= SENTENCE_LINES):
+    # A sentence tells of the failure that the lines below it print.
+    is_same = first.id == "torch_oom_unsized" and (later <= SENTENCE_LINES or not first.at)
+    if first in failing or later <= 0 or is_same:
         return assessment
     return replace(assessment, strength=Strength(max(assessment.strength - 2, Strength.FAINT)))
 

@@ -350,6 +350,12 @@ def gpu_of_instance_type(value: str) -> str:
     return ""
 
 
+def gpus_of_instances(text: str) -> set[str]:
+    """The GPUs of the cloud instance types that a text names."""
+    rows = read_data("node_labels.json")["instances"]
+    return {row["gpu"] for row in rows if re.search(rf"(?<![\w.-])(?:{row['pattern']})(?![\w-])", text.lower())}
+
+
 @cache
 def is_known_gpu(name: str) -> bool:
     """Whether `--gpu` accepts the name."""

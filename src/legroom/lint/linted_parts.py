@@ -78,7 +78,7 @@ class NamedAddress:
     model: str = ""
     """The model that the client asks for, where it stands beside the address."""
     is_open: bool = False
-    """Whether a template or a document names it, whose hosts are elsewhere."""
+    """Whether a template or another domain has the host."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
             said.add(found[0])
             model = (asked["model"] or asked["json"] or "") if asked is not None else ""
             place = source.place(found.start("host"))
-            yield NamedAddress(place, found["host"], found["port"], model, "{{" in text)
+            is_open = "{{" in text or bool(found["domain"])
+            yield NamedAddress(place, found["host"], found["port"], model, is_open)
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:

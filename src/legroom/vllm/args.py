@@ -79,6 +79,11 @@ class ServeArgs:
         return math.prod(size or 1 for size in sizes)
 
     @property
+    def dtype_bytes(self) -> int:
+        """Bytes of a parameter in --dtype; of 16 bits where the checkpoint decides."""
+        return 4 if self.dtype in ("float", "float32") else 2
+
+    @property
     def gpus_needed(self) -> int:
         """The GPUs of all data-parallel engines together."""
         return self.engine_ranks * (self.data_parallel_size or 1)

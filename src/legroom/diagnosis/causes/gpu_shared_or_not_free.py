@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
-from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.ledger import own_process_bytes
+from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.facts.releases import logged_release
 from legroom.units import GIB, MIB, gib
@@ -81,12 +83,14 @@ def is_page_cache_counted(case: Case) -> bool:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
+    """Whether the weights take most of the budget and leave too small a pool by themselves, and no other is shown."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
     if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
         return False
-    return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+    if plan is None or plan.verdict == "fits" or not case.has("no_cache_blocks"):
+        return False
+    return plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
@@ -186,6 +190,12 @@ def _is_small(case: Case, others: int) -> bool:
     return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
 
 
+def _large_others_bytes(case: Case) -> int:
+    """What torch's list shows of other processes, where more than their CUDA contexts; else 0."""
+    others = case.ledger.other_processes_bytes or 0
+    return 0 if _is_small(case, others) else others
+
+
 def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     """Releases that charge other processes' memory to this one leave no cache blocks on a shared card."""
     error = case.first("no_cache_blocks")
@@ -218,7 +228,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         charging = older and not re.search(r"See \S+ for more|despite its", error.text)
     why = reason("others_are_charged")
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
-    charging = charging or case.has("several_servers")
+    charging = charging or case.has("several_servers", "own_engines_told")
     return Assessment(Strength.LIKELY if charging and not case.platform.wsl else Strength.POSSIBLE, proof(error), why)
 
 
@@ -227,16 +237,19 @@ _KEPT = ("not_released_told", "engine_again_told", "free_below_desired")
 
 def _assess_told_neighbour(case: Case) -> Assessment | None:
     """The text tells of others on the card, or of memory that an ended server kept; None where sizes tell more."""
-    kept, told = case.first("not_released_told"), case.first("engine_again_told", "neighbour_told", "several_servers")
+    kept = case.first("not_released_told")
+    told = case.first("engine_again_told", "own_engines_told", "neighbour_told", "several_servers")
     if kept is not None:
         why = "What an ended server leaves running (VLLM::EngineCore, VLLM::Worker) holds its share until it ends too."
-        return Assessment(Strength.SHOWN, proof(kept, case.first_failure), why)
+        # Where a traceback shows the failing step, the orphan may be what the failure left behind.
+        strength = Strength.POSSIBLE if case.has_site_frame else Strength.SHOWN
+        return Assessment(strength, proof(kept, case.first_failure), why)
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
         return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
     shares, holder = told_shares(case), _told_holder(case)
     if holder is not None and case.is_oom and case.ledger.total_bytes is None:
-        why = f"By the text another process holds {holder[1]} of the card: that is missing here."
+        why = f"By the text another process holds {gib(holder[1])} of the card: that is missing here."
         return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
     is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame
     if told is None or not (is_open or sum(shares) > 1) or case.platform.trainer:
@@ -254,14 +267,14 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     return Assessment(strength, proof(told, case.first_failure), why)
 
 
-def _told_holder(case: Case) -> tuple[Evidence, str] | None:
-    """Who holds memory of the card beside vLLM, by a sentence or by nvidia-smi's list, and how much; else None."""
+def _told_holder(case: Case) -> tuple[Evidence, int] | None:
+    """Who holds memory of the card beside vLLM, by a sentence or by nvidia-smi's list, and its bytes; else None."""
     told, listed = case.first("neighbour_holds"), case.all("smi_process")
     if told is not None:
-        return told, f"{told.facts['what']} GiB"
+        return told, round(float(told.facts["what"]) * GIB)
     others = [item for item in listed if not re.search(r"(?i)vllm|python", str(item.facts["what"]))]
     sizes = [(item.number("held_bytes") or 0, item) for item in others]
-    return next(((item, gib(size)) for size, item in sizes if size > GIB), None)
+    return next(((item, size) for size, item in sizes if size > GIB), None)
 
 
 def told_shares(case: Case) -> list[float]:
@@ -281,10 +294,12 @@ def _assess_device_init(case: Case) -> Assessment | None:
 
 def _assess_pool_allocation(case: Case) -> Assessment | None:
     """The pool that was computed from what was free could not be allocated; None where the failure was elsewhere."""
-    if case.oom is None or case.site != "kv" or not case.has_site_frame or is_pool_oversized(case):
+    if not case.is_oom or case.site != "kv" or not case.has_site_frame or is_pool_oversized(case):
         return None
-    facts = {"wanted": gib(case.oom.wanted_bytes), "free": case.ledger.free_words}
-    why = reason("pool_no_longer_free", facts)
+    if case.oom is None and not any(is_traceback_line(item.text) for item in case.all("frame_kv_alloc")):
+        return None  # a step that a sentence names is not that sure
+    wanted = gib(case.oom.wanted_bytes) if case.oom is not None else "parts"
+    why = reason("pool_no_longer_free", {"wanted": wanted, "free": case.ledger.free_words})
     return Assessment(Strength.SUGGESTED, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
 
 
@@ -324,7 +339,7 @@ def is_pool_oversized(case: Case) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: free the GPU, start servers one after the other, lower the utilization."""
     case = planner.case
-    less = utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
+    less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
     less = less or _share_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.oom is not None:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
@@ -342,6 +357,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     free_it = _with_share_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
+    if not shares or case.has("no_cache_blocks"):
+        yield _own_engines_fix(planner)
     if case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
@@ -374,6 +391,23 @@ def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
     share = math.ceil((needed + GIB) / layout.total_bytes * 100) / 100
     more = f"then --gpu-memory-utilization {share:g} or more: the weights take {gib(layout.weights.bytes)}"
     return replace(free_it, steps=(*free_it.steps, more)) if share < 1 else free_it
+
+
+def _own_engines_fix(planner: FixPlanner) -> Fix | None:
+    """A card or a share for each of the engines that the text starts on one card; None where it tells of one."""
+    told = planner.case.first("own_engines_told")
+    if told is None or planner.case.has("free_below_desired"):
+        return None
+    engines = int(NUMBERS.get(str(told.facts["what"]).lower(), told.facts["what"]))
+    if planner.case.has("no_cache_blocks"):
+        share = min(round(planner.utilization * engines, 2), MAX_UTILIZATION)
+        why = "The others' memory counts here, so the share of the last engine covers all of them."
+        return Fix("raise_util", why, steps=(f"--gpu-memory-utilization {share:g} for the engine that starts last",))
+    if (planner.known.gpus or 1) >= engines:
+        return known_fix("one_card_each")
+    share = math.floor((1 - _SPARE_SHARE) / engines * 100) / 100
+    below = known_fix("shares_below_one")
+    return replace(below, flags={"gpu_memory_utilization": share}, is_unplanned=True)
 
 
 def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
@@ -459,9 +493,12 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
     free, total = _free_and_total_bytes(planner.case)
-    if free is None and (held := planner.case.ledger.unowned_bytes):
-        total = planner.case.ledger.total_bytes
+    case, holder = planner.case, _told_holder(planner.case)
+    if free is None and (held := case.ledger.unowned_bytes or _large_others_bytes(case)):
+        total = case.ledger.total_bytes
         free = (total or 0) - held
+    elif free is None and holder is not None and planner.total_bytes:
+        free, total = planner.total_bytes - holder[1], planner.total_bytes
     if free is None or total is None or total <= 0:
         return None
     share = math.floor((free - GIB // 2) / total * 100) / 100

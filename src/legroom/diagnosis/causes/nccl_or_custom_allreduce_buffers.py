@@ -25,6 +25,9 @@ def examine(case: Case) -> Assessment | None:
         why = reason("nccl_without_memory")
         unhandled = case.first("nccl_unhandled_cuda")
         return Assessment(Strength.NAMED, proof(unhandled, error), why)
+    if case.is_oom and (told := case.first("nccl_release_told")):
+        why = f"By the text it works with NCCL {told.facts['what']}: what the other release takes more is missing."
+        return Assessment(Strength.COMPARED, proof(told, case.first_failure), why)
     if case.is_oom and case.frames & {"frame_all_reduce"}:
         why = reason("set_up_of_collectives")
         return Assessment(
@@ -38,8 +41,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("nccl_register"):
         yield from _registration_fix()
         return
+    if told := planner.case.first("nccl_release_told"):
+        steps = (f"pip install 'nvidia-nccl-cu12=={told.facts['what']}', or VLLM_NCCL_SO_PATH to its libnccl.so.2",)
+        yield Fix("disable_custom_allreduce_or_nccl_env", "The text itself says that this worked.", steps=steps)
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
-    if _vllm_sets_nccl_variable(planner) or "frame_serving" in planner.case.frames:
+    if _vllm_sets_nccl_variable(planner) or planner.case.phase == "serving":
         if room is not None:
             yield replace(room, steps=(_DEFAULT_BUFFERS,))
     else:

@@ -25,6 +25,7 @@ from legroom.diagnosis.fixes.step_savings import (
     smaller_step_flags,
     smaller_step_tokens,
 )
+from legroom.facts.releases import first_release, release
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
@@ -57,6 +58,13 @@ def examine(case: Case) -> Assessment | None:
     proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
     known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
     return Assessment(Strength.SHOWN if known else Strength.SUGGESTED, proven, _explanation(case))
+
+
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether vLLM's sentence stands without its accounting, and the plan of the same command leaves a pool."""
+    startup, plan = planner.case.startup, planner.failed_plan
+    is_bare = startup.weights_bytes is None and startup.available_kv_bytes is None and startup.blocks is None
+    return is_bare and planner.case.has("no_cache_blocks") and plan is not None and plan.verdict == "fits"
 
 
 def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
@@ -186,6 +194,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
+    yield _shorter_dummy_batch_fix(planner)
     combined, missing = None, -(planner.accounting.pool_bytes or 0)
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
@@ -194,14 +203,27 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     smaller = "Smaller weights leave room for the pool."
     yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller)
     more = "Split over more GPUs, each has room for a pool."
-    yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
-    yield combined
+    split = planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
+    yield from (split, combined)
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
     elif not any(single) and combined is None and 0 < missing < GIB:
         yield savings_fix(planner, missing)
-    elif not any(single) and combined is None:
+    elif not any(single) and combined is None and not (split and planner.unpredicted_pool_bytes):
         yield other_hardware(planner)
+
+
+def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
+    """A shorter max_model_len, where the plan has a pool, the text has none, and the engine may be V0."""
+    pool, length = planner.unpredicted_pool_bytes, planner.in_force("max_model_len") or 0
+    since = first_release(planner.model.architecture) if planner.model is not None else None
+    may_be_v0 = (since is None or release(since).before("0.8.0")) and planner.case.engine.generation != "V1"
+    if not pool or length <= LARGEST_DEFAULT_TOKENS or not may_be_v0:
+        return None
+    flags = {"max_model_len": LARGEST_DEFAULT_TOKENS}
+    why = reason("peak_of_whole_prompt", {"pool": gib(pool), "length": f"{length:,}"})
+    trades, line = "requests longer than this are refused", planner.command(flags)
+    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
 
 
 def _without_block_override_fix(planner: FixPlanner) -> Fix:

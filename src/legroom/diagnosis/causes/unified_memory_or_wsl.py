@@ -78,6 +78,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     oom = case.oom
     if case.platform.integrated and oom and oom.total_bytes:
         why = reason("integrated_amd", {"total": gib(oom.total_bytes)})
+        strength = Strength.NAMED  # that share is the limit, whatever filled it
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(strength, proven, why)
 

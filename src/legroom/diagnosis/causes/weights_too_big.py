@@ -53,7 +53,9 @@ def nothing_was_freed(case: Case) -> bool:
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
     unused, outside = oom.unallocated_bytes or 0, case.ledger.outside_torch_bytes or 0
-    tight = unused < max(oom.total_bytes // 100, 64 * MIB) and outside < GIB
+    # A context beside which ranks talk to each other takes up to a fortieth of the card.
+    most = GIB if case.site else max(oom.total_bytes // 40, GIB)
+    tight = unused < max(oom.total_bytes // 100, 64 * MIB) and outside < most
     return tight and oom.torch_bytes > oom.total_bytes * 0.8 and oom.wanted_bytes < oom.total_bytes // 10
 
 
@@ -73,16 +75,30 @@ def is_ruled_out(planner: FixPlanner) -> bool:
     oom, plan, case = planner.case.oom, planner.failed_plan, planner.case
     if oom is None or oom.torch_bytes is None or plan is None or case.has_site_frame or case.has("load_oom_hint"):
         return False
-    return planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
+    is_past = planner.known.ranks_known and "load" not in possible_moments(case.ledger, plan.layout)
+    return is_past and not _is_unsplit(planner)
+
+
+def _is_unsplit(planner: FixPlanner) -> bool:
+    """Whether torch holds more than a rank's weights and the budget, and no more than the weights of all ranks."""
+    oom, plan, ranks = planner.case.oom, planner.failed_plan, planner.known.args.engine_ranks
+    if oom is None or oom.torch_bytes is None or plan is None or ranks == 1 or not nothing_was_freed(planner.case):
+        return False
+    layout = plan.layout
+    rank_bytes = max(layout.weights.high, layout.budget_bytes) + layout.activation.high
+    return rank_bytes < oom.torch_bytes < ranks * layout.weights.high
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
-    if planner.known.args.dtype in ("float", "float32"):
+    if planner.known.args.dtype_bytes > 2:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
+    if _is_unsplit(planner):
+        yield known_fix("split_not_in_effect")
     if planner.case.has("transformers_backend"):
         yield known_fix("native_model")
     yield _without_draft_fix(planner)
+    yield _quantized_before_loading_fix(planner)
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
@@ -90,6 +106,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if smaller is None:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     hardware = other_hardware(planner)
+    if planner.known.args.dtype_bytes > 2:
+        hardware = replace(hardware, steps=("leave out --dtype float: 16 bits take half", *hardware.steps))
     if smaller is None and more is None:
         yield hardware
     elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:
@@ -98,6 +116,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         yield more
     yield _cpu_offload_fix(planner)
+
+
+def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
+    """A checkpoint that is quantized already, where --quantization rounds 16-bit weights as they load."""
+    made = planner.failed_plan
+    if made is None or made.args.quantization in (None, "bitsandbytes") or made.target.model.quantization is not None:
+        return None
+    from legroom.planning.checkpoints import quantized_checkpoints
+
+    models = quantized_checkpoints(made.target, replace(made.args, quantization=None))
+    changes = ({"model": model.name, "quantization": None} for model in models)
+    why = f"--quantization {made.args.quantization} rounds weights that are loaded in 16 bits; here they are rounded."
+    trades = "another checkpoint, with weights in fewer bits"
+    return planner.first_change_that_fits("checkpoint_format", changes, why, trades=trades)
 
 
 def _without_draft_fix(planner: FixPlanner) -> Fix | None:

@@ -11,7 +11,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
-from legroom.diagnosis.fixes.hardware_fixes import is_at_hand
+from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
 from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
@@ -59,10 +59,12 @@ def _reported_fix(planner: FixPlanner) -> Fix | None:
     """The first change with which the server started by the text's own words; None without one."""
     for settings, worked in planner.case.reported:
         flags = {name: value for name, value in settings.items() if not name.isupper()}
-        env = {name: str(value) for name, value in settings.items() if name.isupper()}
-        if worked and not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None):
+        env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
+        unset = tuple(f"unset {name}" for name, value in settings.items() if name.isupper() and value is None)
+        is_new = not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None)
+        if worked and (is_new or unset):
             why = "The text itself says that this worked."
-            return Fix("other_engine_feature_off", why, flags, env, proven=True)
+            return Fix("other_engine_feature_off", why, flags, env, unset, proven=True)
         if worked and None in flags.values():
             flags = {name: value for name, value in flags.items() if value is None}
             why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
@@ -131,6 +133,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
         return fix
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
+    if exceeds_machine(planner, fix):
+        return None
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
             return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None

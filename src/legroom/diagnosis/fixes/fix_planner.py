@@ -38,6 +38,8 @@ MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
+_SPARE_BYTES = GIB // 2
+"""What a raised share leaves free: a CUDA context and the workspaces of kernels."""
 _CUT_CHECK = "free_below_desired_bare"
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 
@@ -164,6 +166,12 @@ class FixPlanner:
         return 8192 if self.known.args.usage == "llm" or self.case.engine.generation == "V0" else 2048
 
     @property
+    def unpredicted_pool_bytes(self) -> int:
+        """The KV pool of the failed run's plan, where the text says that none is left: what the plan missed; else 0."""
+        is_told = self.case.has("no_cache_blocks") and self.case.startup.available_kv_bytes is None
+        return max(self.failed_plan.layout.kv_cache.bytes, 0) if is_told and self.failed_plan is not None else 0
+
+    @property
     def may_be_before_v1(self) -> bool:
         """Whether the release is before 0.8, which made V1 the default; if unknown, whether a traceback has no V1."""
         if self.known.release_known:
@@ -257,6 +265,8 @@ class FixPlanner:
         """The smallest change of the planning setting `name` with which the server starts; else None."""
         if self.failed_plan is None:
             return None
+        if name == "more GPUs" and (at_hand := self.pull_lever("idle GPUs", why)) is not None:
+            return at_hand
         from legroom.planning.levers import LAST_RESORTS, LEVERS
 
         lever = next(lever for lever in (*LEVERS, *LAST_RESORTS) if lever.name == name)
@@ -292,7 +302,7 @@ class FixPlanner:
             target = replace(target, seen=measurements_after(target.seen, flags))
             if "model" in flags:
                 target = replace(target, model=load(str(flags["model"])))
-            made = plan(target, args)
+            made = self._with_unplanned_peak(plan(target, args))
         except NOT_PLANNABLE:
             return None
         if (
@@ -303,7 +313,23 @@ class FixPlanner:
             return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
-        return made
+        is_raised = (flags.get("gpu_memory_utilization") or 0) > self.utilization
+        return None if is_raised and made.layout.headroom_bytes < _SPARE_BYTES else made
+
+    def _with_unplanned_peak(self, made: Plan) -> Plan:
+        """The plan with what the log's profile run took beyond the model's figure, which no flag takes away."""
+        from legroom.planning.plan import plan
+
+        failed, seen = self.failed_plan, made.target.seen
+        if failed is None or failed.target.seen is None or seen is None or seen.activation_bytes is not None:
+            return made
+        if failed.target.seen.activation_bytes is None or failed.args.kv_cache_dtype != made.args.kv_cache_dtype:
+            return made
+        modelled = plan(replace(failed.target, seen=seen), failed.args).layout
+        beyond = failed.layout.activation.bytes - modelled.activation.bytes
+        peak = max(made.layout.activation.bytes + beyond, 0)
+        others = failed.target.seen.non_torch_bytes
+        return plan(replace(made.target, seen=replace(seen, activation_bytes=peak, non_torch_bytes=others)), made.args)
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
         """Whether the pool that was expected too small holds a request for sure; while serving, a GiB more is free."""
@@ -315,6 +341,9 @@ class FixPlanner:
     def _frees_enough(self, made: Plan) -> bool:
         """Whether the change frees at least what was missing, where the model had predicted no failure."""
         base = self.failed_plan
+        if self.unpredicted_pool_bytes and base is not None:
+            won = made.layout.kv_cache.bytes - base.layout.kv_cache.bytes
+            return won >= made.memory.kv.needed_bytes + GIB // 2
         if base is None or base.verdict != "fits" or not self.oom_shortage_bytes:
             return True
         if self.case.phase in ("startup_load", "startup_profile"):
@@ -352,13 +381,15 @@ class FixPlanner:
             )
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
         margin = max(min(GIB // 2, total // 20), need_bytes // 4, 0 if self.case.black_box else total // 50)
-        lowest = self.utilization - max((need_bytes + margin) / total, 0.01)
+        highest = self.utilization - max((need_bytes + margin) / total, 0.01)
         # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
-        lowest = lowest if self.case.black_box else min(lowest, self.default_utilization)
-        value = math.floor(lowest * 100) / 100
+        usual = highest if self.case.black_box else min(highest, self.default_utilization)
+        value = math.floor(usual * 100) / 100
         if value < _MIN_UTILIZATION:
             return None
-        proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
+        shares = [value - step / 100 for step in range(15)]
+        shares += [value + step / 100 for step in range(1, math.floor((highest - value) * 100) + 1)]
+        proposals = [{"gpu_memory_utilization": round(share, 2)} for share in shares]
         return self.first_change_that_fits(
             "lower_util", proposals, why, trades="a smaller KV pool"
         ) or self.lower_utilization_or_len(value, why)
@@ -412,7 +443,7 @@ class FixPlanner:
         proposals = shorter.propose(made) if made is not None else ()
         return next((change["max_model_len"] for change in proposals if self.plan_with({**flags, **change})), None)
 
-    def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
+    def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = _SPARE_BYTES) -> Fix | None:
         """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
         total = self.accounting.likely_total_bytes or (UNKNOWN_CARD_BYTES if self.utilization_known else None)
         args = self.given_args

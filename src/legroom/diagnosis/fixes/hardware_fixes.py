@@ -42,7 +42,8 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
     """What one rank needs before the KV cache, by the plan or the log."""
     if planner.failed_plan is not None:
         layout = planner.failed_plan.layout
-        return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
+        held = max(layout.weights.bytes + layout.activation.bytes, layout.loading_peak_bytes)
+        return held + layout.non_torch.bytes
     startup = planner.case.startup
     if startup.weights_bytes:
         return startup.weights_bytes + (startup.activation_bytes or 0) + (startup.non_torch_bytes or 0)
@@ -71,8 +72,16 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
     """Whether the machine has the GPUs that a fix asks for, more of them than the failed run used."""
-    wanted = math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
-    return planner.known.ranks < wanted <= (planner.known.gpus or 0)
+    return planner.known.ranks < _ranks_asked(fix) <= (planner.known.gpus or 0)
+
+
+def exceeds_machine(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether a fix asks for more GPUs than the machine is known to have."""
+    return bool(planner.known.gpus) and _ranks_asked(fix) > max(planner.known.gpus or 0, planner.known.ranks)
+
+
+def _ranks_asked(fix: Fix | None) -> int:
+    return math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
 
 
 def _idle_gpus_fix(planner: FixPlanner, why: str) -> Fix | None:
@@ -143,12 +152,11 @@ def other_hardware(planner: FixPlanner) -> Fix:
     oom = planner.case.oom
     if needed is not None and total is not None and needed + BESIDE_BYTES < total and planner.case.site != "load":
         return _less_beside_weights(planner, needed, total)
-    if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
-        why = "Smaller weights, more GPUs or larger ones hold it."
-    elif needed is None and oom is not None:
-        more = gib((oom.torch_bytes or 0) + oom.wanted_bytes)
+    why = "Smaller weights, more GPUs or larger ones hold it."
+    if total is not None and needed is None and oom is not None and oom.torch_bytes is not None:
+        more = gib(oom.torch_bytes + oom.wanted_bytes)
         why = reason("full_before_complete", {"total": gib(total), "more": more})
-    elif needed is not None:
+    elif total is not None and needed is not None and needed > total:
         why = reason("needed_before_pool", {"needed": gib(needed), "total": gib(total)})
     more = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs"
     if not planner.known.ranks_known:

@@ -11,6 +11,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.lint.linted_parts import NamedAddress
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
+from legroom.lint.rules.server_start import NO_CARD_HELPS
 from legroom.lint.server_plan import file_plan_of, plan_of_server
 from legroom.units import human_bytes
 from legroom.vllm.args import other_values
@@ -30,7 +31,7 @@ def address_without_server(address: NamedAddress, context: Context) -> Findings:
     forwarding = [each for each in context.manifests if each.text("kind") == "Service"]
     forwarding = [each for each in forwarding if each.text("metadata", "name") == address.host]
     offered = {port.text("port") for each in forwarding for port in each.list("spec", "ports")}
-    if servers and is_told and address.port not in ports:
+    if servers and is_told and address.port not in ports and not address.is_open:
         message = f"{address.host} listens on {' or '.join(sorted(ports))} inside its network, not on {address.port}"
         yield finding("port-unreachable", address.place, message, f"write {address.host}:{min(ports)}")
     elif offered and all(map(str.isdecimal, offered)) and address.port not in offered and not servers:
@@ -70,8 +71,10 @@ def server_on_card_named_elsewhere(server: StartedServer, context: Context) -> F
     named = replace(server, gpu_names=(card.name,), memory_limit_bytes=None)
     own = file_plan_of(named, context.release_of(server))
     plan = own.plans[0] if own is not None and own.plans else None
-    if plan is not None and plan.verdict == "does_not_fit":
-        reason = plan.memory.failure.message if plan.memory.failure else plan.reason
+    failure = plan.memory.failure if plan is not None else None
+    is_of_card = failure is None or failure.id not in NO_CARD_HELPS or "capab" in failure.message
+    if plan is not None and plan.verdict == "does_not_fit" and is_of_card:
+        reason = failure.message if failure else plan.reason
         message = f"it does not fit {card.name}, which {card.place.path}:{card.place.line} names: {reason}"
         found = finding("does-not-fit", server.place, message, "legroom plan --file FILE --gpu NAME shows what does")
         yield replace(found, severity="note")

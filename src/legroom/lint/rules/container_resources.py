@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.deployments.container_images import is_published_by_vllm
+from legroom.deployments.container_images import is_published_by_vllm, kubernetes_bytes
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
 from legroom.errors import LegroomError
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
+from legroom.lint.server_plan import plan_of_server
 from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import MIB, human_bytes, parse_bytes
 from legroom.vllm.args import ServeArgs
@@ -49,6 +50,7 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     engines = max(min(args.gpus_needed, gpus) // ranks, 1)
     needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))
     if server.memory_limit_bytes >= needs.held_bytes:
+        yield from _limit_below_files(server, context, server.memory_limit_bytes)
         return
     is_short = server.memory_limit_bytes < needs.least_bytes
     if not is_short and server.gpu_count is None:
@@ -60,6 +62,20 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
     # A launcher chooses the processes itself.
     yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
+
+
+def _limit_below_files(server: StartedServer, context: Context, limit: int) -> Findings:
+    """Notes on a limit that holds the processes, and neither their /dev/shm nor the pages of the checkpoint."""
+    own, shm = plan_of_server(server, context.release_of(server)), kubernetes_bytes(server.shm or "") or 0
+    weights = own.checkpoint_bytes if own is not None else 0
+    message = f"of {human_bytes(limit)} of the host's memory /dev/shm may take {human_bytes(shm)}"
+    if shm < limit / 2:
+        message = (
+            f"the checkpoint has {human_bytes(weights)}, more than the {human_bytes(limit)} of the host's memory: "
+        )
+        message += "its pages are read again where two ranks need them"
+    if shm >= limit / 2 or weights > limit:
+        yield replace(finding("host-memory", server.place, message, "raise the limit"), severity="note")
 
 
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")

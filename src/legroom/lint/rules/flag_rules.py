@@ -23,12 +23,14 @@ from legroom.lint.rule import (
     LintFinding,
     checks,
     finding,
+    flag_place,
     flag_value,
     flag_word,
     has_same_words,
     rules_by_id,
     similarity,
 )
+from legroom.lint.server_plan import plan_of_server
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.config_rules import field_refusals
@@ -97,6 +99,8 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     yield from _config_not_in_yaml(server)
     yield from _misspelled_model(server, context)
     yield from _unknown_quantization(server, context)
+    yield from _checkpoint_of_another_method(server, context)
+    yield from _batch_below_its_parts(server, context)
 
 
 @checks(InvokedCommand, "flag-of-another")
@@ -256,6 +260,34 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
             found = finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
             is_open = not context.is_release_certain(server) and not _is_refused_by_all(message, args)
             yield replace(found, severity="note") if is_open else found
+
+
+def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
+    """A step that holds fewer tokens than requests run, or than a prompt that is not chunked; for unknown models."""
+    args, release = context.parsed_args(server).args, context.release_of(server)
+    tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
+    if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:
+        return
+    # Before 0.8 prompts were chunked by request alone, or above 32,768 tokens.
+    is_old = release.before("0.8.0") and args.enable_chunked_prefill is None and (args.max_model_len or 0) <= 32768
+    is_whole = args.enable_chunked_prefill is False or (is_old and context.is_release_certain(server))
+    parts = {"--max-num-seqs": args.max_num_seqs, "--max-model-len": args.max_model_len if is_whole else None}
+    for flag, value in parts.items():
+        if value is not None and tokens < value and not server.launcher:
+            message = f"--max-num-batched-tokens {tokens} is below {flag} {value}: vLLM does not start"
+            yield finding("flag-value", place, message, f"raise the first or lower the second to {tokens}")
+
+
+def _checkpoint_of_another_method(server: StartedServer, context: Context) -> Findings:
+    """--quantization awq for a checkpoint that is called GPTQ, or the reverse."""
+    word, name = flag_word(server, "--quantization"), context.parsed_args(server).args.model.lower()
+    method = flag_value(server, word).removesuffix("_marlin") if word is not None else ""
+    other = {"awq": "gptq", "gptq": "awq"}.get(method, "")
+    if word is not None and other and other in name and method not in name:
+        message = (
+            f"the checkpoint's name says {other.upper()}, and --quantization {method}: vLLM refuses another method"
+        )
+        yield finding("flag-value", server.place_of(word), message, "leave it out", is_certain=False)
 
 
 def _is_refused_by_all(message: str, args: ServeArgs) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.deployments.compose_reader import ComposeFolder
 from legroom.deployments.container_images import is_published_by_vllm, mount_of
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
 from legroom.deployments.yaml_nodes import Node, is_template
+from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding
 
 _Refusal = tuple[Node, str, str]
@@ -19,6 +21,7 @@ _COMPOSE_FILE = re.compile(r"(^|/)(docker-)?compose[\w.-]*\.ya?ml$")
 _BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{(\w+):?-(""|'')\}""")
+_UNSET = re.compile(r"(?<!\$)\$\{?([A-Za-z_]\w*)(?:\}|(?![\w:?+-]))")
 _SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
 
 
@@ -67,6 +70,24 @@ def _refused_by_kubernetes(document: Node, gets_user: bool) -> Iterator[_Refusal
                 is_told = bool(mount.text("name")) and "$" not in "".join((mount.text("name"), *declared))
                 if is_told and mount.text("name") not in declared:
                     yield mount, f"no volume is called {mount.text('name')}", "add it to the pod's volumes"
+
+
+@checks(Node, "manifest-refused")
+def misplaced_fields(document: Node, context: Context) -> Findings:
+    """Fields that a kind does not have, as a wrong indentation makes them."""
+    kind, known = document.text("kind"), read_data("kubernetes_fields.json")["fields"]
+    if document.text("apiVersion") not in ("v1", "apps/v1") or not context.servers or is_template(document.source.text):
+        return
+    pod = document.get("spec", "template", "spec") or (document.get("spec") if kind == "Pod" else None)
+    containers = pod.list("containers") if pod is not None else []
+    probes = [each.get(f"{name}Probe") for each in containers for name in ("startup", "readiness", "liveness")]
+    named = [(kind, document.get("spec")), ("pod", pod), *(("container", each) for each in containers)]
+    for name, node in (*named, *(("probe", probe) for probe in probes)):
+        for key, value in node.items() if node is not None and name in known else ():
+            if key not in known[name] and re.fullmatch(r"[a-z]\w*", key):
+                message = f"{name} has no field {key}: kubectl refuses it, and other tools drop it"
+                place = document.source.place(value.offset)
+                yield finding("manifest-refused", place, message, "indent it as its owner's", is_certain=False)
 
 
 def _refused_container(container: Node) -> Iterator[_Refusal]:
@@ -135,6 +156,37 @@ def _same_names(document: Node) -> Iterator[_Refusal]:
             yield name, f"two services are called {name.scalar}, and start together", "give each its own, or profiles"
             return
         seen.add(name.scalar)
+
+
+@checks(Node, "manifest-refused")
+def port_published_twice(document: Node, context: Context) -> Findings:
+    """Services that start together and publish the same port of the host."""
+    seen: dict[str, tuple[str, bool]] = {}
+    for name, service in document.items("services") if context.servers else ():
+        has_profile = service.get("profiles") is not None
+        for item in service.list("ports"):
+            written = re.fullmatch(r"(?:[\d.]+:)?(\d+):\d+(?:/tcp)?", item.scalar or "")
+            port = written[1] if written else item.text("published")
+            other, other_has = seen.setdefault(port, (name, has_profile)) if port.isdecimal() else (name, False)
+            if other != name and not (has_profile and other_has):
+                message = f"{other} publishes port {port} too: the one that starts later fails"
+                found = finding("manifest-refused", document.source.place(item.offset), message, "write another port")
+                yield replace(found, severity="note" if has_profile or other_has else "warning")
+
+
+@checks(Node, "env-meaning")
+def unset_variables(document: Node, context: Context) -> Findings:
+    """Variables in the command of a server that no file beside the Compose file sets."""
+    folder = ComposeFolder(document) if document.get("services") is not None else None
+    servers = {each.read_as.removeprefix("compose service ") for each in context.servers}
+    for name, service in document.items("services") if folder is not None else ():
+        command = service.get("command")
+        text = document.source.text[command.offset : command.end] if command is not None and name in servers else ""
+        used = {found[1] for found in _UNSET.finditer(text)} - (folder.named_variables if folder else set())
+        if command is not None and used:
+            message = f"no file here sets {', '.join(sorted(used))}: Compose puts nothing in its place"
+            found = finding("env-meaning", document.source.place(command.offset), message, "write a default")
+            yield replace(found, severity="note")
 
 
 @checks(Node, "container-command")

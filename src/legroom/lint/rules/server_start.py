@@ -23,7 +23,7 @@ _USUAL_SHARE = 0.9
 """What vLLM takes by default: hardly any other program runs in the rest of a card."""
 _SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
 _MORE_RANKS = "raise --tensor-parallel-size, or name the card"
-_NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
+NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
 
 @checks(StartedServer, "does-not-fit")
@@ -48,10 +48,12 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         made = plan_of_server(server, release) if is_judged else None
         failure = made.plan.memory.failure if made is not None else None
         # What no card changes: the plan is of an H200.
-        if failure is not None and failure.id in _NO_CARD_HELPS and "capab" not in failure.message:
+        if failure is not None and failure.id in NO_CARD_HELPS and "capab" not in failure.message:
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
             yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
+        elif context.named_card is not None:
+            return  # another rule judges it by this card
         elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
             message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
             yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
@@ -69,7 +71,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     for gpu_name, plan in zip(server.gpu_names, own.plans if own is not None else (), strict=False):
         failure = plan.memory.failure
         if own is not None and (failure is not None or plan.verdict == "does_not_fit"):
-            on_any = failure is not None and failure.id in _NO_CARD_HELPS
+            on_any = failure is not None and failure.id in NO_CARD_HELPS
             what = f"vLLM {release} will not start" if on_any else f"it does not fit {gpu_name}"
             message = f"{what}: {failure.message if failure else plan.reason}"
             suggestion = "legroom plan --file FILE shows the flags that do"
@@ -138,7 +140,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     if limit is None:
         return
     plan, own = context.plan_of(server), plan_of_server(server, context.release_of(server))
-    if own is not None and own.plan.memory.failure and own.plan.memory.failure.id in _NO_CARD_HELPS:
+    if own is not None and own.plan.memory.failure and own.plan.memory.failure.id in NO_CARD_HELPS:
         return  # it does not start at all
     is_restarted = server.runs != "compose"  # Compose only marks the container unhealthy; it keeps serving.
     size = own.checkpoint_bytes if own is not None else 0
