@@ -41,6 +41,13 @@ def test_a_client_asks_for_the_name_that_the_server_has(model, count):
     assert len(found(COMPOSE, client, rule="model-name")) == count
 
 
+def test_a_model_of_another_server_is_not_the_servers():
+    others = "- litellm_params:\n    model: openai/gpt-4o\n- litellm_params:\n    api_base: http://llm:8000/v1\n"
+    assert found(COMPOSE, ("litellm.yaml", others), rule="model-name") == []
+    ollama = "- litellm_params:\n    model: openai/llama3\n    api_base: http://ollama:11434/v1\n"
+    assert found(COMPOSE, ("litellm.yaml", ollama), rule="model-name") == []
+
+
 def test_a_request_in_a_script_names_the_model_too():
     script = 'curl http://localhost:8001/v1/chat/completions -d \'{"model": "%s"}\'\n'
     assert found(COMPOSE, ("ask.sh", script % "qwen"), rule="model-name") == []
@@ -220,3 +227,9 @@ def test_a_container_name_of_any_compose_file_is_a_host():
     other = ("b/compose.yaml", COMPOSE[1].replace("brain", "vllm-brain"))
     client = ("litellm.yaml", "api_base: http://vllm-brain:8000/v1\n")
     assert found(other, COMPOSE, client, rule="port-unreachable") == []
+
+
+def test_the_user_data_of_an_instance_is_a_script():
+    run = "docker run --gpus all vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-32B --max-model-len 4096"
+    text = f'instance_type = "g5.xlarge"\nuser_data = <<-EOF\n#!/bin/bash\n{run}\nEOF\n'
+    assert found(("main.tf", text), rule="does-not-fit") == [("main.tf", "note")]
