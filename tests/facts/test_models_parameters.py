@@ -12,7 +12,7 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
 
 TOLERANCE = 0.01
-UNPUBLISHED = {"internvl3-14b", "kimi-k2", "kimi-k3", "mimo-7b", "minimax-m3"}
+UNPUBLISHED = {"internvl3-14b", "kimi-k2", "kimi-k3", "minimax-m3"}
 """Their owners publish rounded counts only ("1T", "7B")."""
 
 NOT_COUNTED = {
