@@ -17,6 +17,7 @@ UNPUBLISHED = {"internvl3-14b", "kimi-k2", "kimi-k3", "minimax-m3"}
 
 NOT_COUNTED = {
     "deepseek-v4-flash": "compressors and hyper-connections",
+    "mimo-7b": "the layer that predicts the next token but one",
     "llama-3.2-11b-vision": "cross-attention layers and the encoder",
 }
 """What the weights of these still lack, so that the count is not compared."""

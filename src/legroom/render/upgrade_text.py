@@ -180,7 +180,7 @@ def _conclusion(made: Upgrade) -> str:
 def _other_changes(made: Upgrade) -> str:
     """That more than the command changes, where metrics are gone or defaults are others; else empty."""
     what = [name for name, changed in (("metrics", made.metrics), ("defaults", made.flags)) if changed]
-    return f" Other {' and '.join(what)} do change: see below." if what else ""
+    return f" But {' and '.join(what)} do change: see below." if what else ""
 
 
 def _range_text(made: Upgrade) -> str:
