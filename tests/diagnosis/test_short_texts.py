@@ -52,6 +52,37 @@ def fix(text: str) -> Fix:
         ("Ray killed the vLLM actor as the node got low on memory", "host_ram_oom"),
         ("vllm 0.11.0: host RAM climbs to 98 % while loading, both GPUs are nearly empty", "host_ram_oom"),
         ("vLLM on a Jetson takes all the memory, then the machine hangs", "unified_memory_or_wsl"),
+        ("our machine runs out of memory when vLLM loads: RAM is full, Linux starts swapping", "host_ram_oom"),
+        ("vLLM's KV cache memory is -2.1 GiB and the engine does not start", "no_cache_blocks"),
+        ("vllm says I should reduce max_model_len, the KV cache space is too small", "kv_too_small_for_max_len"),
+        ("vLLM was killed with Ctrl-C, nvidia-smi still shows 20 GB in use, it OOMs now", "gpu_shared_or_not_free"),
+        ("two LLM() objects in one Python script with vllm: CUDA OOM", "gpu_shared_or_not_free"),
+        ("a colleague's job holds 30 GB of the A100, vLLM crashes at once", "gpu_shared_or_not_free"),
+        ("vLLM startup: free memory 8.0 of 23.5 GiB is below the share", "gpu_shared_or_not_free"),
+        ("vLLM OOM in _dummy_run with max-num-seqs 2048", "profiling_activation_peak"),
+        ("enabling speculative decoding pushes vLLM into OOM", "lora_or_spec_decode_extra"),
+        ("vLLM with LoRA OOMs with max_loras 32; with max_loras 4 it is okay", "lora_or_spec_decode_extra"),
+        ("vllm 显存一直在涨，最后 OOM", "leak_over_time"),
+        ("the vLLM server with much offloading is finally killed by the kernel", "host_ram_oom"),
+        ("for a long context vLLM stops since only 50,000 tokens fit into the KV cache", "kv_too_small_for_max_len"),
+        ("somebody else's process sits on GPU 0, vLLM: out of memory", "gpu_shared_or_not_free"),
+        ("each test creates a new LLM with vllm, then CUDA OOM", "gpu_shared_or_not_free"),
+        ("vLLM TP 16: NCCL says Cuda failure out of memory", "nccl_or_custom_allreduce_buffers"),
+        ("vLLM on a 48 GB card: OOM while quantizing a 30B model", "quantization_kernel_workspace"),
+        ("vLLM on an Orin: the board freezes, memory and swap are full", "unified_memory_or_wsl"),
+        ("with --swap-space 40, TP 4 and 128 GB of RAM the vLLM server does not come up", "host_ram_oom"),
+        ("the container with vLLM exits with code 137 while loading", "host_ram_oom"),
+        ("a vLLM worker was killed because of memory pressure, says Ray", "host_ram_oom"),
+        ("VRAM of our vLLM 0.9.2 server increases by 80 MB after every batch until it OOMs", "leak_over_time"),
+        ("vllm: RSS grows about 2 GB per hour at constant load", "leak_over_time"),
+        ("vllm: the KV cache holds only 9,000 tokens", "kv_too_small_for_max_len"),
+        ("70 GB are used by a zombie python process, vllm fails with CUDA out of memory", "gpu_shared_or_not_free"),
+        ("vLLM fails at startup, free memory is less than requested", "gpu_shared_or_not_free"),
+        ("rerunning the cell that makes the vLLM engine ends in CUDA OOM", "gpu_shared_or_not_free"),
+        ("vLLM only starts with --enforce-eager, else CUDA OOM", "cudagraph_capture_oom"),
+        ("LLaVA with many images runs out of GPU memory in vLLM's vision tower", "multimodal_inputs"),
+        ("vLLM: requests are often preempted, throughput is low", "kv_preemption_thrash"),
+        ("NCCL init fails with out of memory in vLLM with TP 4", "nccl_or_custom_allreduce_buffers"),
         ("our vLLM server: VRAM is not freed after a request, each new request uses some more", "leak_over_time"),
         ("vllm 0.9.2 stops for lack of cache blocks", "no_cache_blocks"),
         ("NCCL ran out of memory with vLLM under load", "nccl_or_custom_allreduce_buffers"),
@@ -434,6 +465,11 @@ def test_what_ran_short_is_read_from_a_sentence_or_its_sizes(text: str, cause: s
 def test_what_the_text_tells_is_in_the_first_step(text: str, cause: str, step: str) -> None:
     assert first(text).cause == cause
     assert step in first(text).fixes[0].steps[0]
+
+
+def test_the_bound_of_an_image_that_the_text_gives_is_kept() -> None:
+    told = "vLLM with Qwen2.5-VL-7B OOMs while profiling images; our processor limits them to 512x28x28 pixels"
+    assert fix(told).flags == {"mm_processor_kwargs": {"max_pixels": 401408}}
 
 
 def test_each_of_several_engines_on_one_card_gets_its_share() -> None:

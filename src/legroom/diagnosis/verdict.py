@@ -36,8 +36,9 @@ MAX_FINDINGS = 4
 MAX_FIXES = 5
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
-    "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
+    "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config", "max_loras", "max_lora_rank"}),
     "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
+    "profiling_activation_peak": frozenset({"max_num_batched_tokens", "max_num_seqs"}),
 }
 """Settings that switch off what a cause is about."""
 
