@@ -58,10 +58,10 @@ def test_a_value_that_every_release_refuses_is_an_error():
         ("vllm_num_requests_waiting", "error"),
         ("vllm_gpu_cache_usage_perc", "error"),
         ("vllm:num_requests_waitin", "error"),
-        ("vllm_request_duration_seconds_bucket", "warning"),
+        ("vllm_request_duration_seconds_bucket", "note"),
     ],
 )
-def test_a_series_of_other_releases_or_of_another_exporter_is_a_warning(series, severity):
+def test_a_series_of_other_releases_is_a_warning_and_an_exporters_a_note(series, severity):
     rule = f"groups:\n- name: g\n  rules:\n  - record: a:b:c\n    expr: {series}\n"
     assert judged(rule, "a.yml") == [("metric-unknown", severity)]
 
@@ -208,3 +208,16 @@ def test_an_underscore_for_the_colon_is_sure_unless_an_exporter_s_series_are_ask
 def test_a_variable_that_is_empty_unless_someone_sets_it_is_no_missing_value():
     service = "{image: 'vllm/vllm-openai:v0.20.0', command: '--model org/m --api-key ${KEY:-} --seed ${SEED:-}'}"
     assert judged(f"services: {{a: {service}}}", "docker-compose.yml") == []
+
+
+@pytest.mark.parametrize(
+    ("series", "severity"), [("vllm_proxy_requests_total", "note"), ("vllm:nothing_total", "warning")]
+)
+def test_a_series_that_vllm_never_showed_may_be_a_proxys_own(series, severity):
+    rule = f"groups:\n- name: g\n  rules:\n  - record: a:b:c\n    expr: {series}\n"
+    assert judged(rule, "a.yml") == [("metric-foreign", severity)]
+
+
+def test_a_series_of_failures_is_not_replaced_by_one_of_successes():
+    rule = "groups:\n- name: g\n  rules:\n  - record: a:b:c\n    expr: vllm:request_failure_total\n"
+    assert "success" not in lint_texts([("a.yml", rule)], LintOptions()).findings[0].suggestion

@@ -66,6 +66,8 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         if any(name in exposed_names(release) for release in context.named_releases):
             continue  # a server of these files shows it
         instead = nearest(name, context.release) or ""
+        if "success" in instead and "success" not in name:
+            instead = ""  # a series of failures is not one of successes
         if expression.owner == "family":
             instead = instead.removesuffix("_total")
         if releases_of(name) and (has_alternatives or instead in expression.beside):
@@ -94,6 +96,9 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
             or _is_certainly_wrong(expression, context, name, instead, bool(spans), has_alternatives)
         )
         found = finding(rule, expression.locate(series.offset), message, suggestion, len(name), is_certain=is_certain)
+        is_exporters = name.startswith("vllm_") and (rule == "metric-foreign" or context.has_exporter_series)
+        if is_exporters and not _is_typo(name, instead):
+            found = replace(found, severity="note")  # a proxy or an exporter may name its own series so
         if not is_query and f"{name}_total" in known:  # the program may add the ending itself
             found = replace(found, severity="note", message=f"{name} is shown as {name}_total")
         yield found
