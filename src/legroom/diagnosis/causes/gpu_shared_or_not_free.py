@@ -255,7 +255,8 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     elif told.id == "engine_again_told":
         why = "Every new engine takes its share of the card again, while the first one still holds its own."
         return Assessment(Strength.NAMED, proof(told, case.first_failure), why)
-    return Assessment(Strength.NAMED if sum(shares) > 1 else Strength.LIKELY, proof(told, case.first_failure), why)
+    strength = Strength.SHOWN if told.id == "own_engines_told" else Strength.LIKELY
+    return Assessment(Strength.NAMED if sum(shares) > 1 else strength, proof(told, case.first_failure), why)
 
 
 def _told_holder(case: Case) -> tuple[Evidence, int] | None:
