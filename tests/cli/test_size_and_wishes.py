@@ -313,3 +313,12 @@ def test_a_length_of_vllms_flag_says_what_vllm_reads(capsys):
 def test_models_on_a_card_end_in_the_command_of_the_first(capsys):
     assert main(["models", "qwen3-0.6b", "--gpu", "l4"]) == 0
     assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith("  $ vllm serve Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize(("model", "length", "users"), [("Qwen/Qwen3-32B-AWQ", "32k", 3), ("gpt-oss-20b", "128k", 16)])
+def test_the_length_that_is_named_in_place_of_a_wish_is_held(capsys, model, length, users):
+    words = ["plan", model, "--gpu", "rtx4090", "--gpus", "1", "--want-concurrency", str(users), "--want-context"]
+    assert main([*words, length]) == 1
+    shorter = re.search(rf"{users} of ([\d,]+) tokens", " ".join(capsys.readouterr().out.split()))
+    assert shorter is not None
+    assert main([*words, shorter[1].replace(",", "")]) == 0

@@ -1,6 +1,7 @@
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { readCount, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
+import { count } from "../units.js";
 
 export function CopyButton({ text, label }) {
   const t = useText();
@@ -292,14 +293,26 @@ export function Choice({ label, value, choices, onPick, onReset, problem }) {
   );
 }
 
+// A small k is a thousand to vLLM, where a wish means 1,024.
+function thousands(typed) {
+  const other = typed.toUpperCase();
+  const [number, more] = [typed, other].map(readCount);
+  return number === more ? null : { typed, number, value: count(number), other, more: count(more) };
+}
+
 // A slider with the number beside it. `stops` turn its even travel into the values that make sense (powers of two, say).
 // What is typed is read as the command line reads it; what is no number goes to the engine, which says what is wrong.
 export function Slider({ label, value, stops, onMove, onReset, problem, format = String, unit }) {
   const id = useId();
   const at = nearest(stops, value);
+  const t = useText();
   const [typed, setTyped] = useState(null);
+  const [read, setRead] = useState(null);
   const commit = () => {
-    if (typed?.trim()) onMove(readCount(typed) ?? typed.trim());
+    if (typed?.trim()) {
+      onMove(readCount(typed) ?? typed.trim());
+      setRead(thousands(typed.trim()));
+    }
     setTyped(null);
   };
   return (
@@ -329,6 +342,7 @@ export function Slider({ label, value, stops, onMove, onReset, problem, format =
           onKeyDown={(event) => event.key === "Enter" && commit()}
         />
       </div>
+      {read && read.number === value && <p class="hint">{t("read.as", read)}</p>}
     </Field>
   );
 }

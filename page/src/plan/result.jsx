@@ -117,7 +117,7 @@ function Failure({ plan }) {
   if (!failure) return null;
   return (
     <div class="failure">
-      <h2>{t("failure.title")}</h2>
+      <h2>{t(plan.verdict === "tight" ? "failure.title_tight" : "failure.title")}</h2>
       <blockquote lang="en">{failure.message}</blockquote>
       {words.short && <p class="soft">{words.short}</p>}
       {words.helps && <p>{words.helps}</p>}

@@ -116,6 +116,10 @@ def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]
                 yield [[kv_dtype], *batch_axes, graphs_choice, axes.get("block_size", unchanged)]
 
 
+_SHOWN_STEP = 1024
+"""Tokens to which a proposed length is rounded down."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlagCombination:
     """The memory of a deployment apart from utilization."""
@@ -194,12 +198,17 @@ class FlagCombination:
         )
 
     def _what_fits(self, stage: Layout, goal: CapacityGoal, band_kept: float) -> str:
-        """The end of a sentence: how many requests of the length would fit; empty for none or all."""
+        """The end of a sentence: how many requests of the length, or which length, would fit; empty for neither."""
         pool, needed = self._goal_pool(goal), self._needed_bytes(stage, goal, band_kept)
-        requests = int((stage.total_bytes - needed + pool) * goal.concurrency / pool) if pool else 0
-        if not 1 <= requests < goal.concurrency:
-            return ""
-        return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
+        room = stage.total_bytes - needed + pool
+        requests = int(room * goal.concurrency / pool) if pool else 0
+        share = room * self.settings.data_parallel_size / goal.concurrency
+        length = self.kv.longest_len(int(share), self.stages.index(stage)) // _SHOWN_STEP * _SHOWN_STEP
+        ways = [f"{requests:,} request{'s' if requests > 1 else ''} of that length"] * (
+            1 <= requests < goal.concurrency
+        )
+        ways += [f"{goal.concurrency:g} of {length:,} tokens"] * (0 < length < goal.context)
+        return f"; it would hold about {' or '.join(ways)}" if ways else ""
 
     def _goal_pool(self, goal: CapacityGoal) -> int:
         """KV cache bytes per rank that the goal needs, on the pipeline stage that needs most."""

@@ -559,6 +559,8 @@ def test_a_length_typed_with_k_is_read_as_the_command_line_reads_it(served, open
         number.fill(text)
         number.press("Enter")
         wait_until(page, f"location.hash.includes('max_model_len={tokens}')")
+        says = page.get_by_text("vLLM reads 8k as 8,000; 8K is 8,192.")
+        says.wait_for(state="visible" if text == "8k" else "hidden")
 
 
 @pytest.mark.parametrize(
