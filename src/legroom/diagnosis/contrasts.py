@@ -102,7 +102,7 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
     """(setting, its value when off, or None) that a clause says helped to leave out; eager mode as a setting on."""
     for match in _words("without").finditer(clause):
         rest = clause[match.end() :]
-        if re.match(r"(?:it|that|this)\b", rest) and last_flag:
+        if re.match(r"(?:it|that|this|them)\b", rest) and last_flag:
             name = last_flag.lstrip("-").replace("-", "_")
             yield name, next((value for _, feature, value in _features() if feature == name), None)
         elif flag := re.match(r"[`'\"]*--([a-z][\w-]+)", rest):

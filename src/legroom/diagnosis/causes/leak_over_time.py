@@ -34,19 +34,16 @@ def examine(case: Case) -> Assessment | None:
 
 def _assess_written_growth(case: Case) -> Assessment | None:
     """A growth series that a person wrote in the text: `10 GiB -> 14 GiB -> 21 GiB`; None without one."""
+    # A limit that is reached in the end is what a leak ends in.
+    strength = Strength.NAMED if case.has(*_LIMITS) or case.is_oom else Strength.LIKELY
     for item in case.all("growth_series"):
         amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
         if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
             why = f"Memory only grows: from {gib(amounts[0])} to {gib(amounts[-1])}."
-            return Assessment(Strength.LIKELY, proof(item), why)
+            return Assessment(strength, proof(item), why)
     if (said := case.first("growth_words")) is None or case.has("torch_oom", "cuda_oom"):
         return None
-    # A limit that is reached in the end is what a leak ends in.
-    return Assessment(
-        Strength.NAMED if case.has(*_LIMITS) or case.is_oom else Strength.LIKELY,
-        proof(said),
-        "Memory grows while it serves, by the text.",
-    )
+    return Assessment(strength, proof(said), "Memory grows while it serves, by the text.")
 
 
 def _assess_memory_after_sleep(case: Case) -> Assessment | None:
