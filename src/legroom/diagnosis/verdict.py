@@ -38,6 +38,8 @@ _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
     "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
+    "sleep_mode_or_rlhf_colocation": frozenset({"enable_sleep_mode"}),
+    "tp_kv_head_replication_or_pp_imbalance": frozenset({"pipeline_parallel_size"}),
 }
 """Settings that switch off what a cause is about."""
 
