@@ -41,11 +41,8 @@ class HttpEngine {
 
   // The log travels as it is read from the file: neither side ever holds it as one JSON string. Only XMLHttpRequest
   // tells how much has left.
-  diagnose(log, { command, gpu, model, language }, signal, onShare) {
-    const query = new URLSearchParams({ language });
-    if (command) query.set("command", command);
-    if (model) query.set("model", model);
-    if (gpu) query.set("gpu", gpu);
+  diagnose(log, hints, signal, onShare) {
+    const query = new URLSearchParams(Object.entries(hints).filter(([, value]) => value));
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
       request.open("POST", `./api/diagnose?${query}`);
@@ -175,10 +172,11 @@ class WorkerEngine {
     return (isSearch ? this.#slow : this.#quick).call(name, request, signal);
   }
 
-  async diagnose(log, { command, gpu, model, language }, signal, onShare) {
-    const request = { log: await log.text(), command: command || null, gpu: gpu || null, model: model || null, language };
+  async diagnose(log, hints, signal, onShare) {
+    const given = Object.fromEntries(Object.entries(hints).filter(([, value]) => value));
+    const text = await log.text();
     onShare?.(1);
-    return this.call("diagnose", request, signal);
+    return this.call("diagnose", { ...given, log: text }, signal);
   }
 }
 

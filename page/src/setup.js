@@ -17,7 +17,7 @@ export const EMPTY = {
   flags: {},
   want_context: null,
   want_users: null,
-  // The flags that a search chose and nobody typed, and what it replaced beside them.
+  // The flags (and "gpus") that a search chose and nobody typed, and what it replaced beside them.
   found: [],
   before: null,
 };
@@ -42,7 +42,9 @@ export function readValue(text) {
 }
 
 export function toParams(setup, prefix = "", params = new URLSearchParams()) {
-  for (const name of OWN) if (setup[name] != null && setup[name] !== "") params.set(prefix + name, setup[name]);
+  // No card is said too: a link without one has the example's.
+  for (const name of OWN)
+    if (setup[name] != null && (setup[name] !== "" || name === "gpu")) params.set(prefix + name, setup[name]);
   if (setup.config) params.set(`${prefix}config`, JSON.stringify(setup.config));
   if (Object.keys(setup.env).length) params.set(`${prefix}env`, JSON.stringify(setup.env));
   if (setup.cold) params.set(`${prefix}cold`, "1");
@@ -159,7 +161,7 @@ export function typed(setup) {
   const back = {};
   if (before && setup.model === before.to.model) Object.assign(back, picked(before.from, REPLACED.slice(0, 3)));
   if (before && setup.gpus === before.to.gpus) back.gpus = before.from.gpus;
-  if (!before && found.length) back.gpus = null;
+  if (!before && found.includes("gpus")) back.gpus = null;
   return { ...setup, ...back, flags, found: [], before: null };
 }
 
@@ -171,6 +173,7 @@ export function withFound(setup, change) {
   const next = { ...setup, ...change };
   const isFound = ([name, value]) => !(name in base.flags) || written(base.flags[name]) !== written(value);
   const found = Object.entries(next.flags).filter(isFound).map(([name]) => name);
+  if (next.gpus !== base.gpus) found.push("gpus");
   return { ...next, found, before: { from: picked(base, REPLACED), to: picked(next, REPLACED) } };
 }
 
@@ -190,14 +193,22 @@ export function cardQuestionOf(setup) {
   return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
 }
 
+const gpusOf = (flags) =>
+  ["tensor", "pipeline", "data"].reduce((count, kind) => count * (Number(flags[`${kind}_parallel_size`]) || 1), 1);
+
+// Whether a search took more GPUs than anybody named.
+export function takesMoreGpus(setup, count) {
+  const { gpus, flags } = typed(setup);
+  return !gpus && setup.found.includes("gpus") && count > gpusOf(flags);
+}
+
 // A fix names flags as plan does, and sometimes another checkpoint. More GPUs than were given come with it.
 export function withFix(setup, flags) {
   const { model, ...others } = flags;
   let next = setup;
   for (const [name, value] of Object.entries(others)) next = withFlag(next, name, value);
   if (model) next = { ...next, model, config: null };
-  const size = (name) => Number(next.flags[name]) || 1;
-  const needed = size("tensor_parallel_size") * size("pipeline_parallel_size") * size("data_parallel_size");
+  const needed = gpusOf(next.flags);
   if (next.gpus && next.gpus < needed) next = { ...next, gpus: needed };
   return withFound(setup, next);
 }

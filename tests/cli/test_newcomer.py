@@ -286,3 +286,27 @@ def test_a_pool_of_windowed_layers_is_counted_in_one_way(capsys):
     assert int(re.search(r"full-length requests hold ([\d,]+)", out)[1].replace(",", "")) == pytest.approx(
         16384 * requests, rel=0.001
     )
+
+
+@pytest.mark.parametrize("words", [("exit", "code", "137"), ("137",), ("--search", "exit", "code", "137")])
+def test_explain_takes_words_as_they_are_typed(capsys, words):
+    assert main(["explain", *words]) == 0
+    assert capsys.readouterr().out.startswith("LR501")
+
+
+def test_words_that_are_no_model_id_are_no_command(capsys):
+    assert main(["plan", "Qwen3-32B AWQ", "--gpu", "rtx4090"]) == 2
+    said = capsys.readouterr()
+    assert "vllm serve" not in said.out
+    assert "qwen3-32b-awq" in said.err
+
+
+def test_what_offloading_costs_is_said(capsys):
+    assert main(["plan", "gpt-oss-20b", "--gpu", "rtx4090", "--cpu-offload-gb", "4"]) == 0
+    assert "crosses the bus at every step" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_flag_that_a_wish_keeps_is_named(capsys):
+    wish = ("--want-context", "8k", "--want-concurrency", "20", "--gpus", "4", "--tensor-parallel-size", "2")
+    assert main(["plan", "qwen2.5-72b-instruct", "--gpu", "a100-80gb", *wish]) == 0
+    assert "Kept as given: --tensor-parallel-size 2." in " ".join(capsys.readouterr().out.split())

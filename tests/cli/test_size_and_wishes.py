@@ -122,6 +122,10 @@ def test_a_second_card_is_the_first_thing_that_a_wish_gives_up(capsys):
     words += ("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager")
     found = answer(capsys, *words)
     assert found["search"]["gives_up"][0] == "2 cards instead of 1"
+    assert main([*words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "needs 2 x NVIDIA GeForce RTX 4090 to hold 8 requests" in said
+    assert said.index("One card is not enough: ") < said.index("$ vllm serve")
     assert "cards" not in str(answer(capsys, *words, "--gpus", "2")["search"]["gives_up"])
 
 

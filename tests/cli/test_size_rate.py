@@ -80,7 +80,19 @@ def test_the_remarks_name_the_arrow_and_smaller_weights_tuned_alike(model, gpu, 
 def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
     (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200"))
     assert row["command"][:2] == ["vllm", "serve"]
-    assert row["command"][row["command"].index("--max-model-len") + 1] == "310"
+    assert row["command"][row["command"].index("--max-model-len") + 1] == "1024"  # room for a longer prompt
+
+
+def test_a_name_of_two_cards_is_sized_and_priced_as_the_one_that_is_named(capsys):
+    (row, *_) = rows_that_hold(answer(capsys, "qwen3-30b-a3b", *SMALL, "--gpu", "a100"))
+    assert (row["gpu"], row["tensor_parallel_size"]) == ("NVIDIA A100-SXM4-40GB", 2)
+
+
+def test_times_are_of_as_many_servers_as_are_counted(capsys):
+    users = ("--users", "120@30s", "--prompt", "3000", "--answer", "400", "--ttft", "3", "--gpu", "h100")
+    (row,) = rows_that_hold(answer(capsys, "qwen3-30b-a3b", *users))
+    assert row["replicas"]["middle"] < row["replicas"]["high"]
+    assert row["first_token_p99_s"] < 0.5, "two servers, not the one that a faster step would need"
 
 
 def test_the_price_of_the_stated_number_comes_before_its_range_and_the_command_of_the_slow_end_last(capsys):

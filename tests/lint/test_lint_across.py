@@ -167,3 +167,40 @@ RULES = ["gpus-too-few", "flag-value", "command-doubtful", "rights-wide", "eager
 @pytest.mark.parametrize(("what", "rule"), list(zip(LINES, RULES, strict=True)))
 def test_a_line_that_is_a_mistake_is_a_note(what, rule):
     assert {severity for _, severity in found(LINES[what], rule=rule)} == {"note"}
+
+
+def test_a_service_in_another_file_forwards_to_the_port_of_the_server():
+    service = (
+        "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n"
+        "spec: {selector: {a: b}, ports: [{port: 80, targetPort: %s}]}\n"
+    )
+    assert found(workload(SELECTOR), ("service.yaml", service % 8000), rule="port-unreachable") == []
+    wrong = found(workload(SELECTOR), ("service.yaml", service % 9000), rule="port-unreachable")
+    assert wrong == [("service.yaml", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [
+        ("depends_on: [b]", 0),
+        ("depends_on: [c]", 1),
+        ("depends_on: {c: {}}", 1),
+        ("networks: [n]", 0),
+        ("networks: [m]", 1),
+    ],
+)
+def test_a_service_depends_on_services_and_networks_that_are_there(more, count):
+    text = (
+        f"services:\n  a: {{image: 'vllm/vllm-openai:v0.20.0', command: --model m/m, {more}}}\n  b: {{image: 'x:1'}}\n"
+        "networks: {n: {}}\n"
+    )
+    assert found(("compose.yaml", text), rule="manifest-refused") == [("compose.yaml", "error")] * count
+
+
+@pytest.mark.parametrize(("volume", "severities"), [("./m:/models", []), ("./m:/other", ["note"])])
+def test_a_path_of_the_command_is_in_a_volume(volume, severities):
+    text = (
+        "services:\n  a:\n    image: vllm/vllm-openai:v0.20.0\n    ports: ['127.0.0.1:8000:8000']\n"
+        f"    command: --model /models/m\n    volumes: ['{volume}']\n"
+    )
+    assert [severity for _, severity in found(("compose.yaml", text), rule="path-missing")] == severities

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import with_advice, with_longer_tight_advice, with_quick_advice
+from legroom.planning.advice import USEFUL_CONTEXT, with_advice, with_longer_context_first, with_quick_advice
 from legroom.planning.capacity_search import USUAL_UTILIZATION
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
@@ -54,10 +54,24 @@ def test_a_shorter_context_is_the_longest_that_fits(target):
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-AWQ"])
 def test_where_all_that_fits_halves_the_context_a_tight_advice_keeps_more(target, model):
     fitting = with_advice(plan(target(model, "rtx 3090", "0.32.0"), ServeArgs(model)))
-    *same, tight = with_longer_tight_advice(fitting).advice
+    *same, tight = with_longer_context_first(fitting).advice
     assert tuple(same) == fitting.advice
     assert tight.plan.verdict == "tight"
     assert tight.plan.settings.max_model_len >= 2 * fitting.advice[0].plan.settings.max_model_len
+
+
+def test_a_length_that_the_user_gave_is_cut_after_what_keeps_it(target):
+    given = plan(target("qwen3-coder-30b-awq", "rtx 4090", "0.32.0"), ServeArgs(max_model_len=32768))
+    ways = with_longer_context_first(with_advice(given)).advice
+    cuts = ["max_model_len" in way.flags for way in ways]
+    assert len(set(cuts)) == 2
+    assert cuts == sorted(cuts)
+
+
+def test_a_tight_way_with_a_useful_length_goes_before_a_sure_one_without(target):
+    given = plan(target("Qwen/Qwen3-32B-AWQ", "rtx 4090", "0.32.0"), ServeArgs(max_model_len=32768))
+    first, second = with_longer_context_first(with_advice(given)).advice[:2]
+    assert first.plan.settings.max_model_len >= USEFUL_CONTEXT > second.plan.settings.max_model_len
 
 
 def test_weights_too_big_for_the_card_are_not_answered_with_utilization(target):
@@ -123,7 +137,7 @@ def test_where_only_more_cards_help_nothing_tight_is_added(target):
     name = "qwen2.5-32b-w8a8"
     advised = with_advice(plan(target(name, "rtx 4090"), ServeArgs(model=name)))
     assert all(each.plan.args.gpus_needed > 1 for each in advised.advice)
-    assert with_longer_tight_advice(advised) == advised
+    assert with_longer_context_first(advised) == advised
 
 
 def test_a_smaller_model_of_the_series_is_the_last_resort(target):

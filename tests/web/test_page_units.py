@@ -53,7 +53,7 @@ FOUND = """(() => {
 
 def test_what_a_search_chose_is_known_and_undone_with_the_number_of_gpus_and_the_model():
     found = evaluated("setup.js", FOUND)
-    assert found["found"] == ["pipeline_parallel_size", "kv_cache_dtype"]
+    assert found["found"] == ["pipeline_parallel_size", "kv_cache_dtype", "gpus"]
     undone = evaluated("setup.js", f"page.undone({FOUND})")
     assert (undone["gpus"], undone["model"], undone["flags"]) == (2, "meta-llama/Llama-3.1-8B-Instruct", {})
 
@@ -78,7 +78,7 @@ def test_a_wish_and_what_was_found_are_in_the_address():
     wish = f"{{ ...{FOUND}, want_context: 8192, want_users: 50 }}"
     setup = evaluated("setup.js", f"page.fromParams(page.toParams({wish}))")
     assert (setup["want_context"], setup["want_users"]) == (8192, 50)
-    assert setup["found"] == ["pipeline_parallel_size", "kv_cache_dtype"]
+    assert setup["found"] == ["pipeline_parallel_size", "kv_cache_dtype", "gpus"]
 
 
 def test_the_end_of_the_card_is_never_written_over_its_name():
@@ -133,3 +133,11 @@ def test_a_flag_is_read_as_the_command_line_reads_it():
     counts = evaluated("setup.js", f"{json.dumps(texts)}.map(page.readCount)")
     assert counts[:5] == [parse_count("8k"), parse_count("8K"), 0.9, -1, 2_000_000]
     assert counts[5:] == [None, None, None]
+
+
+def test_more_gpus_than_anybody_named_are_told_from_those_that_were():
+    more = "{ ...page.EMPTY, gpus: 2, found: ['tensor_parallel_size', 'gpus'], flags: { tensor_parallel_size: 2 } }"
+    assert evaluated("setup.js", f"page.takesMoreGpus({more}, 2)")
+    named = "{ ...page.EMPTY, gpus: 2, found: ['tensor_parallel_size'], flags: { tensor_parallel_size: 2 } }"
+    assert not evaluated("setup.js", f"page.takesMoreGpus({named}, 2)")
+    assert evaluated("setup.js", f"page.typed({named}).gpus") == 2

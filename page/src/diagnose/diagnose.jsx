@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
-import { CopyButton, DropArea, ErrorNote, Notes, Picker, Status, TextField } from "../parts/controls.jsx";
+import { CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, requestOf, toParams, withFix, withMeasured } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -9,7 +9,7 @@ import { bytesWords, commandLine, count } from "../units.js";
 import { Finding } from "./finding.jsx";
 import { NotALog, openLog } from "./log_file.js";
 import { LogView } from "./log_view.jsx";
-import { packed, unpacked } from "./report_link.js";
+import { packed, reportText, unpacked } from "./report_link.js";
 import { SAMPLES } from "./sample.js";
 
 const KEPT = "legroom.log";
@@ -40,7 +40,9 @@ export function DiagnoseArea({ params }) {
   const t = useText();
   const lists = useLists();
   const [text, setText] = useState("");
-  const [hints, setHints] = useState({ command: "", gpu: "", model: "" });
+  // The file that was chosen in place of a text.
+  const [file, setFile] = useState(null);
+  const [hints, setHints] = useState({ command: "", gpu: "", gpus: "", model: "" });
   const [state, setState] = useState(NOTHING);
   const [jump, setJump] = useState(null);
   const round = useRef(0);
@@ -126,6 +128,7 @@ export function DiagnoseArea({ params }) {
   };
   const paste = (event) => {
     const pasted = event.clipboardData?.getData("text") ?? "";
+    setFile(null);
     if (pasted.length <= MOST_TYPED) return;
     // A text field with megabytes in it freezes the page; the view below does not.
     event.preventDefault();
@@ -141,13 +144,13 @@ export function DiagnoseArea({ params }) {
           text={text}
           setText={edited(setText)}
           onPaste={paste}
-          onRead={() => readText(text)}
-          onFile={(file) => {
+          onFile={(chosen) => {
             keepText("");
             setText("");
-            read(file, file.name);
+            setFile(chosen);
+            read(chosen, chosen.name);
           }}
-          busy={state.busy}
+          chosen={file?.name}
         />
         <div class="hints">
           <p class="soft">{t("diagnose.hints")}</p>
@@ -157,8 +160,8 @@ export function DiagnoseArea({ params }) {
           <button
             type="button"
             class="button primary"
-            disabled={!text.trim() || state.busy}
-            onClick={() => readText(text)}
+            disabled={!(text.trim() || file) || state.busy}
+            onClick={() => (text.trim() ? readText(text) : read(file, file.name))}
           >
             {t("diagnose.read")}
           </button>
@@ -275,7 +278,7 @@ async function beforeAndAfter(answer, hints) {
   }
 }
 
-function LogInput({ text, setText, onPaste, onFile }) {
+function LogInput({ text, setText, onPaste, onFile, chosen }) {
   const t = useText();
   const id = useId();
   return (
@@ -287,7 +290,7 @@ function LogInput({ text, setText, onPaste, onFile }) {
           rows={8}
           spellcheck={false}
           value={text}
-          placeholder={t("diagnose.placeholder")}
+          placeholder={chosen ? t("diagnose.chosen", { name: chosen }) : t("diagnose.placeholder")}
           onPaste={onPaste}
           onInput={(event) => setText(event.target.value)}
         />
@@ -301,6 +304,7 @@ function HintFields({ hints, setHints, lists }) {
   return (
     <>
       <Picker
+        isOptional
         label={t("model")}
         value={hints.model}
         options={modelOptions(lists.models)}
@@ -308,12 +312,14 @@ function HintFields({ hints, setHints, lists }) {
         onPick={(model) => setHints({ ...hints, model })}
       />
       <Picker
+        isOptional
         label={t("gpu")}
         value={hints.gpu}
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
         onPick={(gpu) => setHints({ ...hints, gpu })}
       />
+      <NumberField label={t("gpus")} value={hints.gpus} placeholder={t("auto")} onChange={(gpus) => setHints({ ...hints, gpus })} />
       <TextField
         label={t("diagnose.command")}
         value={hints.command}
@@ -376,6 +382,7 @@ function Answer({ answer, hints, pictures, onJump }) {
             {t(plan.label)}
           </a>
         )}
+        <CopyButton text={() => reportText(t, answer)} label={t("report.text")} />
         <CopyButton text={link} label={t("report.link")} />
         <button type="button" class="button" onClick={() => print()}>
           {t("print")}

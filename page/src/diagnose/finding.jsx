@@ -29,7 +29,7 @@ export function useEntry(id, language) {
 export function Finding({ finding, first, tone, kind, where, pictures, onJump }) {
   const t = useText();
   const { entry } = useEntry(finding.entry, t.language);
-  const title = entry?.title ?? finding.cause;
+  const title = (finding.title ?? entry?.title ?? finding.cause).replace(/^[a-z](?=[a-z]*[ ,;:])/, (letter) => letter.toUpperCase());
   const sure = t("finding.sure", { share: percent(finding.confidence) });
   const [fix, ...others] = finding.fixes;
   const link = (

@@ -1,3 +1,5 @@
+import { commandLine, percent } from "../units.js";
+
 // A diagnosis inside a link: what was found and what to do, and nothing of the log. It is packed, because links are short.
 const bytesOf = async (stream) => new Uint8Array(await new Response(stream).arrayBuffer());
 
@@ -5,7 +7,6 @@ function withoutLog(answer) {
   const finding = (found) => ({
     ...found,
     evidence: found.evidence.map(({ line, id }) => ({ line, id })),
-    fixes: found.fixes.slice(0, 3),
   });
   const { runs, sources, ledger, memory, ...kept } = answer;
   return { ...kept, findings: answer.findings.slice(0, 3).map(finding) };
@@ -25,4 +26,25 @@ export async function unpacked(report) {
   const answer = JSON.parse(new TextDecoder().decode(await bytesOf(stream)));
   if (!Array.isArray(answer?.findings) || typeof answer.verdict !== "string") throw new Error("no report");
   return answer;
+}
+
+// A diagnosis as Markdown for who has no legroom: the cause, why, and what to do; no line of the log.
+export function reportText(t, answer) {
+  const { title, cause, entry, confidence, why, evidence, fixes } = answer.findings[0] ?? {};
+  if (!cause) return t(`diagnosis.${answer.verdict.replaceAll(" ", "_")}.what`);
+  const fix = ({ command, env, comment, why: reason, steps, trades }) => [
+    comment,
+    command?.length && `\`\`\`\n${commandLine(command, command[0].includes("=") ? {} : env)}\n\`\`\``,
+    reason,
+    steps?.map((step) => `- ${step}`).join("\n"),
+    trades && t("fixes.costs", { what: trades }),
+  ];
+  const lines = evidence.map(({ line }) => t("finding.line", { line })).join(", ");
+  const parts = [
+    `## ${title ?? cause} (${entry}, ${t("finding.sure", { share: percent(confidence) })})`,
+    why,
+    ...fixes.slice(0, 1).flatMap(fix),
+    lines && `${t("finding.lines")}: ${lines}`,
+  ];
+  return parts.filter(Boolean).join("\n\n");
 }

@@ -169,7 +169,7 @@ export function ModelsArea({ params, active }) {
         </section>
       )}
       {!busy && state.for === asked && !state.error && !state.rows.length && <p class="note">{t(state.models ? "models.none" : "models.no_name")}</p>}
-      {!busy && state.for === asked && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} several={Number(state.for?.gpus) > 1} />}
+      {!busy && state.for === asked && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} asked={state.for} />}
     </div>
   );
 }
@@ -177,9 +177,9 @@ export function ModelsArea({ params, active }) {
 const planOf = (row, { gpu, gpus, gpu_used, context, users }) => {
   const wish = { want_context: readLength(context), want_users: users.trim() };
   const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu, ...wish });
-  if (Number(gpus) > 1) params.set("gpus", gpus);
+  params.set("gpus", gpus);
   if (gpu_used) params.set("gpu_used", gpu_used);
-  const words = row.command.slice(3);
+  const words = row.command?.slice(3) ?? [`--max-model-len`, String(readLength(context))];
   const found = words.filter((word) => word.startsWith("--")).map((word) => word.slice(2).replaceAll("-", "_"));
   if (found.length) params.set("found", found.join());
   words.forEach((word, at) => {
@@ -218,7 +218,7 @@ function Fitting({ rows, asked, label }) {
   return <SortableTable label={label} columns={columns} rows={rows} rowKey={(row) => row.name} rowClass={rowClass} />;
 }
 
-function Missing({ rows, several }) {
+function Missing({ rows, asked }) {
   const t = useText();
   return (
     <section aria-label={t("models.next")}>
@@ -226,7 +226,7 @@ function Missing({ rows, several }) {
       <ul>
         {rows.map((row) => (
           <li key={row.name}>
-            {row.name} <span class="soft">{t(several ? "models.lacks_each" : "models.lacks", { gib: gib(row.short_bytes) })}</span>
+            <a href={planOf(row, asked)}>{row.name}</a> <span class="soft">{t(Number(asked.gpus) > 1 ? "models.lacks_each" : "models.lacks", { gib: gib(row.short_bytes) })}</span>
           </li>
         ))}
       </ul>

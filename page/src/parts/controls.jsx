@@ -148,14 +148,15 @@ export function UsedField({ value, problem, onChange }) {
       label={t("gpu_used")}
       problem={problem}
       value={(value ?? "").replace(/\s*GiB$/, "")}
-      placeholder={t("unknown")}
+      placeholder="0, 2GiB"
       onChange={(text) => onChange(withUnit(text.trim()))}
     />
   );
 }
 
-// A text field that offers what is known and takes anything else as it is written.
-export function Picker({ label, value, options, onPick, placeholder, hint, problem }) {
+// A text field that offers what is known and takes anything else as it is written; `isClosed` takes what is known alone,
+// and `isOptional` may be empty. A text with a space is a search: where it leaves one option, Enter takes that.
+export function Picker({ label, value, options, onPick, placeholder, hint, problem, isClosed, isOptional }) {
   const id = useId();
   const t = useText();
   const [text, setText] = useState(value);
@@ -163,14 +164,25 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
   const [at, setAt] = useState(-1);
   const edited = useRef(false);
   useEffect(() => setText(value), [value]);
-  const shown = useMemo(() => (open ? matching(options, edited.current ? text : "") : []), [options, text, open]);
+  // A name that is written in full needs no list, which would cover what is below the field.
+  const isWhole = edited.current && options.some((option) => option.value.toLowerCase() === text.toLowerCase());
+  const shown = useMemo(
+    () => (open && !isWhole ? matching(options, edited.current ? text : "") : []),
+    [options, text, open, isWhole],
+  );
   const pick = (choice) => {
+    const taken = isClosed && !options.some((option) => option.value === choice) ? "" : choice.trim();
     edited.current = false;
     setOpen(false);
     setAt(-1);
-    setText(choice);
-    if (choice.trim() && choice !== value) onPick(choice.trim());
-    if (!choice.trim()) setText(value);
+    setText(taken || isOptional ? taken : value);
+    if (taken !== value && (taken || isOptional)) onPick(taken);
+  };
+  // What Enter takes of a written text: the marked option, the first of a closed list, the only one of a search.
+  const taken = (written) => {
+    if (at >= 0 && shown[at]) return shown[at].value;
+    const hits = edited.current ? matching(options, written) : [];
+    return isClosed || (hits.length === 1 && written.trim().includes(" ")) ? hits[0]?.value : written;
   };
   const keys = (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
@@ -180,7 +192,8 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
       setAt((now) => Math.max(-1, Math.min(now + step, shown.length - 1)));
     } else if (event.key === "Enter") {
       event.preventDefault();
-      pick(at >= 0 && shown[at] ? shown[at].value : text);
+      const choice = taken(event.target.value);
+      if (choice !== undefined) pick(choice);
     } else if (event.key === "Escape") setOpen(false);
   };
   return (
@@ -206,10 +219,11 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
         }}
         onFocus={(event) => {
           event.target.select();
-          setOpen(true);
+          setOpen(!text);
         }}
+        onClick={() => setOpen(true)}
         onKeyDown={keys}
-        onBlur={() => pick(text)}
+        onBlur={(event) => pick(event.target.value)}
       />
       {hint && <p class="hint">{hint}</p>}
       {/* A list that scrolls is a stop of the Tab key unless it says otherwise, and it closes as soon as the field is left. */}
@@ -219,7 +233,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
         tabIndex={-1}
         aria-label={label}
         class="options"
-        hidden={!open || !shown.length}
+        hidden={!open || isWhole || !(shown.length || isClosed)}
       >
         {open &&
           shown.map((option, index) => (
@@ -237,9 +251,9 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
               {option.note && <span class="soft">{option.note}</span>}
             </li>
           ))}
-        {open && shown.more > 0 && (
+        {open && (shown.more > 0 || !shown.length) && (
           <li class="soft more" role="presentation">
-            {t("picker.more", { count: shown.more })}
+            {t(shown.length ? "picker.more" : "picker.none", { count: shown.more })}
           </li>
         )}
       </ul>
@@ -247,9 +261,12 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
   );
 }
 
+// A flag is found as it is written in a command (--a-b), in Python (a_b) and without its dashes.
+const plain = (text) => text.toLowerCase().replaceAll("_", "-").replace(/(^|\s)--/g, "$1");
+
 function matching(options, text, most = 60) {
-  const words = text.toLowerCase().split(/[\s]+/).filter(Boolean);
-  const hits = options.filter((option) => words.every((word) => option.search.includes(word)));
+  const words = plain(text).split(/\s+/).filter(Boolean);
+  const hits = options.filter((option) => words.every((word) => plain(option.search).includes(word)));
   // What begins with the words comes first, then the shorter name.
   const rank = ({ value }) =>
     value.length + (words.length && value.split("/").pop().toLowerCase().startsWith(words[0]) ? 0 : 1000);

@@ -2,12 +2,32 @@ import { PARTS } from "../parts/layout.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, count, signed } from "../units.js";
 
+const change = (before, after, written) =>
+  written(before) === written(after) ? "=" : `${after > before ? "+" : "−"}${written(Math.abs(after - before))}`;
+
+// Tokens a second: what a setting with more memory may cost.
+function Speeds({ speeds }) {
+  const t = useText();
+  const rows = { one_user_tokens_per_s: t("models.speed"), all_users_tokens_per_s: t("compare.all_users") };
+  return Object.entries(rows).map(([name, title]) => {
+    const [before, after] = speeds.map((speed) => speed?.[name]?.estimate);
+    if (before == null || after == null) return null;
+    return (
+      <tr key={name}>
+        <td>{title}</td>
+        <td class="figure">{count(before)}</td>
+        <td class="figure">{count(after)}</td>
+        <td class="figure">{change(before, after, count)}</td>
+      </tr>
+    );
+  });
+}
+
 // What the second setting changes, part by part.
-export function Differences({ first, second }) {
+export function Differences({ first, second, speeds }) {
   const t = useText();
   const parts = PARTS.filter(({ key }) => first.layout[key] || second.layout[key]);
-  const tokens = second.kv.tokens - first.kv.tokens;
-  const requests = Number((second.kv.max_concurrency - first.kv.max_concurrency).toFixed(2));
+  const hundredths = (number) => number.toFixed(2);
   return (
     <section class="differences" aria-label={t("compare.changes")}>
       <h3>{t("compare.changes")}</h3>
@@ -34,19 +54,18 @@ export function Differences({ first, second }) {
                 </td>
               </tr>
             ))}
+            <Speeds speeds={speeds} />
             <tr>
               <td>{t("kv.tokens")}</td>
               <td class="figure">{count(first.kv.tokens)}</td>
               <td class="figure">{count(second.kv.tokens)}</td>
-              <td class="figure">{tokens === 0 ? "=" : `${tokens > 0 ? "+" : "−"}${count(Math.abs(tokens))}`}</td>
+              <td class="figure">{change(first.kv.tokens, second.kv.tokens, count)}</td>
             </tr>
             <tr>
               <td>{t("kv.concurrency")}</td>
-              <td class="figure">{first.kv.max_concurrency.toFixed(2)}</td>
-              <td class="figure">{second.kv.max_concurrency.toFixed(2)}</td>
-              <td class="figure">
-                {requests === 0 ? "=" : `${requests > 0 ? "+" : "−"}${Math.abs(requests).toFixed(2)}`}
-              </td>
+              <td class="figure">{hundredths(first.kv.max_concurrency)}</td>
+              <td class="figure">{hundredths(second.kv.max_concurrency)}</td>
+              <td class="figure">{change(first.kv.max_concurrency, second.kv.max_concurrency, hundredths)}</td>
             </tr>
           </tbody>
         </table>

@@ -166,17 +166,17 @@ function OtherFlags({ setup, flags, error, onChange }) {
       flags
         .filter((flag) => !SHOWN.includes(flag.name) && !given.includes(flag.name) && flag.name !== "model")
         .map((flag) => ({
-          value: flag.name,
+          value: flagOf(flag.name),
           search: flag.name,
           note: flag.default == null ? "" : String(flag.default),
         })),
     [flags, given.join()],
   );
-  const add = (name) => {
-    const flag = flags.find((flag) => flag.name === name);
+  const add = (written) => {
+    const flag = flags.find((flag) => flagOf(flag.name) === written);
     if (flag)
       onChange(
-        withFlag(setup, name, flag.type === "boolean" ? !flag.default : (flag.default ?? flag.choices?.[0] ?? 0)),
+        withFlag(setup, flag.name, flag.type === "boolean" ? !flag.default : (flag.default ?? flag.choices?.[0] ?? 0)),
       );
   };
   return (
@@ -191,7 +191,7 @@ function OtherFlags({ setup, flags, error, onChange }) {
           onChange={(value) => onChange(withFlag(setup, name, value))}
         />
       ))}
-      <Picker label={t("flags.more")} value="" options={options} placeholder={t("flags.search")} onPick={add} />
+      <Picker isClosed label={t("flags.more")} value="" options={options} placeholder={t("flags.search")} onPick={add} />
     </div>
   );
 }

@@ -42,8 +42,9 @@ export function PlanArea({ params, active }) {
     if (active) keepAddress(addressFor(setups.a, setups.b));
   }, [setups, active]);
   const [refused, setRefused] = useState({});
-  const planA = answerTo(usePlan(setups.a), refused.a);
-  const planB = answerTo(usePlan(setups.b), refused.b);
+  const unasked = (setup) => (setup && !setup.gpu ? { message: t("gpu.which") } : null);
+  const planA = answerTo(usePlan(setups.a), refused.a ?? unasked(setups.a));
+  const planB = answerTo(usePlan(setups.b), refused.b ?? unasked(setups.b));
   const draft = useRef(null);
   const editing = setups.b ? side : "a";
   const change = (which) => (setup) => {
@@ -100,7 +101,7 @@ export function PlanArea({ params, active }) {
             <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
           )}
         </div>
-        {both && <Differences first={planA.plan} second={planB.plan} />}
+        {both && <Differences first={planA.plan} second={planB.plan} speeds={[planA.speed, planB.speed]} />}
         <Holders cards={lists.usual} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
         <Upgrade setup={setups[editing]} plan={shown.plan} lists={lists} />
         <Pack setup={setups[editing]} plan={shown.plan} />

@@ -2,7 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
 import { Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
-import { withFix } from "../setup.js";
+import { takesMoreGpus, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, commandLine, count, flagsWords, gib, held, tokensShort } from "../units.js";
 import { ToRun } from "./more.jsx";
@@ -37,13 +37,15 @@ function bigFigures(t, plan, speed) {
 }
 
 // Where a server that fits does not hold what was wished for, that is said before anything else.
-function missedWish(t, { kv, args, first_start, verdict }, { want_context, want_users }) {
+function missedWish(t, { kv, args, first_start, verdict, gpu }, setup) {
+  const { want_context, want_users } = setup;
   if (verdict !== "fits" || !want_context || !want_users || !kv.num_blocks) return null;
   if (args.max_model_len < want_context)
     return t("badge.too_short", { held: tokensShort(args.max_model_len), wanted: tokensShort(want_context) });
   if (args.max_model_len > want_context) return null;
   const [now, first] = [kv, first_start ?? kv].map((pool) => pool.max_concurrency * (args.data_parallel_size ?? 1));
   if (now < want_users) return t("badge.too_few", { held: held(now, want_users), wanted: want_users });
+  if (takesMoreGpus(setup, gpu.count)) return t("badge.more_gpus", { count: gpu.count });
   return first < want_users ? t("badge.first_start", { held: held(first, want_users), wanted: want_users }) : null;
 }
 
@@ -86,7 +88,7 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       {title && <p class="side-title">{title}</p>}
       <ErrorNote error={error} />
       <Verdict plan={plan} speed={speed} busy={busy} wish={setup} />
-      <Fixes plan={plan} busy={busy} onApply={(flags) => onChange(withFix(setup, flags))} />
+      <Fixes plan={plan} busy={busy} wish={setup} onApply={(flags) => onChange(withFix(setup, flags))} />
       <Failure plan={plan} />
       <CardPicture
         plan={plan}
@@ -189,16 +191,22 @@ function Ranks({ ranks }) {
   );
 }
 
+const holdsWish = ({ length, holds }, { want_context, want_users }) =>
+  !want_context || !want_users || (length >= want_context && holds >= want_users);
+
 // The command that starts comes right under a verdict that says no; the other ways fold.
-function Fixes({ plan, busy, onApply }) {
+function Fixes({ plan, busy, wish, onApply }) {
   const t = useText();
   if (plan.verdict === "fits") return null;
   const { words } = plan;
-  if (!plan.advice?.length)
+  const ways = (plan.advice ?? []).map((way, index) => ({ ...way, ...words.advice[index] }));
+  // Nothing "holds" that does not hold the wish.
+  const holding = plan.verdict === "tight" ? ways.filter((way) => holdsWish(way, wish)) : ways;
+  if (!holding.length)
     return busy || words.no_advice ? (
       <Status>{busy ? t("fixes.searching") : words.no_advice}</Status>
     ) : null;
-  const fix = (each, index) => (
+  const fix = (each, isFirst) => (
     <li key={flagsWords(each.flags)} class="fix">
       <div class="fix-head">
         <code>
@@ -208,25 +216,23 @@ function Fixes({ plan, busy, onApply }) {
           {t("fixes.apply")}
         </button>
       </div>
-      {index === 0 && <Command text={commandLine(each.command, plan.env)} />}
+      {isFirst && <Command text={commandLine(each.command, plan.env)} />}
       <MiniBar layout={each.layout} />
       <p>
-        {words.advice[index]?.text}
-        {words.advice[index]?.is_tight ? ` (${t("badge.tight")})` : ""}
+        {each.text}
+        {each.is_tight ? ` (${t("badge.tight")})` : ""}
       </p>
-      {words.advice[index]?.costs && (
-        <p class="soft">{t("fixes.costs", { what: words.advice[index].costs })}</p>
-      )}
+      {each.costs && <p class="soft">{t("fixes.costs", { what: each.costs })}</p>}
     </li>
   );
   return (
     <section class="fixes" aria-label={t("fixes.title")}>
       <h2>{t(plan.verdict === "tight" ? "fixes.title_tight" : "fixes.title")}</h2>
-      <ol>{fix(plan.advice[0], 0)}</ol>
-      {plan.advice.length > 1 && (
+      <ol>{fix(holding[0], true)}</ol>
+      {holding.length > 1 && (
         <details>
-          <summary>{t("fixes.others", { count: plan.advice.length - 1 })}</summary>
-          <ol>{plan.advice.slice(1).map((each, index) => fix(each, index + 1))}</ol>
+          <summary>{t("fixes.others", { count: holding.length - 1 })}</summary>
+          <ol>{holding.slice(1).map((each) => fix(each, false))}</ol>
         </details>
       )}
     </section>

@@ -1,7 +1,7 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
 import { Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
-import { EMPTY } from "../setup.js";
+import { EMPTY, isExample } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
 
@@ -206,6 +206,7 @@ function ByText({ setup, onPick, onRefused, draft }) {
           spellcheck={false}
           value={text}
           placeholder="vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 ..."
+          onChange={() => text.trim() && read()}
           onInput={({ target, inputType }) => {
             setText(target.value);
             if (inputType === "insertFromPaste") read(target.value);
@@ -234,7 +235,8 @@ function ByText({ setup, onPick, onRefused, draft }) {
 
 export const withServer = (setup, server) => ({
   ...EMPTY,
-  gpu: server.gpu ?? setup.gpu,
+  // The example's card is nobody's.
+  gpu: server.gpu ?? (isExample(setup) ? "" : setup.gpu),
   gpus: server.gpus ?? null,
   gpu_memory: server.gpu && server.gpu !== setup.gpu ? null : setup.gpu_memory,
   gpu_used: setup.gpu_used,
@@ -261,7 +263,7 @@ function Machine({ setup, onChange, lists, error }) {
         value={setup.gpu}
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
-        problem={problemWith(error, `'${setup.gpu}'`)}
+        problem={setup.gpu ? problemWith(error, `'${setup.gpu}'`) : t("gpu.which")}
         onPick={(gpu) => onChange({ ...setup, gpu, gpu_memory: null })}
       />
       <Field id={number} label={t("gpus")} kind="narrow" problem={problemWith(error, "--gpus")}>

@@ -16,7 +16,7 @@ export function usePlan(setup) {
   timed.current ??= new Newest(0);
   quick.current ??= new Newest();
   thorough.current ??= new Newest(0);
-  const key = setup && JSON.stringify({ ...requestOf(setup), language });
+  const key = setup?.gpu && JSON.stringify({ ...requestOf(setup), language });
   const want = setup?.want_users ? { context: setup.want_context, users: setup.want_users } : null;
   // Before the next frame is drawn, not after it: a slider's request leaves a frame earlier.
   useLayoutEffect(() => {

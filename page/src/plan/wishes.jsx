@@ -43,7 +43,10 @@ export function Wishes({ setup: shown, onChange, draft }) {
     if (!setup) return;
     const key = askedOf(setup, { context, users }, t.language);
     setState({ busy: true, error: null, answer: null, key });
-    const { max_model_len, max_num_seqs, gpu_memory_utilization, ...flags } = typed(setup).flags;
+    const { gpus, flags: given } = typed(setup);
+    const { max_model_len, max_num_seqs, gpu_memory_utilization, ...flags } = given;
+    // How the GPUs that were given are split is part of the search.
+    if (gpus) for (const kind of ["tensor", "pipeline"]) delete flags[`${kind}_parallel_size`];
     newest.current.run(
       async (signal) => {
         const request = { ...requestOf(typed(setup)), measured: null, flags, language: t.language, want: { context, users, keep_model } };
@@ -100,7 +103,7 @@ function Found({ answer, onTake, onKeep }) {
   const t = useText();
   const { words, search, verdict } = answer;
   return (
-    <div class={`note ${VERDICT_CLASS[verdict]}`}>
+    <div class={`note ${words.one_gpu ? "fair" : VERDICT_CLASS[verdict]}`}>
       <p>
         <strong>{words.headline}</strong>
       </p>
@@ -117,6 +120,7 @@ function Found({ answer, onTake, onKeep }) {
           <a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a>
         </p>
       )}
+      {words.one_gpu && <p>{words.one_gpu}</p>}
       {words.gives_up && <p>{words.gives_up}</p>}
       <p class="soft">{words.weighed}</p>
       {search.alternatives.length > 0 && (

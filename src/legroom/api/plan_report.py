@@ -12,6 +12,7 @@ from legroom.drawing.terminal import PLAIN, Style
 from legroom.planning.machine import Machine, make_plan, make_target
 from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
 from legroom.records import dataclass
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
@@ -163,11 +164,12 @@ def search(
     goal = CapacityGoal(context, concurrency, counts_up_to(most), policy)
     others = [] if keep_model else quantized_checkpoints(target, args)
     targets = [target, *(replace(target, model=model) for model in others)]
-    answer = search_flags(targets, args, goal)
+    on_one = search_flags(targets, args, goal)
+    answer = on_one = replace(on_one, kept=" ".join(any_release_words(_kept_flags(args))))
     if most == 1 and not where.gpus:
         for count in counts_up_to(NODE_GPUS)[1:]:
             if answer.best is None:
-                answer = search_flags(targets, args, replace(goal, gpus=(count,)))
+                answer = replace(search_flags(targets, args, replace(goal, gpus=(count,))), kept=on_one.kept)
     if answer.best is None:
         more = [count for count in counts_up_to(NODE_GPUS) if answer.short_bytes and count > max(answer.goal.gpus)]
         holding = (n for n in more if search_flags(targets, args, replace(goal, gpus=(n,)), max_answers=1).best)
@@ -177,7 +179,19 @@ def search(
         return SearchReport(replace(answer, next_step=f"{enough}What this card holds: {models}"), target, args)
     best, losses = _on_used_gpus(answer.best, answer.losses, most)
     alternatives = tuple(_on_used_gpus(*other, most) for other in answer.alternatives)
-    return SearchReport(replace(answer, best=best, losses=losses, alternatives=alternatives), target, args)
+    answer = replace(answer, best=best, losses=losses, alternatives=alternatives, one_gpu_lacks=on_one.short_by)
+    return SearchReport(answer, target, args)
+
+
+def _kept_flags(args: ServeArgs) -> dict[str, Any]:
+    """The given flags that a search would else choose."""
+    return {name: value for name in _SEARCHED_FLAGS if (value := getattr(args, name)) is not None}
+
+
+_SEARCHED_FLAGS = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+    *("gpu_memory_utilization", "kv_cache_dtype", "block_size", "enforce_eager", "max_cudagraph_capture_size"),
+)
 
 
 def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:

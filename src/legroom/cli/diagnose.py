@@ -51,11 +51,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads the logs and prints the diagnosis of each; the exit status is `exit_code` of the readings."""
+    from legroom.deployments.described import refuse_two_models
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.render.diagnosis_text import readings_text
 
+    refuse_two_models(args.line, args.model)
     hints = Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
     readings = [read_log(pieces, name, hints) for name, pieces in _log_sources(args)]
     print_answer(

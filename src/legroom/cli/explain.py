@@ -7,7 +7,7 @@ import argparse
 from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
-USAGE = "legroom explain [LR203 | --search WORDS] [--lang en|zh] [--json]"
+USAGE = "legroom explain [LR203 | WORDS] [--lang en|zh] [--json]"
 DESCRIPTION = """\
 Tell the long story of one cause of the catalog: what it is, why vLLM does it, the arithmetic with a worked example,
 what helps, what not to try, and how to tell it from its look-alikes. Without an entry: list the catalog. Or search it
@@ -18,7 +18,7 @@ examples:
   legroom explain LR203
   legroom explain LR203 --lang zh
   legroom explain
-  legroom explain --search cumem
+  legroom explain exit code 137
   legroom explain --search 'No available memory for the cache blocks'
 
 exit codes: 0 found, 1 the search found nothing, 2 no such entry
@@ -26,8 +26,10 @@ exit codes: 0 found, 1 the search found nothing, 2 no such entry
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203; none: list every entry")
-    parser.add_argument("--search", metavar="WORDS", help="find entries by words, a label or a line of a log")
+    parser.add_argument(
+        "words", nargs="*", metavar="ID", help="an entry (LR203) or words to search; none: list them all"
+    )
+    parser.add_argument("--search", nargs="+", metavar="WORD", help="find entries by words, a label or a line of a log")
     parser.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -38,9 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from legroom.explain.entry import summary_json
     from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
 
-    if args.id is not None and args.search is not None:
-        raise LegroomError("explain what?", "legroom explain LR203, or --search WORDS")
-    lang, words = args.lang, args.search
+    if args.words and args.search:
+        raise LegroomError("explain what?", "legroom explain LR203, or legroom explain WORDS")
+    lang, word = args.lang, args.words[0].lower() if len(args.words) == 1 else ""
+    is_id = word.startswith("lr") or word in {each.id.lower() for each in entries()}
+    words = None if is_id else " ".join(args.search or args.words) or None
     if words is not None and not (hits := search(words, entries())):
         note(f"nothing in the catalog fits {words!r}; legroom explain shows all of it")
         if args.json:
@@ -48,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         return ANSWER_IS_NO
     if words is not None:
         print_answer(args.json, lambda: search_json(words, hits, lang), lambda style: hits_text(hits, style, lang))
-    elif args.id is None:
+    elif not is_id:
         listed = {"entries": [summary_json(each, lang) for each in entries()]}
         print_answer(args.json, lambda: listed, lambda style: entry_list_text(entries(), style, lang))
     else:
-        chosen = entry(args.id)
+        chosen = entry(args.words[0])
         print_answer(args.json, lambda: entry_document(chosen, lang), lambda style: explain_text(chosen, style, lang))
     return OK

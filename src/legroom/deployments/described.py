@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,18 @@ def deployment_from_words(
     base = base or Deployment(args, used)
     notes = (*base.notes, *(problem.message for problem in problems), *thousands_notes(words))
     return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
+
+
+def refuse_two_models(command: str | None, model: str | None) -> None:
+    """LegroomError where a command that starts one model comes with the name of another."""
+    from legroom.deployments.deployment import deployment_from_command
+    from legroom.facts.bundled import find
+
+    served = ""
+    with suppress(LegroomError):  # a file, or no command: whoever reads it says so
+        served = deployment_from_command(command).args.model if command and model else ""
+    if served and model and served.lower() != model.lower() and (find(served) or served) != (find(model) or model):
+        raise LegroomError(f"the command serves {served}, and the model is given as {model}", "leave one of them out")
 
 
 def deployment_from_request(
@@ -128,4 +141,4 @@ def refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
         message = "; ".join(problem.message for problem in fatal)
         known = [problem for problem in fatal if problem.instead or problem.flag in WISHES]
         hints = [WISHES.get(each.flag) or f"instead of {each.value or each.flag}: {each.instead}" for each in known]
-        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")
+        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} refuses it: leave it out")

@@ -40,7 +40,7 @@ def kind_of(path: str, text: str) -> Kind:
         return "dockerfile"
     if is_makefile(path):
         return "shell"
-    if re.match(r"requirements.*\.txt$", name.name):
+    if re.match(r"requirements.*\.txt$|[\w.-]*nginx[\w.-]*\.conf$", name.name):
         return "text"
     kind = kind_by_first_line(text)
     return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind

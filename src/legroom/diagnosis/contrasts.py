@@ -15,13 +15,13 @@ from legroom.vllm.args import ServeArgs
 Contrast = tuple[Mapping[str, Any], bool, str]
 """Settings by vLLM's Python names (None: taken away) or variables, whether it started, and the clause."""
 
-_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|\n|[。；]")
-_CLAUSE = re.compile(r"(?<=[a-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
+_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
+_CLAUSE = re.compile(r"(?<=[A-Za-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
 _STEP = re.compile(r"(?i)\b(?:same|again)\b.{0,80}?\b(with(?:out)? .{1,120})$")
 """A step that repeats a run with a change; what comes of it is the next step."""
 _CONDITION = re.compile(r"(?i)[\s>*-]*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
-_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:_[a-z]+)+)(?=[`'\" ]?[=: ]\s?\d)")
+_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
@@ -67,7 +67,9 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             elif taken_away := dict(_only_with(clause)):
                 yield taken_away, True, ""
             before = "" if failed or _words("worked").search(clause) else part
-            named = [one or other for one, other in _FLAG_NAME.findall(clause) if one or other in SETTINGS]
+            named = [
+                one or other for one, other in _FLAG_NAME.findall(clause) if one or other.replace("-", "_") in SETTINGS
+            ]
             last_flag = f"--{named[-1]}" if named else last_flag
             last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
 

@@ -13,10 +13,11 @@ from legroom.deployments.deployment import Deployment, deployment_from_command
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
-from legroom.facts.flags import flag_name, flags_ever
+from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.gpus import gpu, gpu_names, gpus_of_instances
 from legroom.facts.log_messages import size_bytes
-from legroom.facts.releases import Release, latest
+from legroom.facts.releases import Release, known_releases, latest
+from legroom.facts.releases import release as known_release
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
@@ -150,6 +151,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
         counts = {NUMBERS.get(count.lower(), count) for count in told}
         if len(counts) == 1 and args.tensor_parallel_size is None:
             args = replace(args, tensor_parallel_size=int(*counts))
+    if args.dtype is None and prose("float32").search(plain):
+        args = replace(args, dtype="float32")
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
     if (repeated := prose("repeated_share").search(plain)) and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts
@@ -239,6 +242,9 @@ def with_setting(args: ServeArgs, name: str, value: str, release: Release) -> Se
         return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
     if flag is None or value in ("False", "false"):
         return args
+    if flag.name not in flags_of(release):  # the newest release that has it
+        having = (known_release(version) for version in reversed(known_releases()))
+        release = next((older for older in having if flag.name in flags_of(older)), release)
     if _SIZED.fullmatch(value):
         value = str(size_bytes(value))
     is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")

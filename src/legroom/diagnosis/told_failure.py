@@ -40,6 +40,11 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     if "milestone" in roles:  # of the steps after the last printed one a sentence may still tell
         moments = [(told, match) for told, match in moments if told[1] == "frame" or told[2] == "serving"]
     around = [(told, match) for told in _told("circumstances") if (match := told[3].search(sentences))]
+    if failures and not any(item.id == "torch_oom" for item in failures):
+        kept = (told for told in _told("shortages") if told[0] == "not_released_told")
+        around += [
+            ((id_, "platform", None, words), match) for id_, _, _, words in kept if (match := words.search(sentences))
+        ]
     is_failed = failures or any(item.role == "told" for item in printed)
     is_failed = is_failed or any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
     around += [] if is_failed or shortages else [(t, m) for t in _told("questions") if (m := t[3].search(sentences))]

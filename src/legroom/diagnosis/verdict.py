@@ -36,8 +36,9 @@ MAX_FINDINGS = 4
 MAX_FIXES = 5
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
-    "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config"}),
+    "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config", "max_loras", "max_lora_rank"}),
     "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
+    "profiling_activation_peak": frozenset({"max_num_batched_tokens", "max_num_seqs"}),
     "sleep_mode_or_rlhf_colocation": frozenset({"enable_sleep_mode"}),
     "tp_kv_head_replication_or_pp_imbalance": frozenset({"pipeline_parallel_size"}),
 }

@@ -181,7 +181,7 @@ def _nearest_entries_hint(wanted: str, every: tuple[catalog.Entry, ...]) -> str:
     else:
         close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
     if not close:
-        return "legroom explain shows every entry, --search WORDS finds one"
+        return "legroom explain shows every entry, legroom explain WORDS finds one"
     return "did you mean " + ", ".join(f"{names[name].id} ({names[name].title.en})" for name in close) + "?"
 
 

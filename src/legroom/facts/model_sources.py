@@ -46,6 +46,7 @@ def load(
         return _from_path(path, overrides)
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
+    _refuse_search_words(text)
     if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
@@ -124,10 +125,12 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
         config, checkpoint_bytes = json.loads(brought)
         model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
         return stored_as_named(replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model)
+    if not find(text):
+        _refuse_search_words(text)
     for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
         if bundled := read(text):
             return build(bundled, text, overrides)
-    error = _unknown_model_error(text, "is not a model that is known without looking it up")
+    error = _unknown_model_error(text, "is not among the models that legroom brings along")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
     raise error
 
@@ -157,6 +160,12 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
     answer = fetch(name, revision, offline)
     model = model_from_config(overridden(answer.config, overrides), name=name, source=answer.source)
     return stored_as_named(replace(model, checkpoint_bytes=answer.checkpoint_bytes or model.checkpoint_bytes))
+
+
+def _refuse_search_words(text: str) -> None:
+    """LegroomError for words with a space between them: no id of the Hub has one, so no command could be written."""
+    if " " in text and "/" not in text:
+        raise _unknown_model_error(text, "is no model id: it has a space")
 
 
 def _unknown_model_error(name: str, why: str) -> LegroomError:

@@ -128,7 +128,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         is_empty = is_empty and unclaimed is None
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
     is_judged = kind not in (None, "document") and not is_monitoring and len(text) < _LONGEST_TEXT
-    is_judged = is_judged and _ABOUT_VLLM.search(f"{path} {text}") is not None
+    is_judged = is_judged and (bool(flags) or _ABOUT_VLLM.search(f"{path} {text}") is not None)
     lines = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
     is_empty = is_empty and not lines
     yield LintedPart(lines)

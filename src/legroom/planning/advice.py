@@ -30,6 +30,8 @@ _COSTLY_FLAGS = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "m
 """In a combination, a shorter context is preferred to these."""
 _TOO_MANY_COSTLY = 2
 _COST_OF_SHORT_CONTEXT = 7
+_COST_OF_CUT_LENGTH = 6
+"""That of another checkpoint, for less than the length that was given."""
 _COST_OF_FULL_CARD = 15
 """A utilization above the usual is proposed last."""
 _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
@@ -62,8 +64,10 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
     return replace(first, advice=_ranked(first, fitting), advised=True, notes=notes)
 
 
-def with_longer_tight_advice(advised: Plan) -> Plan:
-    """The advised plan with one tight advice more where that starts with at least twice the context of all others."""
+def with_longer_context_first(advised: Plan) -> Plan:
+    """The advised plan: what cuts a given length after what keeps it, with a tight advice of twice the length."""
+    if advised.args.max_model_len is not None:
+        advised = replace(advised, advice=tuple(sorted(advised.advice, key=_rank_of_given_length)))
     first = next(iter(advised.advice), None)
     here = [each.plan for each in advised.advice if each.plan.args.gpus_needed <= advised.target.gpus]
     if first is None or not here or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
@@ -75,8 +79,15 @@ def with_longer_tight_advice(advised: Plan) -> Plan:
         goal = CapacityGoal(context, 1.0, _gpu_counts(advised), "balanced")
         found = search_flags([first.plan.target], replace(args, max_model_len=context), goal, max_answers=1)
         if (longer := _advice_of(found, advised, goal, ("fits", "tight"))) is not None:
-            return replace(advised, advice=(*advised.advice[: MOST_ADVICE - 1], _with_role(advised, longer)))
+            others, added = advised.advice[: MOST_ADVICE - 1], (_with_role(advised, longer),)
+            leads = longest < USEFUL_CONTEXT and not _fills_card(longer)
+            return replace(advised, advice=added + others if leads else others + added)
     return advised
+
+
+def _rank_of_given_length(advice: Advice) -> int:
+    """Rank of an advice where the user gave the length: a shorter one is proposed after what keeps the checkpoint."""
+    return max(_loss_rank(advice), _COST_OF_CUT_LENGTH if "max_model_len" in advice.flags else 0)
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = _never) -> Plan:
@@ -196,8 +207,12 @@ def _loss_rank(advice: Advice) -> int:
     """Rank of an advice by what it gives up; lower is proposed first."""
     cost = sum(lever.cost for lever in (*LEVERS, *LAST_RESORTS) if lever.trades in advice.trades)
     short = advice.flags.get("max_model_len", USEFUL_CONTEXT) < USEFUL_CONTEXT
-    is_full = advice.flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION
-    return (max(cost, _COST_OF_SHORT_CONTEXT) if short else cost) + (_COST_OF_FULL_CARD if is_full else 0)
+    return (max(cost, _COST_OF_SHORT_CONTEXT) if short else cost) + (_COST_OF_FULL_CARD if _fills_card(advice) else 0)
+
+
+def _fills_card(advice: Advice) -> bool:
+    """Whether an advice raises the utilization above the usual."""
+    return bool(advice.flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION)
 
 
 def _working_proposal(

@@ -73,6 +73,10 @@ class SearchAnswer:
     """Bytes that each card lacks with the closest combination; 0 where every combination was refused."""
     next_step: str = ""
     """What to ask next, where no combination meets the goal."""
+    kept: str = ""
+    """The given flags that the search would else have chosen, as words of a command."""
+    one_gpu_lacks: str = ""
+    """Why one GPU is not enough, where no number was given and the best plan has more."""
 
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:

@@ -49,9 +49,9 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     made = plan_on_named_card(with_measurements(make_target(args, release, machine), args), args)
     made = with_notes(made)
     if advice and made.verdict != "fits":
-        from legroom.planning.advice import with_advice, with_longer_tight_advice
+        from legroom.planning.advice import with_advice, with_longer_context_first
 
-        made = with_longer_tight_advice(with_advice(made))
+        made = with_longer_context_first(with_advice(made))
     return made
 
 
@@ -143,8 +143,17 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
 def with_notes(made: Plan) -> Plan:
     """The plan with notes on assumptions about its model and card, and on known bugs of its release."""
-    notes = (*_input_notes(made.target, made.args), *_kernel_notes(made), *_bug_notes(made))
+    notes = (*_input_notes(made.target, made.args), *_offload_notes(made), *_kernel_notes(made), *_bug_notes(made))
     return replace(made, notes=(*made.notes, *notes))
+
+
+def _offload_notes(made: Plan) -> Iterator[str]:
+    """What weights in the host's memory cost, where the server starts."""
+    if (offloaded := made.args.cpu_offload_gb) and made.starts:
+        yield (
+            f"--cpu-offload-gb {offloaded:g}: that much of the weights crosses the bus at every step, which makes "
+            "every token many times slower; it helps only where nothing else fits"
+        )
 
 
 def _kernel_notes(made: Plan) -> Iterator[str]:
@@ -181,6 +190,9 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
             f"{target.model.name} is {_assumed_note(target.model)}, so its weights are an estimate; name a folder with "
             "its config.json to have them counted"
         )
+        if "/" not in target.model.name:
+            name = target.model.name
+            yield f"{name} is no id of the Hub, so vLLM takes it for a folder: write the owner too, OWNER/{name}"
         longest = target.model.max_position_embeddings
         if target.model.named_alone and (args.max_model_len or 0) > longest:
             yield f"the model that its name tells has a limit of {longest:,} tokens; the checkpoint may have another"
@@ -196,7 +208,7 @@ def _assumed_note(model: Model) -> str:
     said, _, doubt = model.source.removeprefix("bundled: ").partition(";")
     if said.startswith("taken"):
         return said
-    return "described without its config.json" if doubt and model.quantization is None else "stored as its name says"
+    return "described without its config.json" if doubt and model.quantization is None else "quantized as its name says"
 
 
 def _unlisted_architecture(target: Target) -> Iterator[str]:

@@ -119,8 +119,10 @@ def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
-def _title(finding: Finding, language: Language) -> str:
-    """The title of the finding's cause, or a heading of its own for a kill without a stated reason."""
+def finding_title(finding: Finding, language: Language, other_engine: str = "") -> str:
+    """The title of the finding's cause; headings of their own for another engine's log and a kill without a reason."""
+    if other_engine:
+        return heading("of_other_engine", language).format(name=other_engine_name(other_engine))
     if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
         return heading("bare_kill", language)
     return cause_of(finding.cause).title.in_language(language)
@@ -132,10 +134,7 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
     )
-    title = _title(finding, language)
-    if diagnosis.other_engine:
-        title = heading("of_other_engine", language).format(name=other_engine_name(diagnosis.other_engine))
-    yield f"{word}: {style.paint(title, 'bold')}"
+    yield f"{word}: {style.paint(finding_title(finding, language, diagnosis.other_engine), 'bold')}"
     is_check = finding.evidence[0].id.startswith("free_below_desired") if finding.evidence else False
     phase = phase_title("startup_check" if is_check else diagnosis.phase, language)
     if phase:
@@ -338,7 +337,7 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
-        title = _title(finding, language)
+        title = finding_title(finding, language)
         yield f"{_MARGIN}{finding.entry} {title}"
 
 
@@ -365,7 +364,7 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
     yield ""
     yield style.paint(f"{heading('candidates', language)}:", "bold")
     for finding in diagnosis.findings:
-        title = _title(finding, language)
+        title = finding_title(finding, language)
         why = in_language(finding.why, language)
         yield from wrap(f"- {finding.entry} {title}: {why}", style.width, _MARGIN)
 
@@ -412,7 +411,7 @@ def _earlier_run_lines(runs: Sequence[Diagnosis], style: Style, language: Langua
     for run in runs:
         fallback = "cause_above" if run.verdict == "cause above" else "healthy"
         findings = run.proven_findings
-        what = _title(findings[0], language) if findings else heading(fallback, language)
+        what = finding_title(findings[0], language) if findings else heading(fallback, language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{findings[0].entry}]" if findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

@@ -171,14 +171,14 @@ def first_start_loss(plan: Plan, requests: float) -> list[str]:
     return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []
 
 
-_ROUNDING = 0.01
+ROUNDING = 0.01
 """Of a request in whole blocks, by which two counts of the same tokens may differ."""
 
 
 def pool_text(kv: KvPlan, block: str) -> str:
     """The KV pool in blocks and tokens; `block` is the noun to print."""
     blocks = f"{plural(kv.num_blocks, block)} of {kv.block_size}"
-    if (held := round(kv.max_concurrency * kv.max_model_len)) > (1 + _ROUNDING) * kv.tokens:
+    if (held := round(kv.max_concurrency * kv.max_model_len)) > (1 + ROUNDING) * kv.tokens:
         printed = f"which vLLM prints as {count(kv.tokens)} tokens"
         return f"{blocks}, {printed}; full-length requests hold {count(held)}: some layers keep only a part of one"
     per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""

@@ -12,6 +12,7 @@ from legroom.drawing.text import columns, command_phrases, count, paragraphs, pl
 from legroom.planning.levers import shorter_context
 from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, try_flags
 from legroom.render.plan_parts import (
+    ROUNDING,
     LayoutPart,
     answer_lines,
     band_basis_text,
@@ -94,7 +95,13 @@ def plan_words(plan: Plan) -> dict[str, Any]:
         "basis": band_basis_text(plan),
         "no_advice": _no_advice_text(plan),
         "advice": [
-            {"text": _holding_text(each.plan), "costs": each.trades, "is_tight": each.plan.verdict != "fits"}
+            {
+                "text": _holding_text(each.plan),
+                "costs": each.trades,
+                "is_tight": each.plan.verdict != "fits",
+                "length": each.plan.settings.max_model_len,
+                "holds": each.plan.memory.kv.max_concurrency * each.plan.settings.data_parallel_size,
+            }
             for each in plan.advice
         ],
         "to_run": ready_command(plan) if plan.starts else _command_to_run(plan),
@@ -196,12 +203,12 @@ def _longest_context_text(plan: Plan) -> str:
     fits = plan.memory.kv.longest_len
     longest = default_and_longest_len(plan.args, plan.target.model, plan.target.release)[1]
     limit = max(longest, plan.settings.max_model_len)
-    why = ": some layers keep only a part of a long request" if fits > plan.memory.kv.tokens else ""
+    why = ": some layers keep only a part of a long request" if fits > (1 + ROUNDING) * plan.memory.kv.tokens else ""
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
     sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
     why += f", {count(sure)} for sure" if 0 < sure < fits else ""
-    return f"{count(fits)} tokens is the longest context that fits{why}"
+    return f"{count(fits)} tokens is the longest with these flags{why}"
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -330,21 +337,25 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     requests = "request" if result.goal.concurrency == 1 else "requests"
     load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
     weighed = f"{count(result.considered)} settings were weighed"
+    kept = f" Kept as given: {result.kept}." if result.kept else ""
     if (best := result.best) is None:
         why = f"No setting holds {load_text}: {result.short_by}"
-        return {"headline": why, "weighed": f"{weighed}.", "next": result.next_step}
+        return {"headline": why, "weighed": f"{weighed}.{kept}", "next": result.next_step}
     name, where = short_model_name(best.target.model.name), f"{best.target.gpus} x {best.target.gpu.name}"
     first = first_start_loss(best, result.goal.concurrency)
     later = f" after the first start; {first[0]}, as its compile cache is cold" if first else ""
     caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else later
+    lacks = result.one_gpu_lacks
+    verb = f"{name} needs {where} to hold" if lacks else f"{name} on {where} holds"
     return plan_words(best) | {
-        "headline": f"{name} on {where} holds {load_text}{caveat}.",
-        "gives_up": f"It gives up: {_losses_text(best, result.losses)}.",
+        "headline": f"{verb} {load_text}{caveat}.",
+        "one_gpu": f"One card is not enough: {lacks}." if lacks else "",
+        "gives_up": f"It gives up: {_losses_text(best, result.losses[1 if lacks else 0 :])}.",
         "alternatives": [
             {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
             for other, losses in result.alternatives
         ],
-        "weighed": f"{weighed}; policy {result.goal.policy}.",
+        "weighed": f"{weighed}; policy {result.goal.policy}.{kept}",
     }
 
 
@@ -374,7 +385,7 @@ def _tokens_per_s(plan: Plan) -> str:
 def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
     words = search_words(result)
-    names = ("gives_up", "weighed") if result.best else ("weighed", "next")
+    names = ("one_gpu", "gives_up", "weighed") if result.best else ("weighed", "next")
     remarks = [line for name in names for line in wrap(words[name], style.width, "  ")]
     if result.best is None:
         return "\n".join([*answer_lines("does_not_fit", words["headline"], style), *remarks]) + "\n"
@@ -391,7 +402,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
     """Command, memory bar and losses of each other setting that holds the load."""
     if not result.alternatives:
         return
-    yield style.paint("Other ways to pay", "bold")
+    yield style.paint("Other settings that hold it", "bold")
     for plan, losses in result.alternatives:
         yield ""
         yield from command_lines(ready_command(plan), style)

@@ -242,7 +242,9 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         waits = f"each waits for the answer, then {users.think_s:g} s; tok/s each and answer s are p50"
         remarks.append(f"{users.count:,.0f} users send {asked} requests a second: {waits}")
     if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
-        remarks.append("GPUs and $: enough for the slowest steps, with the range; p99: with steps as estimated")
+        remarks.append(
+            "GPUs and $: enough for the slowest steps, with the range; times: of that many, with steps as estimated"
+        )
     if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):
         remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
     elif len(holding) > 1:
@@ -299,7 +301,7 @@ def card_models_text(answer: CardModels, style: Style) -> str:
     lines += _models_footer(answer, len(best) - _MOST_ROWS, style)
     if missing := answer.nearest_missing[:_NEAREST]:
         rows = [(each.bundled.name, f"lacks {human_bytes(each.fit.short_bytes)} a card") for each in missing]
-        lines += ["", style.paint("Too large, by the least", "bold"), *(f"  {line}" for line in columns(rows, "<<"))]
+        lines += ["", style.paint("The next that would fit", "bold"), *(f"  {line}" for line in columns(rows, "<<"))]
     if 0 < len(answer.refused) <= _NEAREST:
         reasons = [f"{each.bundled.name}: {each.fit.limiting}" for each in answer.refused]
         lines += ["", style.paint("Not for any size of card", "bold")]

@@ -11,7 +11,8 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, GpuPrice
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card, ready_command
+from legroom.planning.plan import Plan, Target, cold_start, ready_command
+from legroom.planning.plan import plan as make_plan
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, capacity_per_s, fewest_replicas, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
@@ -20,9 +21,12 @@ from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_no_step_time
 from legroom.simulation.trace import Trace
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.units import round_up
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
 
+_LENGTH_STEP = 1024
+"""Tokens to which the longest request is rounded up for --max-model-len: the next prompt may be a little longer."""
 _SPLITS = (1, 2, 4, 8)
 """Tensor-parallel sizes that are tried: up to a node of eight."""
 
@@ -99,7 +103,7 @@ class SizedFleet:
     """None: no time could be estimated."""
     replicas: CountBand
     outcome: ReplayOutcome | None
-    """Of the number in the middle."""
+    """Of the number at the high end, with steps as estimated; of the middle one where that end is not known."""
     reason: str
     """Why there is no number, or why the plan is tight; else empty."""
     servers: int = 1
@@ -148,7 +152,8 @@ def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]
     """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
     number, card = cell
     args = task.args[number]
-    with_length = replace(args, max_model_len=args.max_model_len or task.load.trace.longest)
+    length = min(round_up(task.load.trace.longest, _LENGTH_STEP), task.models[number].max_position_embeddings)
+    with_length = replace(args, max_model_len=args.max_model_len or max(length, task.load.trace.longest))
     fleets = _fleets_by_tp_size(
         Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
     )
@@ -184,7 +189,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
     servers = load.pools.prefill + load.pools.decode if load.pools else 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
     try:
-        plan = plan_on_named_card(replace(target, gpus=args.gpus_needed), args)
+        plan = make_plan(replace(target, gpus=args.gpus_needed), args)
         unsized = replace(unsized, plan=plan)
         if plan.verdict == "does_not_fit":
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
@@ -223,6 +228,8 @@ def _with_replicas(
         reason = _why_no_fleet_holds(load, candidate, most_gpus)
         return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
     high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, per_s, middle, most)
+    if high is not None and high > middle:
+        outcome = replay_candidate(ReplayTask(load.trace.checked(), load.goal, high, load.pools), candidate)
     reason = f"tight: {unsized.plan.reason}" if unsized.plan and unsized.is_tight else ""
     return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome, reason=reason)
 
@@ -322,7 +329,11 @@ class FleetReport:
         usd = max(filter(None, self.usd_per_hour(fleet) or ()), default=inf)
         if not fleet.holds or usd <= self.budget:
             return ""
-        return "no price is known" if usd == inf else f"${usd:,.2f} an hour is above the budget"
+        if usd == inf:
+            return "no price is known"
+        estimated = (self.usd_per_hour(fleet) or NO_COUNT.times(1))[1]
+        less = f" (${estimated:,.2f} with steps as estimated)" if estimated is not None and estimated < usd else ""
+        return f"${usd:,.2f} an hour{less} is above the budget"
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""

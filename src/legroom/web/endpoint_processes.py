@@ -140,19 +140,22 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_
     from legroom.web.schemas import check_request
 
     status, traceback_text = 200, ""
+    given: dict[str, Any] = {
+        name: int(text) if name == "gpus" and text.isdecimal() else text for name, text in query.items()
+    }
     try:
-        problem = check_request("diagnose", {**query, "log": ""}) if query else ""
+        problem = check_request("diagnose", {**given, "log": ""}) if given else ""
         if problem:
             raise BadRequest(f"the query is not of the form that diagnose takes: {problem[:300]}", "see /openapi.json")
         if name:
             assert isinstance(content, bytes)
             request = _parse_json(content)
-            document = answer(name, {**query, **request} if isinstance(request, dict) else request)
+            document = answer(name, {**given, **request} if isinstance(request, dict) else request)
         else:
             from legroom.web.endpoints.uploads import diagnose_pieces
 
             with isolated():
-                document = diagnose_pieces(_log_pieces(content), query)
+                document = diagnose_pieces(_log_pieces(content), given)
     except LegroomError as error:
         document, status = error_document(error), http_status(error)
     except Exception:

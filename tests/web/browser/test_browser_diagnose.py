@@ -48,6 +48,48 @@ def test_a_finding_leads_to_its_entry_in_the_catalog(served, open_page):
     wait_for_finding(page)
 
 
+def test_a_chosen_file_is_read_again_with_what_is_filled_in_later(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    drop(page, "pod.log", SAMPLE.read_bytes())
+    wait_for_finding(page)
+    assert "pod.log" in page.locator("textarea").get_attribute("placeholder")
+    gpu = page.get_by_role("combobox", name="GPU")
+    gpu.fill("l4")
+    gpu.press("Enter")
+    page.wait_for_selector(".diagnosis.stale")
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    page.wait_for_selector(".diagnosis:not(.stale) .finding.first")
+
+
+def test_fields_can_be_emptied_and_two_models_are_refused(served, open_page):
+    page = open_page(f"{served.url}#/diagnose", errors_are_fine=True)
+    page.locator("textarea").fill(SAMPLE.read_text())
+    model = page.get_by_role("combobox", name="Model")
+    model.fill("Qwen/Qwen3-32B")
+    model.press("Enter")
+    page.get_by_label("The command").fill("vllm serve openai/gpt-oss-20b")
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    page.wait_for_selector("text=the command serves openai/gpt-oss-20b, and the model is given as Qwen/Qwen3-32B")
+    model.fill("")
+    model.press("Tab")
+    assert model.input_value() == ""
+
+
+def test_a_kill_without_a_reason_is_named_as_on_the_command_line_and_can_be_sent_as_text(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.locator("textarea").fill(
+        "INFO 01-01 00:00:00 api_server.py:1] vLLM API server version 0.11.0\nExit code 137\n"
+    )
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+    assert "not proven" in page.inner_text(".cause")
+    page.get_by_role("button", name="Copy as text").click()
+    page.wait_for_selector("text=Copied")
+    sent = page.evaluate("navigator.clipboard.readText()")
+    assert "not proven" in sent
+    assert "api_server.py" not in sent
+
+
 def test_a_diagnosis_opens_in_plan_and_as_a_link_without_the_log(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
     page.get_by_role("button", name="The context is too long").click()

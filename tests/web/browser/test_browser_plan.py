@@ -142,13 +142,70 @@ def test_a_wish_finds_the_settings_and_says_what_they_give_up(served, open_page)
     wait_until(page, "location.hash.includes('max_model_len=32768')")
 
 
+def test_a_wish_that_takes_more_cards_than_anybody_named_is_no_plain_fit(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=Qwen/Qwen3-32B-AWQ&gpu=rtx4090&want_context=32768&want_users=3")
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.fair")
+    wait_until(page, "document.querySelector('.verdict .badge')?.innerText === 'Needs 2 cards'")
+    assert "One card is not enough" in page.inner_text(".wishes .note")
+    page.reload()
+    wait_until(page, "document.querySelector('.verdict .badge')?.innerText === 'Needs 2 cards'")
+
+
+def test_a_way_that_does_not_hold_the_wish_is_not_said_to_hold(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=Qwen/Qwen3-32B-AWQ&gpu=rtx4090&gpus=1&want_context=8192&want_users=3")
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.fair")
+    wait_until(page, "document.querySelector('.verdict')?.getAttribute('aria-busy') === 'false'")
+    assert page.locator(".fixes").count() == 0
+
+
+@pytest.mark.parametrize("written", ["--cpu-offload-gb", "cpu-offload-gb", "cpu_offload_gb", "cpu-offload"])
+def test_a_flag_is_found_however_it_is_written(served, open_page, written):
+    page = open_page(f"{served.url}#/plan?model=openai/gpt-oss-20b&gpu=rtx4090")
+    verdict(page)
+    page.locator(".more-flags summary").click()
+    field = page.get_by_role("combobox", name="Another flag")
+    field.fill("--no-such-flag")
+    page.wait_for_selector("text=Nothing here has these letters")
+    field.fill(written)
+    field.press("Enter")
+    page.get_by_label("--cpu-offload-gb").wait_for()
+
+
+def test_words_with_a_space_are_a_search_for_a_model(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100", errors_are_fine=True)
+    verdict(page)
+    model = page.get_by_role("combobox", name="Model")
+    model.fill("Qwen3-32B AWQ")
+    page.locator("[role=option]", has_text="Qwen3-32B-AWQ").wait_for()
+    model.press("Enter")
+    wait_until(page, "location.hash.includes('Qwen3-32B-AWQ')")
+    model.fill("qwen3 awq")
+    model.press("Enter")
+    page.wait_for_selector("text=is no model id: it has a space")
+    assert page.locator(".command").count() == 0
+
+
+def test_a_command_asks_for_its_card_where_only_the_example_names_one(served, open_page):
+    page = open_page(f"{served.url}#/plan")
+    verdict(page)
+    page.get_by_role("button", name="Command").click()
+    page.locator("textarea").first.fill("vllm serve Qwen/Qwen3-8B --max-model-len 8192")
+    page.get_by_role("button", name="Read it").click()
+    page.wait_for_selector("text=Which GPU?")
+    page.get_by_role("combobox", name="GPU").fill("l4")
+    page.get_by_role("combobox", name="GPU").press("Enter")
+    assert "NVIDIA L4" in verdict(page)
+
+
 def test_a_wish_says_that_it_needs_more_cards_and_one_that_nothing_holds_leads_to_models(served, open_page):
     page = open_page(f"{served.url}#/plan?model=qwen3-32b&gpu=l4&want_context=32768&want_users=8")
     page.get_by_role("button", name="Find the settings").click()
     page.wait_for_selector(".wishes .note.good, .wishes .note.fair")
     count = page.get_by_label("How many").input_value()
     assert int(count) > 1
-    assert page.inner_text(".wishes .note").count(f"{count} cards") == 1
+    assert f"needs {count} x NVIDIA L4 to hold" in page.inner_text(".wishes .note")
     page.goto(f"{served.url}#/plan?model=qwen3-32b&gpu=l4&gpus=1&want_context=32768&want_users=64")
     page.get_by_role("button", name="Find the settings").click()
     page.wait_for_selector(".wishes .note.bad")
@@ -168,7 +225,7 @@ def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page)
         f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090&max_model_len=8192&gpu_memory_utilization=0.95"
     )
     assert "--gpu-used 0" in verdict(page)
-    page.get_by_label("Already in use").fill("0")
+    page.get_by_label("In use").fill("0")
     page.keyboard.press("Tab")
     wait_until(page, "document.querySelector('.verdict .badge').innerText === 'Fits'")
     wait_until(page, "location.hash.includes('gpu_used=0')")
@@ -221,7 +278,7 @@ def test_models_are_sorted_by_any_column_with_the_keyboard(served, open_page):
 def test_what_a_desktop_uses_is_asked_beside_the_card_of_models_and_carried_to_the_plan(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b&users=2")
     page.get_by_role("link", name="qwen3-8b").first.wait_for()
-    page.get_by_label("Already in use").last.fill("3")
+    page.get_by_label("In use").last.fill("3")
     page.keyboard.press("Tab")
     wait_until(page, "location.hash.includes('gpu_used=3GiB')")
     page.wait_for_selector("text=models fit.")
@@ -263,7 +320,7 @@ def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page)
 
 
 def test_a_whole_command_is_read(served, open_page):
-    page = open_page(f"{served.url}#/plan")
+    page = open_page(f"{served.url}#/plan?gpu=l40s")
     page.get_by_role("button", name="Command", exact=True).click()
     line = "docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192"
     page.locator(".inputs textarea").fill(line)
@@ -365,6 +422,16 @@ def test_two_settings_are_compared_side_by_side(served, open_page, keep_screensh
     assert "0.19.0" not in page.locator(".verdict p").nth(0).inner_text()
     wait_until(page, "location.hash.includes('b.vllm=0.19.0')")
     keep_screenshot(page)
+
+
+def test_what_a_setting_costs_in_speed_is_compared_too(served, open_page):
+    page = open_page(
+        f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&b.model=llama-3.1-8b&b.gpu=h100&b.enforce_eager=true"
+    )
+    row = page.locator(".differences tr", has_text="Tokens a second, one user")
+    row.wait_for()
+    first, second, lost = (row.locator("td").nth(number).inner_text() for number in (1, 2, 3))
+    assert lost == f"−{int(first) - int(second)}"
 
 
 def test_which_gpus_hold_it_is_a_table_whose_rows_can_be_used(served, open_page):

@@ -258,7 +258,8 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
         )
         return Assessment(Strength.LIKELY, proof(second), why)
     shares, holder = told_shares(case), _told_holder(case)
-    if holder is not None and case.is_oom and case.ledger.total_bytes is None:
+    is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
+    if holder is not None and is_failed and case.ledger.total_bytes is None:
         why = f"By the text another process holds {gib(holder[1])} of the card: that is missing here."
         return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
     is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame

@@ -108,7 +108,7 @@ def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
     """`certainty`, lowered where the GPU failed before the kill or shares the host's memory."""
     if error.id not in _CERTAIN and _another_failure_came_first(case, error):
         return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; being killed came after
-    on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
+    on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process", "host_ram_told")
     return min(certainty, Strength.SUGGESTED) if case.has("driver_no_memory") or on_shared_memory else certainty
 
 

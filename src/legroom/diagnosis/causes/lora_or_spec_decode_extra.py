@@ -21,7 +21,7 @@ def examine(case: Case) -> Assessment | None:
         case.startup.args.enable_lora or case.startup.args.speculative_config
     )
     told = {name for changed, worked in case.reported if worked for name in changed}
-    on = on or bool(told & {"enable_lora", "speculative_config"})
+    on = on or bool(told & {"enable_lora", "speculative_config", "max_loras", "max_lora_rank"})
     inside = bool(case.frames & {"frame_spec", "frame_lora"})
     non_torch = None if ledger.other_processes_bytes or ledger.unowned_bytes else ledger.outside_torch_bytes
     large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not ledger.free_exceeds_request

@@ -9,6 +9,7 @@ from legroom.deployments.container_images import kubernetes_bytes
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts.model_sources import is_hub_id
 from legroom.lint.linted_parts import NamedAddress
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
 from legroom.lint.rules.server_start import NO_CARD_HELPS
@@ -31,10 +32,12 @@ def address_without_server(address: NamedAddress, context: Context) -> Findings:
     forwarding = [each for each in context.manifests if each.text("kind") == "Service"]
     forwarding = [each for each in forwarding if each.text("metadata", "name") == address.host]
     offered = {port.text("port") for each in forwarding for port in each.list("spec", "ports")}
-    if servers and is_told and address.port not in ports and not address.is_open:
+    if address.port in ports | offered:
+        return
+    if servers and is_told and not address.is_open:
         message = f"{address.host} listens on {' or '.join(sorted(ports))} inside its network, not on {address.port}"
         yield finding("port-unreachable", address.place, message, f"write {address.host}:{min(ports)}")
-    elif offered and all(map(str.isdecimal, offered)) and address.port not in offered and not servers:
+    elif offered and all(map(str.isdecimal, offered)) and not servers:
         message = f"the Service {address.host} has port {' and '.join(sorted(offered))}, and not {address.port}"
         found = finding("port-unreachable", address.place, message, f"write {address.host}:{min(offered)}")
         yield replace(found, severity="note")
@@ -87,13 +90,13 @@ def claim_below_weights(document: Node, context: Context) -> Findings:
     size = kubernetes_bytes(storage.scalar or "") if storage is not None else None
     if document.text("kind") != "PersistentVolumeClaim" or storage is None or not size or not name:
         return
-    claimed = re.compile(rf"claimName:\s*[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
     for workload in context.manifests:
         read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}"
-        servers = [each for each in context.fleet if each.read_as == read_as]
+        claims = re.findall(r"claimName:\s*[\"']?([\w.-]+)", workload.source.text[workload.offset : workload.end])
+        servers = [each for each in context.fleet if each.read_as == read_as and claims == [name]]
         plans = [plan_of_server(each, context.release_of(each)) for each in servers]
-        needed = max((plan.checkpoint_bytes for plan in plans if plan is not None), default=0)
-        if needed > size and claimed.search(workload.source.text[workload.offset : workload.end]):
+        of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
+        if (needed := max((plan.checkpoint_bytes for plan in of_hub), default=0)) > size:
             message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
             place = document.source.place(storage.offset)
             yield finding("path-missing", place, message, "ask for more than the weights take")

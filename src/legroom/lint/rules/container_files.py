@@ -11,13 +11,13 @@ from legroom.deployments.container_parts import Mount
 from legroom.deployments.subjects import StartedServer
 from legroom.facts import read_data
 from legroom.facts.model_sources import is_hub_id
-from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
+from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
+from legroom.lint.rules.container_start import runs_plain_image
 from legroom.vllm.args import ServeArgs, other_value
 
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
 _OLD_MODEL = re.compile(r"(distil|xlm-?)?(gpt2|(al|ro)?berta?|t5|bart)", re.IGNORECASE)
 """The only models of the Hub that have no organization."""
-_KEEPS_WEIGHTS = re.compile(r"cache|hugging|model|weight|data|mnt|home", re.IGNORECASE)
 _DEFAULT_CACHE = "/root/.cache/huggingface"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE", "HF_HUB_OFFLINE")
 _PATH_FLAGS = ("--chat-template", "--tokenizer", "--ssl-keyfile", "--ssl-certfile", "--tool-parser-plugin", "--config")
@@ -100,6 +100,22 @@ def gated_model_without_token(server: StartedServer, context: Context) -> Findin
     message = f"{args.model} is gated, and the server gets no token: the Hub answers 401"
     found = finding("model-gated", server.place_of(word), message, "set HF_TOKEN from a Secret", len(args.model))
     yield replace(found, severity="note") if is_cached else found
+
+
+@checks(StartedServer, "path-missing")
+def paths_outside_volumes(server: StartedServer, context: Context) -> Findings:
+    """Absolute paths of a model or a file in vLLM's own image, which neither the image nor a volume holds."""
+    mounts, model = server.mounts, context.parsed_args(server).args.model
+    is_told = runs_plain_image(server) and server.read_as.startswith(_WITHOUT_CONTROLLER)
+    if mounts is None or not is_told or any("$" in mount.path for mount in mounts):
+        return
+    flags = [(word, flag_value(server, word)) for name in _PATH_FLAGS if (word := flag_word(server, name))]
+    for word, path in (*((word, model) for word in server.words if model and word.text.endswith(model)), *flags):
+        is_path = path.startswith("/") and not re.search(r"[${<*]", path) and not _IN_IMAGE.match(path)
+        if is_path and _mount_that_holds(mounts, path) is None:
+            message = f"no volume holds {path}, and vLLM's image does not have it"
+            found = finding("path-missing", server.place_of(word), message, f"mount it at {path}", len(word.text))
+            yield replace(found, severity="note")  # another file may add the volume
 
 
 def _cache_folder(server: StartedServer, args: ServeArgs) -> str:

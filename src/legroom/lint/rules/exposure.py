@@ -43,24 +43,25 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
     selector = _labels(document, "spec", "selector")
     if document.text("kind") != "Service" or not selector:
         return
-    for workload in context.documents:
-        pod = _pod_of(workload)
-        labels, containers = _labels(pod, "metadata", "labels"), pod.list("spec", "containers")
-        if not selector.items() <= labels.items() or len(containers) != 1:
-            continue
-        read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}".rstrip()
-        servers = [server for server in context.servers if server.read_as == read_as]
-        names = {port.text("name"): port.text("containerPort") for port in containers[0].list("ports")}
-        ports = document.list("spec", "ports")
-        targets = [names.get(port.text("targetPort"), port.text("targetPort") or port.text("port")) for port in ports]
-        if len(servers) != 1 or not targets:
-            continue
-        served = known_port(servers[0], context.parsed_args(servers[0]).args)
-        is_told = targets[0].isdecimal() and served.isdecimal() and flag_word(servers[0], "--config") is None
-        if served not in targets and is_told:
-            message = f"the Service forwards to port {targets[0]}, and the server listens on {served}"
-            place = document.source.place(ports[0].offset)
-            yield finding("port-unreachable", place, message, f"write targetPort: {served}")
+    chosen = [
+        each for each in context.manifests if selector.items() <= _labels(_pod_of(each), "metadata", "labels").items()
+    ]
+    containers = _pod_of(chosen[0]).list("spec", "containers") if len(chosen) == 1 else []
+    read_as = f"Kubernetes {chosen[0].text('kind')} {chosen[0].text('metadata', 'name')}".rstrip() if chosen else ""
+    servers = [server for server in context.fleet if server.read_as == read_as]
+    ports = document.list("spec", "ports")
+    if len(servers) != 1 or len(containers) != 1 or not ports:
+        return
+    named = [port for port in containers[0].list("ports") if port.text("name")]
+    names = {port.text("name"): port.text("containerPort") for port in named}
+    targets = [names.get(port.text("targetPort"), port.text("targetPort") or port.text("port")) for port in ports]
+    served = known_port(servers[0], context.parsed_args(servers[0]).args)
+    is_told = targets[0].isdecimal() and served.isdecimal() and flag_word(servers[0], "--config") is None
+    if served not in targets and is_told:
+        message = f"the Service forwards to port {targets[0]}, and the server listens on {served}"
+        yield finding(
+            "port-unreachable", document.source.place(ports[0].offset), message, f"write targetPort: {served}"
+        )
 
 
 @checks(Node, "port-unreachable")

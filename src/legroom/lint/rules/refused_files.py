@@ -138,6 +138,12 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
                 yield item, f"two volumes are mounted at {target}", "leave one of them"
             seen |= {target} - {""}
         is_merged = document.get("include") is not None or not _BASE_FILE.search(path)
+        for key, named in (("depends_on", "services"), ("networks", "networks")) if not is_merged else ():
+            known = {"default", *(name for name, _ in document.items(named))}
+            given = [(item.scalar, item) for item in service.list(key)] or list(service.items(key))
+            for name, item in given:
+                if name and name not in known and "$" not in name:
+                    yield item, f"no {named[:-1]} is called {name}", f"add it to {named}: at the top of the file"
         for item in service.list("volumes") if not is_merged else ():
             name, colon, rest = (item.scalar or "").partition(":")
             is_drive = len(name) == 1 and rest.startswith(("/", "\\")) and ":" in rest  # of Windows

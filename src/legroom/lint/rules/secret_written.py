@@ -11,7 +11,6 @@ from legroom.lint.rule import Context, Findings, checks, finding, flag_value, fl
 from legroom.masking import SECRET_FLAGS
 
 _NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "VLLM_API_KEY", "LEGROOM_GUARD_TOKEN")
-_BUILD_ARGUMENT = re.compile(r"\b(HF_TOKEN|HUGGING_?FACE\w*TOKEN)(=|\b)")
 _PLACEHOLDER = pattern("secret_written.placeholder")
 
 _LEFT_OPEN = re.compile(r"<[^>]+>|your.*|changeme", re.IGNORECASE)

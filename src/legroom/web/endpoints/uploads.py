@@ -104,14 +104,22 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom diagnose --json` for a log that is streamed, its sentences in `language`."""
+    from legroom.deployments.described import refuse_two_models
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
+    from legroom.render.diagnosis_text import finding_title
     from legroom.web.endpoints import in_requested_language
 
     command, model, gpu, vllm = (request.get(name) or None for name in ("command", "model", "gpu", "vllm"))
+    refuse_two_models(command, model)
     hints = Hints(command, model, gpu, request.get("gpus"), vllm, local_models=False)
-    return in_requested_language(readings_json([read_log(pieces, "the log", hints)]), request)
+    reading = read_log(pieces, "the log", hints)
+    document = in_requested_language(readings_json([reading]), request)
+    found = reading.runs[0].findings if "language" in request and reading.runs else ()
+    for row, finding in zip(document["findings"], found, strict=False):
+        row["title"] = finding_title(finding, request["language"], reading.runs[0].other_engine)
+    return document
 
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
