@@ -884,3 +884,85 @@ def test_weights_that_are_rounded_as_they_load_are_taken_from_a_checkpoint_that_
     told = "vllm serve Qwen/Qwen2.5-14B-Instruct --quantization fp8 --max-model-len 8192 on a 4090: OOM while loading"
     flags = first(told).fixes[0].flags
     assert "Int8" in flags["model"] and flags["quantization"] is None
+
+
+def test_the_newest_line_may_come_first() -> None:
+    newest = "engine.py :190 2024-02-03 03:44:03,976 Error initializing vLLM engine: "
+    sized = "INFO 02-03 03:43:48 llm_engine.py:316] # GPU blocks: 7754, # CPU blocks: 2048\n"
+    graphs = "INFO 02-03 03:43:49 model_runner.py:625] Capturing the model for CUDA graphs.\n"
+    found = first(newest + listed_oom("", 43.6, 37.38, "275.68 MiB") + graphs + sized)
+    assert found.cause == "cudagraph_capture_oom"
+
+
+def test_an_engine_without_eager_mode_has_no_graphs_to_capture() -> None:
+    config = "INFO 07-20 19:23:49 llm_engine.py:60] Initializing an LLM engine with config: model='m', {}seed=0)\n"
+    sized = "INFO 07-20 19:27:06 llm_engine.py:131] # GPU blocks: 37085, # CPU blocks: 2048\nThen it runs into OOM.\n"
+    assert first(config.format("tokenizer_mode=auto, ") + sized).cause == "runtime_activation_burst"
+    with_graphs = config.format("tokenizer_mode=auto, enforce_eager=False, ") + sized
+    assert first(with_graphs).cause == "cudagraph_capture_oom"
+
+
+def test_a_rank_that_fails_while_the_others_print_their_profile_was_profiling() -> None:
+    step = (
+        "[rank0]: torch.OutOfMemoryError: Error in model execution (input dumped to /tmp/err_execute_model_input.pkl): "
+    )
+    others = "(RayWorkerWrapper pid=2) INFO 01-02 02:39:18 worker.py:241] Memory profiling takes 9.26 seconds\n"
+    message = listed_oom("", 43.6, 38.0, "162.87 MiB").removeprefix("torch.OutOfMemoryError: ")
+    assert first(step + message + others).cause == "profiling_activation_peak"
+    assert first(step + message).cause == "runtime_activation_burst"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "vLLM: I cannot start two Qwen2.5-0.5B servers on a 8G 4060 Ti",
+        "With vLLM the first container runs, the second container fails to start on the same card",
+    ],
+)
+def test_a_second_server_that_does_not_start_shares_the_card(told: str) -> None:
+    assert first(told).cause == "gpu_shared_or_not_free"
+
+
+def test_a_release_that_charges_others_is_left() -> None:
+    told = "vllm/vllm-openai:v0.8.5 with VLLM_USE_V1=1: the second container fails to start on the same card"
+    assert "0.9.1" in first(told).fixes[0].steps[0]
+
+
+def test_device_chooses_no_card() -> None:
+    told = 'llm = LLM(model="allenai/OLMo-1B-hf", device="cuda:3")\nCUDA out of memory. Tried to allocate 4.43 GiB.'
+    found = first(told)
+    assert found.cause == "gpu_shared_or_not_free"
+    assert any("CUDA_VISIBLE_DEVICES" in step for step in found.fixes[0].steps)
+
+
+@pytest.mark.parametrize(
+    ("told", "cause", "flags"),
+    [
+        (
+            "vLLM: --enable-sleep-mode OOMs loading the model\n4. Run the same script without `--enable-sleep-mode`\n"
+            "5. Observe that it loads correctly.",
+            "sleep_mode_or_rlhf_colocation",
+            {"enable_sleep_mode": None},
+        ),
+        (
+            "vLLM with pipeline parallelism runs out of memory. "
+            "With --tensor-parallel-size 4 --pipeline-parallel-size 1 it works fine.",
+            "tp_kv_head_replication_or_pp_imbalance",
+            {"tensor_parallel_size": 4, "pipeline_parallel_size": 1},
+        ),
+        (
+            "> vLLM without --enforce-eager: OOM.\n> After adding the --enforce-eager parameter, the program runs "
+            "successfully.",
+            "cudagraph_capture_oom",
+            {"enforce_eager": True},
+        ),
+    ],
+)
+def test_what_the_text_says_cured_it_names_cause_and_fix(told: str, cause: str, flags: dict[str, object]) -> None:
+    found = first(told)
+    assert (found.cause, dict(found.fixes[0].flags)) == (cause, flags)
+
+
+def test_the_last_stage_of_a_pipeline_is_the_smallest() -> None:
+    told = "vLLM: the last GPU always OOMs when I only use pipeline parallelism"
+    assert first(told).cause == "tp_kv_head_replication_or_pp_imbalance"

@@ -225,13 +225,15 @@ class Case:
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
         # A progress bar may be written after the error that stopped it.
         late = {"shards": 30}
-        return tuple(
+        passed = [
             evidence
             for evidence in before
             if failure is None
             or failure.is_told
             or evidence.line <= failure.line + (SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
-        )
+            or "" < evidence.time < failure.time  # a collector may show the newest line first
+        ]
+        return tuple(sorted(passed, key=lambda item: item.time) if all(item.time for item in passed) else passed)
 
     @cached_property
     def phase_reached(self) -> Phase | None:
@@ -257,7 +259,9 @@ class Case:
             is_above = (self.ledger.allocated_bytes or 0) > budget > 0
             # A tenth of the card in one piece, and no piece of an earlier step is kept: the first pass.
             is_first = self.oom.wanted_bytes > total // 10 > 0 and unused < total // 100 and not self.oom.pools_bytes
-            return "profile" if (is_above or is_first) and not self.was_ready else "serving"
+            # Other ranks still print what they profiled.
+            is_among_ranks = any(item.line > self.oom.line for item in self.all("profile_took", "profile_v0"))
+            return "profile" if (is_above or is_first or is_among_ranks) and not self.was_ready else "serving"
         if site := self.computed_site or self._site_after_last_milestone(""):
             return site
         # The first model step of a start is the profile run; only later ones find graphs with a pool.
@@ -271,6 +275,8 @@ class Case:
         is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"
         if last is not None and last.id == "kv_sized" and self._start_broke_off and self.block_pool_bytes:
             return "kv"  # V0 prints the blocks, allocates them, and says so before it captures
+        if last is not None and last.id == "kv_sized" and self._captures_no_graphs:
+            return "serving"
         after_pool = "sampler" if is_captured or (otherwise and self.engine.generation != "V0") else ""
         return {
             "startup_load": otherwise or "load",
@@ -279,6 +285,12 @@ class Case:
             "startup_graph": after_pool or otherwise or "graph",
             "serving": "serving",
         }.get(self.phase_reached or "", otherwise)
+
+    @property
+    def _captures_no_graphs(self) -> bool:
+        """Whether the engine's configuration line names no eager mode, as before 0.2.7, which brought CUDA graphs."""
+        banner = self.first("server_banner")
+        return banner is not None and "tokenizer_mode=" in banner.text and "enforce_eager=" not in banner.text
 
     @cached_property
     def has_site_frame(self) -> bool:

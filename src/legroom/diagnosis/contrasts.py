@@ -17,7 +17,9 @@ Contrast = tuple[Mapping[str, Any], bool, str]
 
 _SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
 _CLAUSE = re.compile(r"(?<=[A-Za-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
-_CONDITION = re.compile(r"(?i)\s*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
+_STEP = re.compile(r"(?i)\b(?:same|again)\b.{0,80}?\b(with(?:out)? .{1,120})$")
+"""A step that repeats a run with a change; what comes of it is the next step."""
+_CONDITION = re.compile(r"(?i)[\s>*-]*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
 _FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
@@ -41,12 +43,13 @@ def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
 def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     """Each group of settings that a clause outside of logs and commands calls working or failing."""
     plain = "\n".join(plain_lines(text.split("\n")))
-    last_flag, last_feature, shares = "", "", bool(_words("about_shares").search(plain))
+    last_flag, last_feature, repeated, shares = "", "", "", bool(_words("about_shares").search(plain))
     for sentence in _SENTENCE.split(plain):
         if lowered := _words("lowered").search(sentence):
             tokens, is_pool = int(lowered["tokens"]) * 1024, not lowered["length"]
             yield {"num_gpu_blocks_override": tokens // 16} if is_pool else {"max_model_len": tokens}, True, ""
-        fails_later, before = bool(_words("fails_later").search(sentence)), ""
+        fails_later, before = bool(_words("fails_later").search(sentence)), repeated
+        repeated = step[1] if (step := _STEP.search(sentence)) else repeated * sentence.strip(" .)").isdigit()
         told, _, cure = sentence.partition(unless[0] if (unless := _words("unless").search(sentence)) else "\n")
         if settings := dict((*_mentions(cure, release, shares), *_remedies(cure, last_flag))):
             yield settings, True, cure

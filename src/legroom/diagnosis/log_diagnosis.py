@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_traceback_line
@@ -256,6 +257,10 @@ def _with_pasted_command(
         args = merge_args(args, own)
         cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
     card, reported = named_card(full_text), [(settings, worked) for settings, worked, _ in told]
+    # What a sentence calls the cure was not set in the run that failed.
+    cures = [item for settings, worked, _ in told if worked and not command for item in settings.items()]
+    unset: dict[str, Any] = {name: None for name, value in cures if value and getattr(args, name, None) == value}
+    args = replace(args, **unset)
     for settings, _, _ in (item for item in told if not item[1] and "default" in item[2]):
         for name, value in settings.items():  # the text gives another value than the default that failed
             if (given := getattr(args, name, None)) not in (None, value):

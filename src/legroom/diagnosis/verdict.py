@@ -39,6 +39,8 @@ _SETTINGS_OF_CAUSE = {
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config", "max_loras", "max_lora_rank"}),
     "multimodal_inputs": frozenset({"limit_mm_per_prompt"}),
     "profiling_activation_peak": frozenset({"max_num_batched_tokens", "max_num_seqs"}),
+    "sleep_mode_or_rlhf_colocation": frozenset({"enable_sleep_mode"}),
+    "tp_kv_head_replication_or_pp_imbalance": frozenset({"pipeline_parallel_size"}),
 }
 """Settings that switch off what a cause is about."""
 

@@ -132,6 +132,10 @@ def _assess_neighbour_start(case: Case) -> Assessment | None:
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
     """0 bytes of weights were measured, so the model is on another GPU; None otherwise."""
+    given = case.first("device_told")
+    if given is not None and case.is_oom and case.ledger.total_bytes is None:
+        why = "vLLM takes the first visible card, whatever device= says: that one is not free."
+        return Assessment(Strength.NAMED, proof(given, case.first_failure), why)
     loaded = next((item for item in case.all("weights_loaded") if item.facts.get("weights_bytes") == 0), None)
     if loaded is None or not case.first_failure:
         return None
@@ -216,9 +220,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
             why = reason("charged_by_others", {"weights": gib(weights), "total": gib(total)})
             return Assessment(Strength.LIKELY, proof(error), why)
         return None
-    charging = any(engine.within(*span) for span in (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1")))
-    if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
-        charging = True
+    charging = _charges_others(case)
     if engine.version is None:
         # By style: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
         # labelled or the message is the longer one of 0.13. A bare traceback has no line above it. Weights that are
@@ -230,6 +232,15 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     charging = charging or case.has("several_servers", "own_engines_told")
     return Assessment(Strength.LIKELY if charging and not case.platform.wsl else Strength.POSSIBLE, proof(error), why)
+
+
+def _charges_others(case: Case) -> bool:
+    """Whether the release counts memory of other processes as this server's own."""
+    told = " ".join(item.text for item in case.all("second_server_told"))
+    is_v1 = case.engine.generation == "V1" or "VLLM_USE_V1=1" in told
+    spans = (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1"), *((("0.7.0", "0.9.0.1"),) if is_v1 else ()))
+    version = case.startup.vllm
+    return version is not None and any(logged_release(version).within(*span) for span in spans)
 
 
 _KEPT = ("not_released_told", "engine_again_told", "free_below_desired")
@@ -244,6 +255,11 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
         # Where a traceback shows the failing step, the orphan may be what the failure left behind.
         strength = Strength.POSSIBLE if case.has_site_frame else Strength.SHOWN
         return Assessment(strength, proof(kept, case.first_failure), why)
+    if (second := case.first("second_server_told")) is not None:
+        why = (
+            reason("others_are_charged") if _charges_others(case) else "Each server takes its share of the whole card."
+        )
+        return Assessment(Strength.LIKELY, proof(second), why)
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
         return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
@@ -348,7 +364,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
-    if _told_holder(case) is not None and case.is_oom:
+    if (_told_holder(case) is not None or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     elif case.has("own_servers_told") and _assess_told_neighbour(case) is not None and not case.has(*_KEPT):
         free_it = known_fix("shares_below_one")
@@ -360,7 +376,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     newer = _upgrade_fix(planner)
     if not shares or case.has("no_cache_blocks"):
         yield _own_engines_fix(planner)
-    if case.has("no_cache_blocks"):
+    if case.has("second_server_told"):
+        yield from (in_turn, free_it) if newer is None else (newer, in_turn)
+    elif case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
         if case.neighbours:

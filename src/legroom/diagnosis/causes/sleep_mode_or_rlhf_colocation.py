@@ -106,7 +106,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("sleep_mode_on")
     if planner.case.has("training_step"):
         yield known_fix("smaller_training_step")
-    if _is_first_mapping(planner.case):
+    is_start = planner.case.has("sleep_on") and planner.case.site in ("kv", "graph", "sampler", "warmup")
+    if _is_first_mapping(planner.case) or (is_start and not _has_trainer(planner.case)):
         why = "What sleep mode's allocator keeps beside the budget needs room."
         yield from (planner.lower_utilization(planner.oom_shortage_bytes + GIB, why), off, newer)
     elif planner.case.site in ("build", "load") and not planner.case.platform.trainer:

@@ -27,7 +27,9 @@ def examine(case: Case) -> Assessment | None:
             why,
         )
     staged = case.first("pp_on") or ((case.startup.args.pipeline_parallel_size or 1) > 1 and case.first_failure)
-    if staged and error:
+    told = any("pipeline_parallel_size" in settings for settings, worked in case.reported if worked)
+    staged = staged or case.first("stage_told") or (told and case.first_failure)
+    if staged and (error or told or case.has("stage_told")):
         why = reason("smallest_stage")
         return Assessment(Strength.SUGGESTED, proof(case.first("pp_on"), error), why)
     return None
