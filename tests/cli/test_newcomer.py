@@ -310,3 +310,26 @@ def test_a_flag_that_a_wish_keeps_is_named(capsys):
     wish = ("--want-context", "8k", "--want-concurrency", "20", "--gpus", "4", "--tensor-parallel-size", "2")
     assert main(["plan", "qwen2.5-72b-instruct", "--gpu", "a100-80gb", *wish]) == 0
     assert "Kept as given: --tensor-parallel-size 2." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_word_names_the_checkpoint_that_has_it(capsys):
+    assert main(["models", "coder", "14b", "--gpu", "rtx4090", "--context", "8k", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["models"]
+    assert rows
+    assert all("coder" in row["ids"][0].lower() and "Coder" in " ".join(row["command"]) for row in rows)
+    assert main(["models", "coder", "14b", "--gpu", "rtx4090", "--context", "8k"]) == 0
+    assert "Qwen2.5-Coder-14B" in capsys.readouterr().out
+
+
+def test_the_nearest_name_is_the_one_with_a_letter_more(capsys):
+    assert main(["plan", "lama-3.3-70b", "--gpu", "h100"]) == 2
+    assert "nearest bundled: llama-3.3-70b" in capsys.readouterr().err
+
+
+def test_a_limit_may_be_written_with_its_unit(capsys):
+    load = ("--rate", "1", "--prompt", "500", "--answer", "50", "--gpu", "h100", "--json")
+    answers = []
+    for limits in (("--ttft", "3s", "--tpot", "80ms"), ("--ttft", "3", "--tpot", "80")):
+        assert main(["size", "llama-3.1-8b", *load, *limits]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["rows"])
+    assert answers[0] == answers[1]

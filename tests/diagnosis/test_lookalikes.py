@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from string import Formatter
+
 import pytest
 
 from legroom.diagnosis.finding import Finding
@@ -54,6 +56,21 @@ FIRST_STEPS = {
         "rocm",
     ),
     "an operator of an NPU": ("RuntimeError: ACL stream synchronize failed, error code:507035", "kernelName="),
+    "a compiler older than the card": (
+        "ptxas /tmp/a.ptx, line 6; error : PTX .version 8.4 does not support .target sm_120a",
+        "TRITON_PTXAS_PATH",
+    ),
+    "a peer that takes no KV cache": ("store_py.cpp:191] Failed to mount segment: UNKNOWN_ERROR", "nc -vz"),
+    "a pod without a node": ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "describe node"),
+    "an image that is not there": ("Failed to pull image: manifest unknown", "docker pull"),
+    "a torchvision of another torch": ("RuntimeError: operator torchvision::nms does not exist", "torchvision"),
+    "a build from source": ("ERROR: Failed building wheel for vllm", "wheel"),
+    "layers on two devices": (
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices",
+        "one device",
+    ),
+    "a module of another vLLM": ("ModuleNotFoundError: No module named 'vllm.model_executor.old'", "pip show vllm"),
+    "a job at its time limit": ("error: *** JOB 7 ON node CANCELLED AT 2026 DUE TO TIME LIMIT ***", ""),
     "a TPU that is held": ("RuntimeError: TPU initialization failed: Failed to get global TPU topology.", "lsof"),
     "versions that exclude each other": (
         "ImportError: acme>=0.4,<=0.6 is required for a normal functioning of this module, but found acme==0.7",
@@ -73,6 +90,17 @@ def test_the_first_step_of_a_lookalike_is_about_what_failed(log: str, words: str
     assert found.cause in ("not_memory", "driver_or_cuda_mismatch")
     assert any(words in step for step in found.fixes[0].steps)
     assert not any("go back to the last release" in step for fix in found.fixes for step in fix.steps)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "omegaconf.errors.ConfigAttributeError: Key 'cache' is not in struct",
+        "ValueError: The global train batch size (8 x 1) must be evenly divisible by the number of generations (16)",
+    ],
+)
+def test_what_a_trainer_refuses_is_a_setting(log: str) -> None:
+    assert finding(log).cause == "wrong_flag"
 
 
 def test_a_crash_in_the_sampling_kernel_is_answered_with_the_other_sampler() -> None:
@@ -151,6 +179,14 @@ def test_every_lookalike_names_evidence_that_exists_and_a_source() -> None:
     for kind in lookalikes():
         assert set(kind.evidence) <= known, kind.id
         assert kind.source and kind.fixes, kind.id
+
+
+def test_every_text_of_a_lookalike_has_plain_gaps_only() -> None:
+    for kind in lookalikes():
+        for text in (kind.why, *(words for fix in kind.fixes for words in (fix.why, *fix.steps))):
+            assert all(
+                name is None or (name.isidentifier() and not spec) for _, name, spec, _ in Formatter().parse(text)
+            )
 
 
 def test_builds_follow_the_releases() -> None:

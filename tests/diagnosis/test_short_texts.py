@@ -63,6 +63,12 @@ def fix(text: str) -> Fix:
         ("enabling speculative decoding pushes vLLM into OOM", "lora_or_spec_decode_extra"),
         ("vLLM with LoRA OOMs with max_loras 32; with max_loras 4 it is okay", "lora_or_spec_decode_extra"),
         ("vllm 显存一直在涨，最后 OOM", "leak_over_time"),
+        ("the vLLM server with much offloading is finally killed by the kernel", "host_ram_oom"),
+        ("for a long context vLLM stops since only 50,000 tokens fit into the KV cache", "kv_too_small_for_max_len"),
+        ("somebody else's process sits on GPU 0, vLLM: out of memory", "gpu_shared_or_not_free"),
+        ("each test creates a new LLM with vllm, then CUDA OOM", "gpu_shared_or_not_free"),
+        ("vLLM TP 16: NCCL says Cuda failure out of memory", "nccl_or_custom_allreduce_buffers"),
+        ("vLLM on a 48 GB card: OOM while quantizing a 30B model", "quantization_kernel_workspace"),
         ("vLLM on an Orin: the board freezes, memory and swap are full", "unified_memory_or_wsl"),
         ("with --swap-space 40, TP 4 and 128 GB of RAM the vLLM server does not come up", "host_ram_oom"),
         ("the container with vLLM exits with code 137 while loading", "host_ram_oom"),
@@ -459,6 +465,11 @@ def test_what_ran_short_is_read_from_a_sentence_or_its_sizes(text: str, cause: s
 def test_what_the_text_tells_is_in_the_first_step(text: str, cause: str, step: str) -> None:
     assert first(text).cause == cause
     assert step in first(text).fixes[0].steps[0]
+
+
+def test_the_bound_of_an_image_that_the_text_gives_is_kept() -> None:
+    told = "vLLM with Qwen2.5-VL-7B OOMs while profiling images; our processor limits them to 512x28x28 pixels"
+    assert fix(told).flags == {"mm_processor_kwargs": {"max_pixels": 401408}}
 
 
 def test_each_of_several_engines_on_one_card_gets_its_share() -> None:

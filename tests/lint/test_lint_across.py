@@ -41,6 +41,13 @@ def test_a_client_asks_for_the_name_that_the_server_has(model, count):
     assert len(found(COMPOSE, client, rule="model-name")) == count
 
 
+def test_a_model_of_another_server_is_not_the_servers():
+    others = "- litellm_params:\n    model: openai/gpt-4o\n- litellm_params:\n    api_base: http://llm:8000/v1\n"
+    assert found(COMPOSE, ("litellm.yaml", others), rule="model-name") == []
+    ollama = "- litellm_params:\n    model: openai/llama3\n    api_base: http://ollama:11434/v1\n"
+    assert found(COMPOSE, ("litellm.yaml", ollama), rule="model-name") == []
+
+
 def test_a_request_in_a_script_names_the_model_too():
     script = 'curl http://localhost:8001/v1/chat/completions -d \'{"model": "%s"}\'\n'
     assert found(COMPOSE, ("ask.sh", script % "qwen"), rule="model-name") == []
@@ -160,8 +167,11 @@ LINES = {
     "keys of the host": ("compose.yaml", "services:\n  vllm:\n    volumes:\n    - ~/.ssh:/root/.ssh\n"),
     "flags in a program": ("deploy.py", "import vllm\nargs = ['--enforce-eager']\n"),
     "all GPUs for one rank": ("compose.yaml", "services:\n  vllm:\n    devices:\n    - count: all\n"),
+    "another number of GPUs": ("a.sbatch", "#SBATCH --gres=gpu:2\nvllm serve m/m --tensor-parallel-size 4\n"),
+    "another port": ("m.py", "import vllm\n@modal.web_server(8000)\ndef f():\n    run('vllm serve m/m --port 8001')\n"),
 }
 RULES = ["gpus-too-few", "flag-value", "command-doubtful", "rights-wide", "eager", "gpus-idle"]
+RULES += ["gpus-too-few", "port-unreachable"]
 
 
 @pytest.mark.parametrize(("what", "rule"), list(zip(LINES, RULES, strict=True)))
@@ -204,3 +214,22 @@ def test_a_path_of_the_command_is_in_a_volume(volume, severities):
         f"    command: --model /models/m\n    volumes: ['{volume}']\n"
     )
     assert [severity for _, severity in found(("compose.yaml", text), rule="path-missing")] == severities
+
+
+def test_a_series_of_the_release_that_a_server_here_runs_is_no_mistake():
+    panel = ("p.json", '{"panels": [{"targets": [{"expr": "max(vllm:gpu_cache_usage_perc)"}]}]}')
+    assert found(panel, COMPOSE, rule="metric-unknown") == [("p.json", "warning")]
+    old = COMPOSE[0], COMPOSE[1].replace("v0.20.0", "v0.8.5")
+    assert found(panel, old, rule="metric-unknown") == []
+
+
+def test_a_container_name_of_any_compose_file_is_a_host():
+    other = ("b/compose.yaml", COMPOSE[1].replace("brain", "vllm-brain"))
+    client = ("litellm.yaml", "api_base: http://vllm-brain:8000/v1\n")
+    assert found(other, COMPOSE, client, rule="port-unreachable") == []
+
+
+def test_the_user_data_of_an_instance_is_a_script():
+    run = "docker run --gpus all vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-32B --max-model-len 4096"
+    text = f'instance_type = "g5.xlarge"\nuser_data = <<-EOF\n#!/bin/bash\n{run}\nEOF\n'
+    assert found(("main.tf", text), rule="does-not-fit") == [("main.tf", "note")]

@@ -78,4 +78,12 @@ def test_an_unchanged_command_that_is_sure_to_hold_as_much_is_not_changed():
     made = upgrade(args, release("0.11.0"), release("0.32.0"), Machine("rtx4090"))
     assert made.new.verdict == "fits" and made.new.memory.kv.max_concurrency > made.old.memory.kv.max_concurrency
     assert made.kept.flags == {}
-    assert upgrade_words(made)["conclusion"].startswith("Nothing has to change")
+    assert upgrade_words(made)["conclusion"].startswith("The command need not change")
+
+
+def test_ranges_and_what_else_changes_are_told():
+    args = ServeArgs("qwen3-30b-a3b", max_model_len=8192)
+    words = upgrade_words(upgrade(args, release("0.10.2"), release("0.32.0"), Machine("h100")))
+    assert words["range"].endswith("they overlap, so the difference may be none.")
+    assert words["metrics"]
+    assert words["conclusion"].endswith("do change: see below.")

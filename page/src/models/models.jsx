@@ -71,7 +71,7 @@ export function ModelsArea({ params, active }) {
     const mine = (abort.current = new AbortController());
     const groups = families(lists.models, asked.words);
     const order = new Map(groups.flat().map((name, at) => [name, at]));
-    const question = { gpu: asked.gpu, gpus, gpu_used: asked.gpu_used || null, context, users, language: t.language };
+    const question = { gpu: asked.gpu, gpus, gpu_used: asked.gpu_used || null, context, users, words: asked.words || null, language: t.language };
     // Each row of the last answer for this card stays in sight, greyed, until its model is planned again.
     const isKept = (row) => row.asked.gpu === asked.gpu && row.asked.gpus === asked.gpus && order.has(row.name);
     const begun = { missing: [], done: 0, all: order.size, models: groups.length, error: null, for: asked };
@@ -199,7 +199,7 @@ function Fitting({ rows, asked, label }) {
   const columns = [
     nameColumn("name", t("models.model"), (row) => (
       <>
-        <a href={planOf(row, row.asked)}>{row.name}</a> {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
+        <a href={planOf(row, row.asked)}>{row.name}</a> {row.asked.words && <span class="soft gives-up">{row.ids[0]}</span>} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
       </>
     )),
     figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),

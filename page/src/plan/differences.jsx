@@ -5,6 +5,9 @@ import { bytesWords, count, signed } from "../units.js";
 const change = (before, after, written) =>
   written(before) === written(after) ? "=" : `${after > before ? "+" : "−"}${written(Math.abs(after - before))}`;
 
+// What is missing is nothing.
+const had = ({ layout }, key) => Math.max(layout[key], 0);
+
 // Tokens a second: what a setting with more memory may cost.
 function Speeds({ speeds }) {
   const t = useText();
@@ -35,7 +38,7 @@ export function Differences({ first, second, speeds }) {
         <table>
           <thead>
             <tr>
-              <th>{t("compare.part")}</th>
+              <th>{t(Math.max(first.gpu.count, second.gpu.count) > 1 ? "compare.part_each" : "compare.part")}</th>
               <th class="figure">A</th>
               <th class="figure">B</th>
               <th class="figure">B − A</th>
@@ -47,10 +50,10 @@ export function Differences({ first, second, speeds }) {
                 <td>
                   <span class="swatch" aria-hidden="true" /> {t(`part.${name}`)}
                 </td>
-                <td class="figure">{bytesWords(first.layout[key])}</td>
-                <td class="figure">{bytesWords(second.layout[key])}</td>
+                <td class="figure">{bytesWords(had(first, key))}</td>
+                <td class="figure">{bytesWords(had(second, key))}</td>
                 <td class="figure">
-                  {second.layout[key] === first.layout[key] ? "=" : signed(second.layout[key] - first.layout[key])}
+                  {had(second, key) === had(first, key) ? "=" : signed(had(second, key) - had(first, key))}
                 </td>
               </tr>
             ))}

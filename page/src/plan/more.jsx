@@ -7,7 +7,7 @@ import { commandLine, count, gib, held, signed } from "../units.js";
 import { save } from "./picture_file.js";
 import { versionOf } from "./source.jsx";
 
-const FORMS = ["docker", "compose", "kubernetes", "systemd"];
+const FORMS = ["docker", "compose", "kubernetes", "systemd", "prometheus"];
 
 // The same server as a command, or as the file that starts it.
 export function ToRun({ plan, request }) {
@@ -123,7 +123,8 @@ function UpgradeAnswer({ answer }) {
           to: to.vllm,
           before: gib(Math.max(from.layout.kv_cache_bytes, 0)),
           after: gib(Math.max(to.layout.kv_cache_bytes, 0)),
-        })}
+        })}{" "}
+        {words.range}
       </p>
       {changes.length > 0 && (
         <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>

@@ -57,6 +57,7 @@ export function PlanArea({ params, active }) {
   const compare = () => {
     setSide("b");
     setSetups((now) => ({ ...now, b: now.b ? null : { ...now.a, flags: { ...now.a.flags } } }));
+    scrollTo({ top: 0 });
   };
   return (
     <div class={`plan-area${setups.b ? " comparing" : ""}`}>

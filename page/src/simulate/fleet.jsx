@@ -1,11 +1,12 @@
 import { useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
-import { ErrorNote, TextField } from "../parts/controls.jsx";
+import { ErrorNote, NumberField, TextField } from "../parts/controls.jsx";
 import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
-const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "50", budget: "" };
+const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "", budget: "" };
+const LIMITS = ["first_token_s", "time_per_token_ms", "budget"];
 // How the model is split and how long its requests may be is what the count chooses.
 const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
 
@@ -37,7 +38,7 @@ export function Fleet({ load, setup, onUse }) {
         if (newest.current !== key) return;
         const { rows, words } = await engine.call("size", { ...request, cards: [card] });
         const at = Math.max(rows.findIndex(({ holds }) => holds), 0);
-        put((now) => ({ rows: [...now.rows, { ...rows[at], reason: words[at] }] }));
+        put((now) => ({ rows: [...now.rows, { ...rows[at], reason: words[at] }].sort(cheapestFirst) }));
       }
       put(() => ({ busy: false }));
     } catch (error) {
@@ -46,18 +47,17 @@ export function Fleet({ load, setup, onUse }) {
   };
   const { rows, busy, error } = state.key === key ? state : { rows: [] };
   const field = (name) => (
-    <TextField label={t(`fleet.${name}`)} value={asked[name]} onInput={(text) => setAsked({ ...asked, [name]: text })} />
+    <NumberField label={t(`fleet.${name}`)} value={asked[name]} placeholder={t("holders.no_limit")} onChange={(value) => setAsked({ ...asked, [name]: value })} />
   );
+  const isRead = LIMITS.every((name) => asked[name] === "" || Number(asked[name]) > 0);
   return (
     <details class="fold">
       <summary>{t("fleet.title")}</summary>
       <div class="grid-fields">
-        {field("first_token_s")}
-        {field("time_per_token_ms")}
-        {field("budget")}
+        {LIMITS.map(field)}
       </div>
-      {field("cards")}
-      <button type="button" class="button" disabled={busy || !cards.length || !(mix || trace)} onClick={run}>
+      <TextField label={t("fleet.cards")} value={asked.cards} onInput={(text) => setAsked({ ...asked, cards: text })} />
+      <button type="button" class="button" disabled={busy || !isRead || !cards.length || !(mix || trace)} onClick={run}>
         {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}
       </button>
       <ErrorNote error={error} />
@@ -65,6 +65,14 @@ export function Fleet({ load, setup, onUse }) {
     </details>
   );
 }
+
+const serversWords = (t, { replicas, gpus }) => {
+  const [servers, all] = [replicas, gpus].map(({ high, middle }) => high ?? middle);
+  return t(servers === 1 ? "fleet.one_server" : "fleet.servers", { servers, each: all / servers });
+};
+
+const cost = ({ holds, usd_per_hour: usd }) => (holds ? (usd?.high ?? usd?.middle ?? 1e9) : 2e9);
+const cheapestFirst = (a, b) => cost(a) - cost(b);
 
 function FleetTable({ rows, byUsers, onUse }) {
   const t = useText();
@@ -85,6 +93,7 @@ function FleetTable({ rows, byUsers, onUse }) {
       <>
         {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
         {!row.within_budget && <span class="badge small fair">{t("fleet.over")}</span>}
+        {row.holds && <span class="soft gives-up">{serversWords(t, row)}</span>}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
         {byUsers && row.holds && <span class="soft gives-up">{t("fleet.asks", { rate: row.requests_per_s.toPrecision(2) })}</span>}
       </>

@@ -18,7 +18,7 @@ const LOAD = {
   think_s: 30,
   prompt_tokens: 1000,
   output_tokens: 300,
-  spread: "yes",
+  spread: "no",
   pool: "plan",
   blocks: 4000,
   step_ms: 30,
@@ -60,7 +60,7 @@ function requestFor(load, setup, trace) {
       ? { plan: requestOf(setup), blocks: null }
       : { plan: null, blocks: given(load.blocks), step_ms: given(load.step_ms) };
   const { requests, rate_per_s, users, think_s, prompt_tokens, output_tokens } = load;
-  const spread = load.spread !== "no";
+  const spread = load.spread === "yes";
   // Each user asks some times, so that the replay sees how they wait.
   const arrivals = load.load === "users" ? { users, think_s, requests: Math.min(Math.max(300, 3 * users), 5000) } : { requests, rate_per_s };
   return {
@@ -128,7 +128,7 @@ export function SimulateArea({ params, active }) {
   const preset = (name) => {
     const { prompt_tokens, output_tokens } = PRESETS[name];
     const byUsers = load.load === "users" && name !== "batch";
-    const next = { ...load, ...(byUsers ? { prompt_tokens, output_tokens } : { load: "mix", ...PRESETS[name] }) };
+    const next = { ...load, spread: "yes", ...(byUsers ? { prompt_tokens, output_tokens } : { load: "mix", ...PRESETS[name] }) };
     setLoad(next);
     run(next);
   };
@@ -268,7 +268,7 @@ function MixFields({ load, change }) {
         <NumberField key={name} kind={name.endsWith("tokens") ? "length" : "number"} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
       ))}
       {load.load === "users" && <p class="hint">{t("mix.users_hint")}</p>}
-      <Toggle plain label={t("mix.spread")} value={load.spread !== "no"} onPick={(on) => change("spread")(on ? "yes" : "no")} />
+      <Toggle plain label={t("mix.spread")} value={load.spread === "yes"} onPick={(on) => change("spread")(on ? "yes" : "no")} />
     </div>
   );
 }

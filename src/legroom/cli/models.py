@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     words = [word.lower() for word in args.words]
     every = (model for name in bundled_names() if (model := find(name)))
-    models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
+    models = [named for model in every if (named := model.with_words(words))]
     if args.gpu is not None:
         return _run_on_card(args, models)
     options = ("gpus", "context", "users", "gpu_used", "sort", "vllm")

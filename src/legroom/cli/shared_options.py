@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
@@ -174,10 +174,19 @@ def add_sweep_options(group: Any, default: str) -> None:
     group.add_argument("--ray", metavar="ADDRESS", help=about)
 
 
+def _number_with(unit: str) -> Callable[[str], float]:
+    """A reader of numbers that may be written with this unit: 3 and 3s."""
+    return lambda text: float(text.removesuffix(unit))
+
+
 def add_latency_goals(group: Any, unit: str) -> None:
     """Adds --ttft and --tpot; `unit` is the unit of --ttft."""
-    group.add_argument("--ttft", type=float, metavar="S", help=f"p99 of the time to the first token, in {unit}")
-    group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
+    group.add_argument(
+        "--ttft", type=_number_with("s"), metavar="S", help=f"p99 of the time to the first token, in {unit}"
+    )
+    group.add_argument(
+        "--tpot", type=_number_with("ms"), metavar="MS", help="p99 of the time per output token, in milliseconds"
+    )
 
 
 def add_disaggregate_option(group: Any) -> None:

@@ -118,7 +118,8 @@ def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, It
         "env": env_file_server,
         "python": python_subjects,
     }
-    return FilePart(kind, source, tuple(readers[kind](source)) if kind in readers else ()), ()
+    inner = _embedded_here_documents(source) if kind == "text" else ()  # user_data of Terraform
+    return FilePart(kind, source, tuple(readers[kind](source)) if kind in readers else ()), inner
 
 
 def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:

@@ -23,6 +23,7 @@ FAILING = ("failure", "host")
 FAILED_ALLOCATIONS = message_group("failed_allocation")
 SHORTAGE_WORDS = re.compile(
     r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
+    r"|(?:unable|failed) to allocate|cudaMalloc failed"
 )
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""

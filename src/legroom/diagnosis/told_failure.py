@@ -67,13 +67,24 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
     """The first mention of each kind of shortage that the words before it do not deny, the special kinds first."""
     ((_, _, _, denial),) = _told("denials")
     taken: list[tuple[int, int]] = []
+    in_ram: re.Match[str] | None = None
     for told in _told("shortages"):
         for match in told[3].finditer(sentences):
             is_denied = denial.search(sentences[max(match.start() - 24, 0) : match.start()])
-            if not is_denied and not any(start < match.end() and match.start() < end for start, end in taken):
+            is_of_host = in_ram is not None and told[0] in FAILED_ALLOCATIONS and _is_same_sentence(in_ram, match)
+            if not (is_denied or is_of_host) and not any(
+                match.start() < end and start < match.end() for start, end in taken
+            ):
                 taken.append(match.span())
+                in_ram = match if told[0] == "host_ram_told" else in_ram
                 yield told, match
                 break
+
+
+def _is_same_sentence(in_ram: re.Match[str], match: re.Match[str]) -> bool:
+    """Whether an unnamed shortage stands in the sentence that speaks of RAM: then it is of RAM."""
+    between = in_ram.string[min(in_ram.end(), match.end()) : max(in_ram.start(), match.start())]
+    return not re.search(r"[.!?\n。]", between) and not re.search(r"(?i)GPU|CUDA|VRAM|显存", between + match[0])
 
 
 def _shares(text: str) -> list[str]:

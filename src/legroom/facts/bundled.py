@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from heapq import nlargest
@@ -53,6 +53,15 @@ class Bundled:
             "quantized_from": self.base,
             "source": self.source,
         }
+
+    def with_words(self, words: Sequence[str]) -> Bundled | None:
+        """The model with the ids that hold all words first, if its name does not; None where a word is nowhere."""
+        named = [one for one in self.ids if all(word in one.lower() for word in words)]
+        if not all(word in " ".join((self.name, *self.ids)).lower() for word in words):
+            return None
+        if all(word in self.name for word in words) or not named:
+            return self
+        return replace(self, ids=tuple(dict.fromkeys((*named, *self.ids))))
 
 
 def bundled_names() -> tuple[str, ...]:
@@ -295,7 +304,7 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
             16, _keys_by_name(), key=lambda each: len(wanted & _letter_pairs(each)) / (len(wanted) + len(each))
         )
         close += difflib.get_close_matches(spelling, alike, n=2 * limit, cutoff=0.55)
-    return tuple(dict.fromkeys(_keys_by_name()[each] for each in close))[:limit]
+    return tuple(dict.fromkeys(_keys_by_name()[each] if "/" in each else each for each in close))[:limit]
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 
 from legroom.deployments.file_kinds import Kind
 from legroom.deployments.file_reader import document_kind, read_file
@@ -47,8 +48,9 @@ _LONGEST_TEXT = 2**18
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = pattern("linted_parts.vllm_flag")
 _ADDRESS, _ASKED_MODEL = pattern("linted_parts.address"), pattern("linted_parts.asked_model")
-_NEAR = 300
-"""Characters around an address in which the request to it is looked for."""
+_ITEM = re.compile(r"\n *- ")
+_NEAR, _MOST_ADDRESSES = 300, 200
+"""Characters around an address in which the request to it is looked for, within one item of a list."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,10 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
 def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
     """The addresses of a file, each with the model that is asked for there."""
     told, source, said = without_comments(text), Text(path, text), set[str]()
-    for found in _ADDRESS.finditer(told):
-        near = told[max(found.start() - _NEAR, 0) : found.end() + _NEAR]
-        asked = _ASKED_MODEL.search(near)
+    for found in islice(_ADDRESS.finditer(told), _MOST_ADDRESSES):
+        before, after = told[max(found.start() - _NEAR, 0) : found.end()], told[found.end() : found.end() + _NEAR]
+        item = _ITEM.split(before)[-1] + _ITEM.split(after)[0]
+        asked = _ASKED_MODEL.search(item)
         if found[0] not in said:
             said.add(found[0])
             model = (asked["model"] or asked["json"] or "") if asked is not None else ""

@@ -108,6 +108,12 @@ class Context:
     """Whether the file names a key of the API anywhere."""
 
     @property
+    def named_releases(self) -> frozenset[Release]:
+        """The releases that the servers of all linted files name; none where one is given for all."""
+        named = {server.named_release for server in self.fleet} - {None}
+        return frozenset() if self.is_release_given else frozenset(known_release(each) for each in named if each)
+
+    @property
     def release(self) -> Release:
         """The vLLM release assumed for a server or query that names none itself."""
         return self.requested_release or (self.plan.release if self.plan else latest())

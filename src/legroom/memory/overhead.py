@@ -73,7 +73,7 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
     size = int((fit[f"{card}_mib"] + further + more_ranks) * MIB)
     # Beyond the first one, communicators were measured on NVLink servers only.
     unknown = 0 if card == "hopper" else int((fit["hopper_mib"] * (len(ranks) - 1) - further) * MIB)
-    why = f"{len(ranks)} NCCL communicators start before the budget's first look at the card (0.11+)"
+    why = f"NCCL communicators, {len(ranks)} of them, start before the budget's first look at the card (0.11+)"
     return estimated(size, size // 2, size + size // 2 + unknown, (Term("communication", size, why),))
 
 
@@ -111,7 +111,7 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
     if counts_runner_buffers(settings):
         terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
         rests = segment_rests(model, settings, gpu, pp_rank)
-        terms.append(Term("rests of segments", rests, "reserved by torch, counted from 0.27 on"))
+        terms.append(Term("unused rest of segments", rests, "reserved by torch, counted from 0.27 on"))
     size = sum(term.bytes for term in terms)
     spread = int(fit["fixed_band_mib"] * MIB) + int(fit["relative_band"] * (size - base))
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, plural, wrap
-from legroom.facts.bundled import checkpoint_role
+from legroom.facts.bundled import checkpoint_role, find
 from legroom.facts.gpus import GpuPrice, list_prices
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, ready_command
@@ -300,16 +300,22 @@ def card_models_text(answer: CardModels, style: Style) -> str:
     lines += ["", *_fitting_table(best[:_MOST_ROWS], asked, style)] if best else ["", "No bundled model fits."]
     lines += _models_footer(answer, len(best) - _MOST_ROWS, style)
     if missing := answer.nearest_missing[:_NEAREST]:
-        rows = [(each.bundled.name, f"lacks {human_bytes(each.fit.short_bytes)} a card") for each in missing]
+        rows = [(_card_name(each), f"lacks {human_bytes(each.fit.short_bytes)} a card") for each in missing]
         lines += ["", style.paint("The next that would fit", "bold"), *(f"  {line}" for line in columns(rows, "<<"))]
     if 0 < len(answer.refused) <= _NEAREST:
         reasons = [f"{each.bundled.name}: {each.fit.limiting}" for each in answer.refused]
         lines += ["", style.paint("Not for any size of card", "bold")]
         lines += [line for reason in reasons for line in wrap(reason, style.width, "  ", "    ")]
     for first in (each.fit.plan for each in best[:1] if each.fit.plan):
-        lines += ["", f"  the command of {best[0].bundled.name}; of another row: add its name"]
+        lines += ["", f"  the command of {_card_name(best[0])}; of another row: add its name"]
         lines += command_lines(ready_command(first), style)
     return "\n".join(lines) + "\n"
+
+
+def _card_name(each: CardModel) -> str:
+    """The model's short name, or the checkpoint that the words asked for where it is not the first of the name."""
+    usual, bundled = find(each.bundled.name), each.bundled
+    return bundled.name if usual is None or usual.ids == bundled.ids else bundled.ids[0].rpartition("/")[2]
 
 
 def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -> Iterator[str]:
@@ -324,7 +330,7 @@ def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
         pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
-        name, weights = style.paint(each.bundled.name, "bold"), gib(plan.layout.weights.bytes, 1)
+        name, weights = style.paint(_card_name(each), "bold"), gib(plan.layout.weights.bytes, 1)
         rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
 

@@ -61,7 +61,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     if made.is_downgrade:
         yield f"{new.target.release} is the older release: this is a downgrade."
     yield from wrap(plan_headline(new), style.width)
-    yield from wrap(_conclusion(made), style.width)
+    yield from (line for text in (_conclusion(made), _range_text(made)) for line in wrap(text, style.width))
     notes = dict.fromkeys(note for made in (old, new) for note in (made.target.release.note, made.target.gpu.note))
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 
@@ -148,6 +148,7 @@ def upgrade_words(made: Upgrade, alerts: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "headline": plan_headline(made.new),
         "conclusion": _conclusion(made),
+        "range": _range_text(made),
         "caveats": list(_kept_caveats(made)),
         "kept": _kept_capacity_text(made) if made.old.starts else "",
         "changes": [{"what": change.what, "why": change.why} for change in made.changes],
@@ -170,10 +171,27 @@ def _conclusion(made: Upgrade) -> str:
         return f"It holds less than today: {kept.plan.memory.kv.max_concurrency:.2f} of {_held(old)} requests at once."
     tightly = ", but tightly" if kept.plan.verdict == "tight" else ""
     if not _is_changed(made):
-        return f"Nothing has to change: the same command keeps today's capacity{tightly}."
+        return f"The command need not change: it keeps today's capacity{tightly}.{_other_changes(made)}"
     changes = " ".join(change_words(kept.flags)) or "the flags named below"
     lead = f"it holds {_held(new)} requests at once (today {_held(old)})" if new.starts else "it does not start"
     return f"As it is, {lead}; {changes} keeps today's capacity{tightly}."
+
+
+def _other_changes(made: Upgrade) -> str:
+    """That more than the command changes, where metrics are gone or defaults are others; else empty."""
+    what = [name for name, changed in (("metrics", made.metrics), ("defaults", made.flags)) if changed]
+    return f" But {' and '.join(what)} do change: see below." if what else ""
+
+
+def _range_text(made: Upgrade) -> str:
+    """The ranges of an estimated KV cache before and after; empty where either has none."""
+    pools = [plan.layout.kv_cache for plan in (made.old, made.new)]
+    if any(pool.kind != "estimated" or pool.low <= 0 for pool in pools):
+        return ""
+    before, after = (f"{pool.low / GIB:.2f} to {pool.high / GIB:.2f} GiB" for pool in pools)
+    overlap = pools[0].high >= pools[1].low and pools[1].high >= pools[0].low
+    doubt = "; they overlap, so the difference may be none" if overlap else ""
+    return f"The KV cache is estimated: {before} before, {after} after{doubt}."
 
 
 def _held(plan: Plan) -> str:

@@ -15,7 +15,7 @@ from waiting import wait_until
 import legroom
 
 EVERYWHERE = [(size, language) for size in ("desktop", "phone") for language in ("en", "zh")]
-SMALL = "model=qwen3-8b&gpu=l4&max_model_len=8192&s.requests=80"
+SMALL = "model=qwen3-8b&gpu=l4&max_model_len=8192&s.requests=80&s.spread=yes"
 
 
 def replay(page: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_load_has_its_number_of_gpus_and_their_price(served, open_page, keep_s
     page.locator(".simulation details > button").click()
     page.wait_for_selector(".simulation tbody tr:nth-child(2)")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    assert "H100" in page.locator(".simulation tbody tr").first.inner_text()
+    assert "H100" in page.inner_text(".simulation tbody")
     keep_screenshot(page)
 
 
@@ -255,3 +255,21 @@ def test_a_snapshot_is_drawn_and_a_later_one_names_the_leak(served, open_page):
     assert page.evaluate("document.querySelector('img.segments').naturalWidth") > 0
     page.get_by_label("Open a later one").set_input_files(samples / "leak-after.pickle")
     page.get_by_role("heading", name="keep_multimodal_input").wait_for()
+
+
+def test_a_budget_that_is_no_number_is_told_and_the_cheapest_comes_first(served, open_page):
+    page = open_page(f"{served.url}#/simulate?model=llama-3.1-8b&gpu=h100&s.requests=60")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    page.locator("summary", has_text="How many GPUs").click()
+    budget = page.get_by_label("At most $ an hour")
+    budget.fill("fifteen")
+    count = page.get_by_role("button", name="Count the GPUs")
+    wait_until(page, "document.querySelector('.fold[open] .problem') !== null")
+    assert count.is_disabled()
+    budget.fill("15")
+    page.get_by_label("GPUs to compare").fill("h100, a100-80gb")
+    count.click()
+    page.wait_for_selector(".fold[open] tbody tr:nth-child(2)")
+    prices = [float(text.split()[0]) for text in page.locator(".fold[open] tbody tr td:nth-child(3)").all_inner_texts()]
+    assert prices == sorted(prices)
+    assert "server" in page.locator(".fold[open] tbody tr").first.inner_text()

@@ -240,6 +240,15 @@ def test_the_models_of_a_card_open_as_plans(served, open_page, keep_screenshot):
     assert "Qwen3-32B-AWQ" in verdict(page)
 
 
+def test_a_word_opens_the_checkpoint_that_has_it_on_the_cards_that_were_named(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=coder 14b")
+    row = page.locator("tbody tr", has_text="Qwen2.5-Coder-14B").first
+    row.wait_for()
+    row.get_by_role("link").click()
+    assert "Coder-14B" in verdict(page)
+    assert page.get_by_label("How many").first.input_value() == "1"
+
+
 def test_models_follow_the_card_and_the_language(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b")
     page.get_by_role("link", name="qwen3-32b-awq").wait_for()

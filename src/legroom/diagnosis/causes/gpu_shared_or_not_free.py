@@ -243,6 +243,9 @@ def _charges_others(case: Case) -> bool:
     return version is not None and any(logged_release(version).within(*span) for span in spans)
 
 
+_KEPT = ("not_released_told", "engine_again_told", "free_below_desired")
+
+
 def _assess_told_neighbour(case: Case) -> Assessment | None:
     """The text tells of others on the card, or of memory that an ended server kept; None where sizes tell more."""
     kept = case.first("not_released_told")
@@ -257,6 +260,9 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
             reason("others_are_charged") if _charges_others(case) else "Each server takes its share of the whole card."
         )
         return Assessment(Strength.LIKELY, proof(second), why)
+    if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
+        why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
+        return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
     shares, holder = told_shares(case), _told_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
     if holder is not None and is_failed and case.ledger.total_bytes is None:
@@ -271,7 +277,11 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     elif told.id == "engine_again_told":
         why = "Every new engine takes its share of the card again, while the first one still holds its own."
         return Assessment(Strength.NAMED, proof(told, case.first_failure), why)
-    return Assessment(Strength.NAMED if sum(shares) > 1 else Strength.LIKELY, proof(told, case.first_failure), why)
+    is_told = case.first_failure is not None and case.first_failure.is_told
+    is_sized = case.has("parameters_told", "model_size_told") or bool(case.startup.args.model)
+    is_named = sum(shares) > 1 or (is_told and case.has("own_servers_told") and not is_sized)
+    strength = Strength.NAMED if is_named else Strength.SHOWN if is_told else Strength.LIKELY
+    return Assessment(strength, proof(told, case.first_failure), why)
 
 
 def _told_holder(case: Case) -> tuple[Evidence, int] | None:
@@ -356,6 +366,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
     if (_told_holder(case) is not None or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
+    elif case.has("own_servers_told") and _assess_told_neighbour(case) is not None and not case.has(*_KEPT):
+        free_it = known_fix("shares_below_one")
     if sum(shares := told_shares(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))

@@ -32,7 +32,7 @@ def examine(case: Case) -> Assessment | None:
         strength = Strength.NAMED
     elif vision:
         strength = Strength.SHOWN
-    elif case.has("media_told") and case.oom is None and not case.has_site_frame:  # told of media
+    elif case.has("media_told", "pixels_told") and case.oom is None and not case.has_site_frame:  # told of media
         strength = Strength.NAMED if case.site in ("serving", "profile") else Strength.SUGGESTED
     elif _dummy_media_suspected(case):
         strength = Strength.POSSIBLE

@@ -133,11 +133,13 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
 
 
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
-    """One image and no video per prompt; max_pixels only for models whose processor has it."""
+    """The pixels that the text bounds an image by, else one image and no video a prompt, and max_pixels where known."""
     kind: FixKind = "limit_multimodal"
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
     named = " ".join([planner.known.args.model, *(item.text for item in planner.case.all("frame_vision"))]).lower()
-    if any(name in named for name in read_data("towers.json")["max_pixels"]):
+    if patches := planner.case.number("pixels_told", "patches_count"):
+        flags = {"mm_processor_kwargs": {"max_pixels": patches * 28 * 28}}
+    elif any(name in named for name in read_data("towers.json")["max_pixels"]):
         flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
     return Fix(kind, why, flags=flags, trades="larger or more media are scaled or refused")
 

@@ -20,7 +20,7 @@ CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
 JOURNAL = "/root/.local/share/legroom"
 """The folder of the sidecar's journal."""
-NO_KEY = "Without --api-key it answers everybody, so only this machine reaches it."
+NO_KEY = "Without --api-key it answers everybody, so only this machine reaches it: set one before you open the port."
 OPEN_FILES = 65536
 _PICK_DEVICES = (
     "CUDA_VISIBLE_DEVICES",

@@ -23,10 +23,8 @@ _COMPOSE = "compose service "
 @checks(NamedAddress, "port-unreachable")
 def address_without_server(address: NamedAddress, context: Context) -> Findings:
     """A URL, scrape target or upstream with a port on which the named service does not listen."""
-    services = {name: service for each in context.manifests for name, service in each.items("services")}
-    called = {service.text("container_name"): name for name, service in services.items()}
-    name = called.get(address.host, address.host)
-    servers = [each for each in context.fleet if each.read_as == f"{_COMPOSE}{name}"]
+    services = [pair for each in context.manifests for pair in each.items("services")]
+    servers, name = _servers_at(address.host, context), _service_at(address.host, context)
     ports = {known_port(each, context.parsed_args(each).args) for each in servers}
     is_told = all(map(str.isdecimal, ports)) and not any(flag_word(each, "--config") for each in servers)
     forwarding = [each for each in context.manifests if each.text("kind") == "Service"]
@@ -41,7 +39,8 @@ def address_without_server(address: NamedAddress, context: Context) -> Findings:
         message = f"the Service {address.host} has port {' and '.join(sorted(offered))}, and not {address.port}"
         found = finding("port-unreachable", address.place, message, f"write {address.host}:{min(offered)}")
         yield replace(found, severity="note")
-    elif services and not forwarding and name not in services and "vllm" in address.host and not address.is_open:
+    is_named = "vllm" in name and not any("$" in service.text("container_name") for _, service in services)
+    if services and not forwarding and name not in dict(services) and is_named and not address.is_open:
         message = f"no service of these files is called {address.host}"
         suggestion = "write the name of the server's service"
         yield replace(finding("port-unreachable", address.place, message, suggestion), severity="note")
@@ -50,11 +49,23 @@ def address_without_server(address: NamedAddress, context: Context) -> Findings:
 @checks(NamedAddress, "model-name")
 def model_of_another_name(address: NamedAddress, context: Context) -> Findings:
     """A client that asks for a model under a name that none of the servers has."""
-    is_open = any(has_open_words(each, ("model", "served_model_name")) for each in context.fleet)
-    names = {name for each in context.fleet for name in _served_names(each, context)}
+    servers = list(context.fleet) if address.host == "localhost" else _servers_at(address.host, context)
+    is_open = any(has_open_words(each, ("model", "served_model_name")) for each in servers)
+    names = {name for each in servers for name in _served_names(each, context)}
     if address.model and names and "" not in names and not is_open and address.model not in names:
         message = f"a client asks for {address.model}, and the servers here are called {', '.join(sorted(names))}"
         yield finding("model-name", address.place, message, "write the name of --served-model-name")
+
+
+def _service_at(host: str, context: Context) -> str:
+    """The Compose service that is called so, or whose container is."""
+    services = [pair for each in context.manifests for pair in each.items("services")]
+    return {service.text("container_name"): name for name, service in services}.get(host, host)
+
+
+def _servers_at(host: str, context: Context) -> list[StartedServer]:
+    """The servers that a Compose network knows under this name."""
+    return [each for each in context.fleet if each.read_as == f"{_COMPOSE}{_service_at(host, context)}"]
 
 
 def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import InvokedCommand
 from legroom.facts.metrics import (
     all_exposed_names,
+    exposed_names,
     is_shown_by_companion,
     metrics_of,
     name_of,
@@ -62,6 +63,8 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         is_known = name in known or name in context.records or name in context.declared
         if is_known or not _VLLM_NAME.fullmatch(name) or is_shown_by_companion(name):
             continue
+        if any(name in exposed_names(release) for release in context.named_releases):
+            continue  # a server of these files shows it
         instead = nearest(name, context.release) or ""
         if expression.owner == "family":
             instead = instead.removesuffix("_total")

@@ -131,7 +131,7 @@ def _given_names(words: list[str], release: Release) -> set[str]:
 
 def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
     """A `ChangedFlag` for a default that becomes another in `release`."""
-    why = f"not given: vLLM {release} takes {_value_text(new)} where it was {_value_text(old)}"
+    why = f"not given: its default was {_value_text(old)} and is {_value_text(new)} in vLLM {release}"
     return ChangedFlag(flag, "new_default", old, new, why)
 
 

@@ -54,7 +54,8 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.sweeps import ProcessExecutor
 
     context, users = request.get("context") or 8192, request.get("users") or 1
-    named = [model for name in request["names"] if (model := find(name))]
+    words = (request.get("words") or "").lower().split()
+    named = [model.with_words(words) or model for name in request["names"] if (model := find(name))]
     question = CardQuestion.of(machine_of_request(request), request.get("vllm"), context, users)
     answer = models_on_card(named, question, ProcessExecutor(1))
     rows = {"models": answer.best_of_each, "too_large": answer.nearest_missing}
@@ -183,7 +184,10 @@ def files(request: dict[str, Any]) -> dict[str, Any]:
     planned = plan_document(plan_of_request(request["plan"], advice=False))
     if not planned.fits:
         raise LegroomError("the planned server does not start", "plan one that does")
-    module = import_module(f"legroom.exports.deploy.{request['format']}")
+    form = request["format"]
+    module = import_module(
+        "legroom.exports.prometheus.rules" if form == "prometheus" else f"legroom.exports.deploy.{form}"
+    )
     return {"files": [asdict(file) for file in module.files(ExportRequest(planned.release, planned))]}
 
 
