@@ -966,3 +966,20 @@ def test_what_the_text_says_cured_it_names_cause_and_fix(told: str, cause: str, 
 def test_the_last_stage_of_a_pipeline_is_the_smallest() -> None:
     told = "vLLM: the last GPU always OOMs when I only use pipeline parallelism"
     assert first(told).cause == "tp_kv_head_replication_or_pp_imbalance"
+
+
+def test_an_error_pasted_above_its_log_belongs_to_the_steps_below_it() -> None:
+    graphs = "INFO 12-18 21:44:36 model_runner.py:394] Capturing the model for CUDA graphs.\n"
+    assert first(f"RuntimeError: CUDA error: out of memory\n{graphs}").cause == "cudagraph_capture_oom"
+
+
+def test_a_capture_that_fails_while_profiling_is_a_capture() -> None:
+    assert first("vLLM OOM: CUDA graph capture fails during profiling").cause == "cudagraph_capture_oom"
+
+
+def test_a_server_that_was_ready_refutes_a_plan_that_does_not_start() -> None:
+    command = "vllm serve Qwen/Qwen2.5-72B-Instruct --gpu-memory-utilization 0.97 --max-model-len 32768\n"
+    ready = "INFO 02-14 08:40:00 api_server.py:1] Application startup complete.\n"
+    step = 'ERROR 02-14 08:44:33 engine.py:1]   File "engine.py", line 3, in run_engine_loop\n'
+    found = first(f"On one H100:\n{command}{ready}{step}torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert dict(found.fixes[0].flags).keys() == {"gpu_memory_utilization"}

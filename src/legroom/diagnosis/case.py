@@ -233,6 +233,8 @@ class Case:
             or evidence.line <= failure.line + (SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
             or "" < evidence.time < failure.time  # a collector may show the newest line first
         ]
+        if not passed and failure is not None and not failure.time:  # an error that is pasted above its log
+            passed = [evidence for evidence in before if evidence.line <= failure.line + SENTENCE_LINES]
         return tuple(sorted(passed, key=lambda item: item.time) if all(item.time for item in passed) else passed)
 
     @cached_property

@@ -66,7 +66,8 @@ class FixPlanner:
     @cached_property
     def failed_plan(self) -> Plan | None:
         """The failed run as a plan; None where model or GPU is not known, or the log contradicts it."""
-        return plan_of_failed_run(self.case, self.known)
+        made = plan_of_failed_run(self.case, self.known)
+        return None if made is not None and self.case.was_ready and not made.starts else made
 
     @cached_property
     def model(self) -> Model | None:
