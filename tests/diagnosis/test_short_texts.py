@@ -536,3 +536,10 @@ def test_a_start_up_check_that_is_wrapped_between_two_words_keeps_its_figures() 
 def test_a_refused_value_that_the_message_names_is_taken_out() -> None:
     text = "vllm serve Qwen/Qwen3-8B --kv-cache-dtype fp8_e5m2\nValueError: fp8_e5m2 is not supported by this backend"
     assert fix(text).flags == {"kv_cache_dtype": None}
+
+
+def test_preemption_told_without_counts_sets_no_limit_of_zero() -> None:
+    told = "vLLM under load: a sequence group is preempted (total_num_cumulative_preemption=1), then the engine is dead"
+    (run,) = read_log([told.encode()], "log").runs
+    assert [finding.cause for finding in run.findings][0] == "kv_preemption_thrash"
+    assert not any(fix.flags.get("max_num_seqs") == 0 for finding in run.findings for fix in finding.fixes)

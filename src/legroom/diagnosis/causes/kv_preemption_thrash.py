@@ -52,7 +52,9 @@ def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Eviden
     count = last.facts.get("preemptions_count") if last else None
     parts = []
     if last is not None:
-        parts.append(f"{count if count is not None else len(preempted)} preemptions ({last.facts.get('mode')})")
+        parts.append(
+            f"{count if count is not None else len(preempted)} preemptions ({last.facts.get('mode') or 'RECOMPUTE'})"
+        )
     if stats:
         worst = max(stats, key=_kv_usage_percent)
         running, waiting = worst.facts.get("running_count"), worst.facts.get("waiting_count")
@@ -88,12 +90,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("swap_exhausted"):
         yield known_fix("more_swap")
     seqs = _sequences_pool_holds(planner, most)
-    fewer = planner.plan_change(
-        "max_num_seqs",
-        {"max_num_seqs": seqs},
-        f"The pool holds {seqs} of the requests that run, to their end.",
-        trades="more requests wait",
-    )
+    why, trades = f"The pool holds {seqs} of the requests that run, to their end.", "more requests wait"
+    fewer = planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades=trades) if seqs else None
     shares = [{"gpu_memory_utilization": number / 100} for number in range(95, int(planner.utilization * 100), -1)]
     larger = planner.first_change_that_fits("raise_util", shares, "A larger pool, where the card has room.")
     if larger is None and planner.failed_plan is None and planner.utilization < MAX_UTILIZATION:

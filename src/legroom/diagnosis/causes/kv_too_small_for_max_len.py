@@ -107,7 +107,9 @@ def _explanation(case: Case) -> str:
     if has is not None and not longest_fitting_len(case):
         length = f"{wanted:,} tokens" if wanted else "max_model_len"
         return f"{gib(has)} are left for the KV cache, and one request of {length} needs more."
-    return f"The pool holds one request of {longest_fitting_len(case) or 0:,} tokens, which is less than max_model_len."
+    if (fits := longest_fitting_len(case)) is None:
+        return "One request of max_model_len needs more than the pool holds."
+    return f"The pool holds one request of {fits:,} tokens, which is less than max_model_len."
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
