@@ -541,5 +541,5 @@ def test_a_refused_value_that_the_message_names_is_taken_out() -> None:
 def test_preemption_told_without_counts_sets_no_limit_of_zero() -> None:
     told = "vLLM under load: a sequence group is preempted (total_num_cumulative_preemption=1), then the engine is dead"
     (run,) = read_log([told.encode()], "log").runs
-    assert [finding.cause for finding in run.findings][0] == "kv_preemption_thrash"
+    assert run.findings[0].cause == "kv_preemption_thrash"
     assert not any(fix.flags.get("max_num_seqs") == 0 for finding in run.findings for fix in finding.fixes)

@@ -173,7 +173,9 @@ def test_packed_files_read_as_the_folder_they_were_packed_from(tmp_path: Path) -
     (folder / "gemma.json").write_text('{\n"gemma": "1"\n}\n')
     (folder / "qwen.json").write_text("{}\n")
     texts = read_texts(folder)
-    folder.with_suffix(".packed").write_text("".join(f"\f{name}\n{text}" for name, text in texts.items()))
+    folder.with_suffix(".packed").write_bytes(
+        bz2.compress("".join(f"\f{name}\n{text}" for name, text in texts.items()).encode())
+    )
     shutil.rmtree(folder)
     read_texts.cache_clear()
     assert read_texts(folder) == texts == {"gemma": '{\n"gemma": "1"\n}\n', "qwen": "{}\n"}
@@ -182,7 +184,7 @@ def test_packed_files_read_as_the_folder_they_were_packed_from(tmp_path: Path) -
 def test_a_wheel_has_the_texts_of_its_data_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    folder.with_suffix(".packed").write_text('\fgpus\n{"a":1}')
+    folder.with_suffix(".packed").write_bytes(bz2.compress(b'\fgpus\n{"a":1}'))
     (folder / "texts.packed").write_bytes(bz2.compress(b'\fevidence\n{"b":2}'))
     monkeypatch.setattr(facts, "DATA_FOLDER", folder)
     read_data = facts.read_data.__wrapped__

@@ -32,11 +32,8 @@ def read_texts(folder: Path) -> dict[str, str]:
     """The text of each JSON file in a folder, by stem; a wheel has one file FOLDER.packed (`hatch_build.py`)."""
     packed = folder.with_name(f"{folder.name}.packed")
     if packed.exists():
-        content = packed.read_bytes()
-        if content.startswith(b"BZh"):
-            import bz2  # the catalog and the texts alone
+        import bz2  # a wheel alone
 
-            content = bz2.decompress(content)
-        files = (file.partition("\n") for file in content.decode().split("\f")[1:])
+        files = (file.partition("\n") for file in bz2.decompress(packed.read_bytes()).decode().split("\f")[1:])
         return {name: text for name, _, text in files}
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.json"))}
