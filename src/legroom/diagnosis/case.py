@@ -133,8 +133,7 @@ class Case:
     @cached_property
     def truncated_traceback(self) -> Evidence | None:
         """A traceback at the end of the text without the error it leads to."""
-        frames = (item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
-        last, error = self.last("traceback") or next(frames, None), self.last_error
+        last, error = self.last("traceback") or next(iter(self.traceback_frames), None), self.last_error
         later = (item for item in (error, self.secondary_failure) if item is not None)
         return None if last is None or any(item.line > last.line for item in later) else last
 
@@ -293,6 +292,11 @@ class Case:
         """Whether the engine's configuration line names no eager mode, as before 0.2.7, which brought CUDA graphs."""
         banner = self.first("server_banner")
         return banner is not None and "tokenizer_mode=" in banner.text and "enforce_eager=" not in banner.text
+
+    @cached_property
+    def traceback_frames(self) -> tuple[Evidence, ...]:
+        """The frames that stand in a traceback, without functions that a sentence names."""
+        return tuple(item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
 
     @cached_property
     def has_site_frame(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_traceback_line
+from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.contrasts import contrasts, failed_shares
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
@@ -216,8 +216,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
 def _names_no_vllm(case: Case, text: str) -> bool:
     """Whether sentences stand beside the failure and neither they nor the log's lines are vLLM's."""
     is_known = case.startup.vllm or case.startup.args_known or case.engine.generation or case.launcher
-    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
-    if is_known or framed or case.has("trainer") or prose("names_vllm").search(text):
+    if is_known or case.traceback_frames or case.has("trainer") or prose("names_vllm").search(text):
         return False
     shown = {item.line for item in case.evidence if not item.is_told}
     others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import cast
 
-from legroom.diagnosis.case import Case, is_traceback_line
+from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
@@ -35,9 +35,8 @@ def other_engine(case: Case) -> Evidence | None:
     by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
     if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
         return None
-    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
     beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and "vllm" in other.text.lower()
-    return None if beside_vllm or (framed and not is_package and "image" not in other.facts) else other
+    return None if beside_vllm or (case.traceback_frames and not is_package and "image" not in other.facts) else other
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
