@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 
 import pytest
@@ -135,9 +136,10 @@ def one_case_an_alert(cases):
 def test_exactly_the_right_alerts_fire(promtool, tmp_path, written_for, version):
     cases = [case for case in CASES if not case.since or release(version).at_least(case.since)]
     if (written_for, version) not in WITH_OPTIONS:
-        # Releases in between differ in the names of metrics alone: an alert that fires reads those of its release.
         cases = [case for case in cases if not case.options]
-        cases = cases if version == TRIED[0] else one_case_an_alert(cases)
+        if version != TRIED[0]:
+            # Releases in between differ in the names of metrics alone: an alert that fires reads those of its release.
+            cases = [replace(case, rules_every_minutes=5) for case in one_case_an_alert(cases)]
     fire_exactly(promtool, tmp_path, cases, written_for, version)
 
 
@@ -162,6 +164,7 @@ def test_exactly_the_right_alerts_fire_on_what_legroom_itself_measures(promtool,
     fire_exactly(promtool, tmp_path, OWN_CASES, "0.32.0", "0.32.0")
 
 
+@cache
 def expressions(version):
     """Everything that the rules and the dashboard of a release ask."""
     known = None if version == "any" else release(version)
