@@ -51,7 +51,7 @@ export function ToRun({ plan, request }) {
               <button
                 type="button"
                 class="button small"
-                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path)}
+                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}
               >
                 {t("save")}
               </button>
