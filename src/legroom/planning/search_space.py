@@ -48,11 +48,6 @@ NODE_GPUS = 8
 """GPUs of one node: tensor parallelism stays inside a node, pipeline and expert parallelism may span several."""
 
 
-def gpu_count_of(parallel: Flags) -> int:
-    """The number of GPUs that these parallel sizes multiply to."""
-    return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
-
-
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
     """Parallel sizes to try per GPU count, `{}` alone where a size is given; tensor parallelism stays inside a node."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
