@@ -33,10 +33,7 @@ class CapacityGoal:
 
 def counts_up_to(most: int) -> tuple[int, ...]:
     """Powers of two below `most`, and `most` itself."""
-    counts = [1]
-    while counts[-1] * 2 < most:
-        counts.append(counts[-1] * 2)
-    return tuple(counts) if most == 1 else (*counts, most)
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
 Flags = dict[str, Any]
