@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -84,10 +84,8 @@ def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
     """`FILE: problem` for each problem of entry documents by file name (None: the bundled ones)."""
     documents = bundled_documents() if documents is None else documents
-    problems = {
-        name: catalog.document_problems(document, "schema.json", entry_of_document)
-        for name, document in documents.items()
-    }
+    check = partial(catalog.document_problems, schema_file="schema.json", build=entry_of_document)
+    problems = {name: check(document) for name, document in documents.items()}
     valid = {name: document for name, document in documents.items() if not problems[name]}
     ids = {document["id"] for document in valid.values()}
     for name, document in valid.items():

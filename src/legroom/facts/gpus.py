@@ -151,10 +151,8 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
     """The short names that `--gpu` accepts, by the GPU's full name."""
-    return {
-        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"])
-        for entry in read_data("gpus.json")["gpus"]
-    }
+    cards = read_data("gpus.json")["gpus"]
+    return {card["name"]: tuple(alias.replace(" ", "-") for alias in card["aliases"]) for card in cards}
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
