@@ -149,15 +149,8 @@ class Case:
     @cached_property
     def unfinished_milestone(self) -> Evidence | None:
         """The last start-up step logged, where the text ends with neither readiness nor an error; else None."""
-        if (
-            self.was_ready
-            or self.last_error
-            or self.secondary_failure
-            or self.truncated_traceback
-            or not self.milestones
-        ):
-            return None
-        return self.milestones[-1]
+        has_ended = self.was_ready or self.last_error or self.secondary_failure or self.truncated_traceback
+        return None if has_ended or not self.milestones else self.milestones[-1]
 
     @cached_property
     def oom(self) -> TorchOom | None:

@@ -21,11 +21,8 @@ def examine(case: Case) -> Assessment | None:
         item for item in case.all("preemptions_metric", "engine_stats") if _count_or_ratio(item, "preemptions") > 0
     ]
     full = [item for item in case.all("engine_stats", "kv_usage_line") if _kv_usage_percent(item) >= _FULL]
-    waiting = [
-        item
-        for item in case.all("engine_stats")
-        if _kv_usage_percent(item) >= 90 and _count_or_ratio(item, "waiting") > 0
-    ]
+    nearly_full = (item for item in case.all("engine_stats") if _kv_usage_percent(item) >= 90)
+    waiting = [item for item in nearly_full if _count_or_ratio(item, "waiting") > 0]
     strength = Strength.NONE
     if failed:
         strength = Strength.NAMED

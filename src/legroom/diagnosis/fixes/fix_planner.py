@@ -306,11 +306,7 @@ class FixPlanner:
             made = self._with_unplanned_peak(plan(target, args))
         except NOT_PLANNABLE:
             return None
-        if (
-            made.verdict == "tight"
-            and self.failed_plan.verdict == "tight"
-            and not self._is_cured(made, self.failed_plan)
-        ):
+        if made.verdict == self.failed_plan.verdict == "tight" and not self._is_cured(made, self.failed_plan):
             return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
