@@ -180,11 +180,8 @@ def _named_models(plain: str) -> set[str]:
 @cache
 def _card_names() -> re.Pattern[str]:
     """Names of all cards as people write them; short ones in capitals only, and numbers behind a count: `4x3090`."""
-    names = {
-        name.replace("-", " ")
-        for name, aliases in gpu_names().items()
-        for name in (name.removeprefix("NVIDIA "), *aliases)
-    }
+    spellings = ((name.removeprefix("NVIDIA "), *aliases) for name, aliases in gpu_names().items())
+    names = {name.replace("-", " ") for each in spellings for name in each}
     names |= {str(name) for name in read_data("gpus.json")["ambiguous"]} | {
         re.sub(r"(?<=\d)ti$", " ti", name) for name in names
     }
