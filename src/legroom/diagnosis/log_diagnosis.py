@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +22,7 @@ from legroom.diagnosis.recorded_memory import (
     records_beside,
     with_record,
 )
-from legroom.diagnosis.told_failure import told_evidence
+from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
 from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
@@ -39,9 +38,6 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
-_WORD = re.compile(r"[\u3040-\u9fff]{2}|[^\W\d_]{2,}")
-_FEW_WORDS = 15
-"""Fewer words beside an error are a heading or a label, not a story."""
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -174,6 +170,8 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
     nodes = {item.line for item in items if item.id == "ray_node_memory"}
     own = [item for item in items if item.line not in nodes or item.id != "torch_oom_unsized"]
     own = [_with_false_oom(item) for item in own if "summary" not in item.facts]
+    if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
+        own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
     evidence = _promote_told_failures(_demote_own_kills(own))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
@@ -220,7 +218,7 @@ def _names_no_vllm(case: Case, text: str) -> bool:
         return False
     shown = {item.line for item in case.evidence if not item.is_told}
     others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]
-    return len(_WORD.findall(" ".join(others))) >= _FEW_WORDS
+    return len(WORD.findall(" ".join(others))) >= FEW_WORDS
 
 
 def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:

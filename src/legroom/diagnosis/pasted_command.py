@@ -25,6 +25,7 @@ from legroom.vllm.parse import parse_flags
 SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
 _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
+    r"|\blegroom(?:\[\d+\])?: "
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
 _START = re.compile(

@@ -273,10 +273,12 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:
         unallocated = max(reserved - torch, 0)
+    if largest := numbers.get("largest_bytes"):  # XLA prints the free memory and its largest piece
+        unallocated, numbers["free_bytes"] = max(numbers["free_bytes"] - largest, 0), largest
     return TorchOom(
         evidence.line,
         wanted,
-        str(evidence.facts.get("platform", "CUDA")),
+        "TPU" if window.startswith("Attempting to") else str(evidence.facts.get("platform", "CUDA")),
         numbers.get("gpu_count"),
         numbers.get("total_bytes"),
         numbers.get("free_bytes"),

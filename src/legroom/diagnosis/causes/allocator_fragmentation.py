@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof, reason
+from legroom.diagnosis.causes import (
+    Assessment,
+    Case,
+    Cause,
+    Fix,
+    FixPlanner,
+    Localized,
+    Strength,
+    known_fix,
+    proof,
+    reason,
+)
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import gib, human_bytes
@@ -54,6 +65,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = planner.case.oom
     is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
     name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"
+    if oom is not None and oom.platform == "TPU":
+        yield known_fix("clean_device")
+        return
     is_npu = oom is not None and oom.platform == "NPU"
     env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
     several = planner.known.ranks > 1 and not is_npu

@@ -49,7 +49,7 @@ def _explanation(id_: str, facts: Mapping[str, object]) -> str:
         dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
         if near := get_close_matches(str(facts.get("name")), dests, 1, 0.9):
             return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
-    return reason(id_, facts)
+    return reason(id_, {"limit_count": "length", **facts})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

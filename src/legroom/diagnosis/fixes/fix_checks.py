@@ -102,7 +102,7 @@ def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
     """Whether a fix does nothing but what a dead end of the same finding warns of."""
     verb, name, bound = rule.groups()
     is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom", "cpu_below_desired", "cpu_kv_short")
-    if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven:
+    if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven or fix.is_unplanned:
         return False
     value, now = fix.flags[name], planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name)
     if not isinstance(value, int | float) or not isinstance(now, int | float):
