@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -39,6 +40,7 @@ MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
 _KILLS = ("killed_word", "sigkill")
+_OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")
 
 
 @dataclass
@@ -123,7 +125,7 @@ def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequenc
     cases = []
     for number, events in enumerate(starts):
         last = bounds[number + 1] if number + 1 < len(bounds) else lines + 2
-        own = [evidence for evidence in contents.evidence if bounds[number] <= evidence.line < last]
+        own = [i for i in contents.evidence if bounds[number] <= i.line < last or (attempts and i.id == "gpus_listed")]
         startup = _with_utilization(startup_of(events), events) if events else Startup()
         cases.append(_make_case(own, startup, source, lines))
     return tuple(cases)
@@ -166,9 +168,9 @@ def _with_false_oom(item: Evidence) -> Evidence:
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    # Ray's OutOfMemoryError is of the node; vLLM's summary of a start names free memory, too.
-    nodes = {item.line for item in items if item.id == "ray_node_memory"}
-    own = [item for item in items if item.line not in nodes or item.id != "torch_oom_unsized"]
+    # What runs out beside the host's RAM is RAM unless its line names the card; a start's summary has free memory, too.
+    is_of_host = any(item.id in ("ray_node_memory", "host_ram_told") for item in items)
+    own = [i for i in items if i.id != "torch_oom_unsized" or not is_of_host or _OF_CARD.search(i.text)]
     own = [_with_false_oom(item) for item in own if "summary" not in item.facts]
     if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]

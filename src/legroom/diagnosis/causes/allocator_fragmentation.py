@@ -43,6 +43,8 @@ def examine(case: Case) -> Assessment | None:
         strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
     elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
         strength = Strength.USUAL  # what rounding, and the pool of graphs, leave on a full card
+    if any("tried expandable_segments" in settings for settings, _ in case.reported):
+        strength = Strength.USUAL  # by the text joined pieces did not help
     unused, free = oom.unallocated_bytes, oom.free_bytes or 0
     sizes = {"unused": unused, "free": free, "both": unused + free, "wanted": oom.wanted_bytes}
     why = reason("unused_pieces", {name: gib(size) for name, size in sizes.items()})

@@ -34,7 +34,7 @@ def _strength(case: Case) -> Strength:
         return Strength.SUGGESTED if case.last("shards") and not case.has_site_frame else Strength.SHOWN
     if (case.site and case.site != "quant") or case.has("forward_frame"):
         return Strength.NONE  # nothing is computed before the weights are there
-    return Strength.LIKELY if nothing_was_freed(case) else Strength.USUAL
+    return Strength.LIKELY if nothing_was_freed(case) or case.has("first_card_told") else Strength.USUAL
 
 
 def fill_the_budget(case: Case) -> bool:
@@ -95,6 +95,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
     if _is_unsplit(planner):
         yield known_fix("split_not_in_effect")
+    if planner.case.has("first_card_told") and planner.known.gpus and planner.known.args.engine_ranks == 1:
+        flags, why = {"tensor_parallel_size": planner.known.gpus}, "The model is on the first card alone: split it."
+        yield Fix("more_or_fewer_gpus_tp_pp", why, flags, command=planner.command(flags), is_unplanned=True)
     if planner.case.has("transformers_backend"):
         yield known_fix("native_model")
     yield _without_draft_fix(planner)
