@@ -95,9 +95,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
     if _is_unsplit(planner):
         yield known_fix("split_not_in_effect")
-    if planner.case.has("first_card_told") and planner.known.gpus and planner.known.args.engine_ranks == 1:
-        flags, why = {"tensor_parallel_size": planner.known.gpus}, "The model is on the first card alone: split it."
-        yield Fix("more_or_fewer_gpus_tp_pp", why, flags, command=planner.command(flags), is_unplanned=True)
     if planner.case.has("transformers_backend"):
         yield known_fix("native_model")
     yield _without_draft_fix(planner)
