@@ -199,9 +199,8 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
     text = head.decode("utf-8", "replace")
-    contents.evidence = sorted(
-        (*contents.evidence, *told_evidence(text, contents.evidence)), key=lambda item: item.line
-    )
+    told = told_evidence(text, contents.evidence)
+    contents.evidence = sorted((*contents.evidence, *told), key=lambda item: item.line)
     attempts = _attempts(text, contents.evidence)
     cases = _service_cases(contents, source, scanner.lines, attempts)
     cases, hints = _with_pasted_command(cases, text, hints, attempts)

@@ -183,11 +183,8 @@ def _named_models(plain: str) -> set[str]:
 @cache
 def _card_names() -> re.Pattern[str]:
     """Names of all cards as people write them; short ones in capitals only, and numbers behind a count: `4x3090`."""
-    names = {
-        name.replace("-", " ")
-        for name, aliases in gpu_names().items()
-        for name in (name.removeprefix("NVIDIA "), *aliases)
-    }
+    spellings = ((name.removeprefix("NVIDIA "), *aliases) for name, aliases in gpu_names().items())
+    names = {name.replace("-", " ") for each in spellings for name in each}
     names |= {str(name) for name in read_data("gpus.json")["ambiguous"]} | {
         re.sub(r"(?<=\d)ti$", " ti", name) for name in names
     }
@@ -196,7 +193,7 @@ def _card_names() -> re.Pattern[str]:
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
     return re.compile(
-        rf"(?<![\w.-])(?:({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+        rf"(?<![\w.-])(?=[\w|])(?:({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
     )
 
 

@@ -25,15 +25,10 @@ from legroom.units import gib, human_bytes
 def examine(case: Case) -> Assessment | None:
     """Assesses fragmentation of torch's allocator: free and reserved memory cover the request, no single piece does."""
     # While a graph is captured only its own pool serves, and nothing is given back: pieces elsewhere are no part of it.
-    is_captured = case.site == "graph"
-    if (
-        case.black_box is not None
-        and not is_captured
-        and (recorded := assess_fragmentation(case.black_box, case.black_box_line))
-    ):
+    box = case.black_box if case.site != "graph" else None
+    if box is not None and (recorded := assess_fragmentation(box, case.black_box_line)):
         return recorded
-    oom = case.oom
-    ledger = case.ledger
+    oom, ledger = case.oom, case.ledger
     if oom is None or not ledger.reserve_covers_request or ledger.free_exceeds_request or oom.unallocated_bytes is None:
         return None
     strength = Strength.SUGGESTED

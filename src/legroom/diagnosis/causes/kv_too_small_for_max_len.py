@@ -135,7 +135,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     needed = planner.case.number("kv_bytes_short", "needed_bytes") or 0
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len or planner.given_args.num_gpu_blocks_override is not None
-    short = _pool_shortage_bytes(planner)
+    _, printed, has = _printed_shortage(planner.case)
+    short = None if printed is None or has is None else printed - has
     told, made = planner.case.first("kv_check_told", "kv_tokens_short"), planner.failed_plan
     said = prose("length").search(told.text) if told is not None else None
     length = int(said[1]) * 1024 if said else checked_len(planner.case) or planner.in_force("max_model_len")
@@ -255,12 +256,6 @@ def _model_limit(planner: FixPlanner) -> int | None:
     if planner.model is None or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return None
     return default_and_longest_len(args, planner.model, release)[1]
-
-
-def _pool_shortage_bytes(planner: FixPlanner) -> int | None:
-    """KV cache bytes missing for one request of max_model_len; None where the log does not print them."""
-    _, needed, has = _printed_shortage(planner.case)
-    return None if needed is None or has is None else needed - has
 
 
 CAUSE = Cause(

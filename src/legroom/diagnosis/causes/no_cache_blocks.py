@@ -287,10 +287,8 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
     share = math.ceil((used + max(pool, 0)) / total * 100) / 100
-    why = (
-        f"The process uses {gib(used)}; {share:g} x {gib(total)} "
-        f"leaves {gib(int(share * total) - used)} for the KV cache."
-    )
+    left = gib(int(share * total) - used)
+    why = f"The process uses {gib(used)}; {share:g} x {gib(total)} leaves {left} for the KV cache."
     return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
 
 

@@ -20,18 +20,13 @@ def examine(case: Case) -> Assessment | None:
     if not case.is_oom and not case.has("backend_workspace"):
         return None
     shards = case.last("shards")
-    percent = shards.facts.get("percent_count") if shards else None
+    percent = shards.number("percent_count") if shards else None
     strength = Strength.NONE
     if case.has("kernel_workspace") and case.is_oom:
         strength = Strength.NAMED
     elif case.site == "quant":
         strength = Strength.SHOWN
-    elif (
-        case.site == "load"
-        and isinstance(percent, int)
-        and percent < 100
-        and not case.frames & {"frame_create_weights"}
-    ):
+    elif case.site == "load" and percent is not None and percent < 100 and "frame_create_weights" not in case.frames:
         strength = Strength.LIKELY
     elif case.site == "load" and percent == 100 and not case.has("weights_loaded"):
         strength = Strength.SUGGESTED
