@@ -24,14 +24,6 @@ _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
 _FLAG_NAME = re.compile(r"--([a-z][\w-]+)|(?<![a-z]-)\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
-_TRIED = {
-    "gpu_memory_utilization": "util",
-    "max_model_len": "len",
-    "max_num_seqs": "seqs",
-    "max_num_batched_tokens": "batched",
-    "expandable_segments": "segments",
-}
-"""Settings by their vLLM names, and the part of the words for them that no other has."""
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
 
@@ -111,7 +103,7 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
 def _tried(clause: str) -> Iterator[tuple[str, str]]:
     """(`tried NAME`, the direction or empty) of each setting that a clause says did not help, without its value."""
     for match in _words("tried").finditer(clause):
-        name = next(key for key in _TRIED if re.search(_TRIED[key], match["name"], re.IGNORECASE))
+        name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
         yield f"tried {name}", (match["down"] and "lower") or (match["up"] and "raise") or ""
 
 

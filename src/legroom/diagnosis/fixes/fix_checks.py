@@ -107,12 +107,10 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
 
 def _is_tried(planner: FixPlanner, fix: Fix, name: str, tried: Mapping[str, str]) -> bool:
     """Whether the text says that a change of this setting in this direction, without its value, did not help."""
-    if name in fix.env:
-        return any(each in fix.env[name] for each in tried)
-    value, now = fix.flags[name], planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name)
-    if name not in tried or not tried[name] or not isinstance(value, int | float) or not isinstance(now, int | float):
-        return name in tried
-    return (value < now) == (tried[name] == "lower")
+    if name in fix.env or name not in tried:
+        return any(each in fix.env.get(name, "") for each in tried)
+    now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
+    return not tried[name] or (fix.flags[name] < now) == (tried[name] == "lower")
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
