@@ -45,7 +45,7 @@ export function ToRun({ plan, request }) {
       {form !== "command" &&
         ready &&
         state.files?.map((file) => (
-          <div class="to-run" key={file.path}>
+          <div class="to-run file" key={file.path}>
             <h3 class="mono">{file.path}</h3>
             <Command text={file.text} label={file.path}>
               <button
