@@ -18,7 +18,7 @@ def record_from_json(record: type[_Record], document: Any, place: str = "") -> _
     values = {
         name: _value_of_type(kind, document[name], place + name)
         for name, kind in _field_types(record).items()  # type: ignore[arg-type]
-        if name in document and (document[name] is not None or type(None) in get_args(kind))
+        if name in document and (document[name] is not None or type(None) in _origin_and_args(kind)[1])
     }
     try:
         return record(**values)
@@ -35,8 +35,10 @@ def _field_types(record: type) -> dict[str, Any]:
 
 def _value_of_type(kind: Any, value: Any, place: str) -> Any:
     """A JSON value as the type of its field; a ValueError names its place."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, Union):
+    origin, inner = _origin_and_args(kind)
+    if origin is None and kind in (str, bool):
+        _require(isinstance(value, kind), place, "text" if kind is str else "true or false")
+    elif origin in (types.UnionType, Union):
         return None if value is None else _value_of_type(inner[0], value, place)
     if origin is Literal:
         _require(value in inner, place, f"one of {', '.join(inner)}")
@@ -51,9 +53,13 @@ def _value_of_type(kind: Any, value: Any, place: str) -> Any:
     elif kind in (int, float):
         _require(is_number(value), place, "a number")
         return kind(value)
-    elif kind in (str, bool):
-        _require(isinstance(value, kind), place, "text" if kind is str else "true or false")
     return value
+
+
+@cache
+def _origin_and_args(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """`list[int]` as (list, (int,)); cached, because a large document asks a hundred thousand times."""
+    return get_origin(kind), get_args(kind)
 
 
 def is_number(value: Any) -> bool:

@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Command, ErrorNote, Notes, Tabs, VerdictBadge } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, gib, held, signed } from "../units.js";
@@ -41,22 +41,21 @@ export function ToRun({ plan, request }) {
         />
       )}
       {form === "command" && <Command text={commandLine(plan.command, plan.env)} />}
-      {form !== "command" && ready && <ErrorNote error={state.error} />}
+      {form !== "command" && (ready ? <ErrorNote error={state.error} /> : <Status>…</Status>)}
       {form !== "command" &&
         ready &&
         state.files?.map((file) => (
-          <div class="to-run" key={file.path}>
-            <div class="row spread">
-              <h3 class="mono">{file.path}</h3>
+          <div class="to-run file" key={file.path}>
+            <h3 class="mono">{file.path}</h3>
+            <Command text={file.text} label={file.path}>
               <button
                 type="button"
-                class="button small"
-                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path)}
+                class="button"
+                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}
               >
                 {t("save")}
               </button>
-            </div>
-            <Command text={file.text} label={file.path} />
+            </Command>
           </div>
         ))}
     </section>

@@ -22,7 +22,8 @@ Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph"
 FAILING = ("failure", "host")
 FAILED_ALLOCATIONS = message_group("failed_allocation")
 SHORTAGE_WORDS = re.compile(
-    r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
+    r"(?i)(?<!might be due to )(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)"
+    r"[\w ]{0,20} memory"
     r"|(?:unable|failed) to allocate|cudaMalloc failed"
 )
 SENTENCE_LINES = 12
@@ -133,7 +134,8 @@ class Case:
     @cached_property
     def truncated_traceback(self) -> Evidence | None:
         """A traceback at the end of the text without the error it leads to."""
-        last, error = self.last("traceback") or next(iter(self.traceback_frames), None), self.last_error
+        tracebacks = [item for item in (*self.traceback_frames[:1], *self.all("traceback")) if not item.is_warning]
+        last, error = tracebacks[-1] if tracebacks else None, self.last_error
         later = (item for item in (error, self.secondary_failure) if item is not None)
         return None if last is None or any(item.line > last.line for item in later) else last
 
@@ -149,15 +151,8 @@ class Case:
     @cached_property
     def unfinished_milestone(self) -> Evidence | None:
         """The last start-up step logged, where the text ends with neither readiness nor an error; else None."""
-        if (
-            self.was_ready
-            or self.last_error
-            or self.secondary_failure
-            or self.truncated_traceback
-            or not self.milestones
-        ):
-            return None
-        return self.milestones[-1]
+        has_ended = self.was_ready or self.last_error or self.secondary_failure or self.truncated_traceback
+        return None if has_ended or not self.milestones else self.milestones[-1]
 
     @cached_property
     def oom(self) -> TorchOom | None:

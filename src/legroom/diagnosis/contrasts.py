@@ -21,7 +21,7 @@ _STEP = re.compile(r"(?i)\b(?:same|again)\b.{0,80}?\b(with(?:out)? .{1,120})$")
 """A step that repeats a run with a change; what comes of it is the next step."""
 _CONDITION = re.compile(r"(?i)[\s>*-]*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
-_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
+_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|(?<![a-z]-)\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
@@ -60,8 +60,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _words("bare_value").search(clause)):
                     settings = dict(_mentions(f"{last_flag} {next(filter(None, bare.groups()))}", release, shares))
-                if not failed:
-                    settings |= dict(_remedies(clause, last_flag or last_feature))
+                settings |= dict(_tried(clause) if failed else _remedies(clause, last_flag or last_feature))
                 if settings:
                     yield settings, not failed, sentence if failed else clause
             elif taken_away := dict(_only_with(clause)):
@@ -99,6 +98,13 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
     if said:
         yield "gpu_memory_utilization", said[0]
     yield from ((name, value) for name, value in _VARIABLE.findall(clause) if name.startswith(("VLLM_", "PYTORCH_")))
+
+
+def _tried(clause: str) -> Iterator[tuple[str, str]]:
+    """(`tried NAME`, the direction or empty) of each setting that a clause says did not help, without its value."""
+    for match in _words("tried").finditer(clause):
+        name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
+        yield f"tried {name}", (match["down"] and "lower") or (match["up"] and "raise") or ""
 
 
 def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:

@@ -49,9 +49,9 @@ def _hub_model_id(line: MatchedLine) -> str | None:
     return None if is_local_model(model) else model or None
 
 
-def _port(line: MatchedLine) -> str | None:
-    """The port that the line names, as digits; None without one."""
-    match = re.search(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text)
+def _digits_after(words: str, text: str) -> str | None:
+    """The digits that this pattern captures in a text; None without a match."""
+    match = re.search(words, text)
     return match[1] if match else None
 
 
@@ -143,18 +143,6 @@ def _version_pin(planner: FixPlanner) -> str:
     return f"=={planner.known.release.version}" if planner.known.release_known else ""
 
 
-def _library_stem(line: MatchedLine) -> str | None:
-    """The shared library's name without its version (`libcudart.so.12` as `libcudart`); None if not named."""
-    library = line.get("library", "")
-    return library.partition(".so")[0] or None
-
-
-def _cuda_major(line: MatchedLine) -> str | None:
-    """The CUDA version in a library's name; None without one."""
-    match = re.search(r"\.so\.(\d+)", line.get("library", ""))
-    return match[1] if match else None
-
-
 def _missing_op_step(line: MatchedLine) -> str:
     """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
     missing = line.planner.case.first("library_missing")
@@ -190,15 +178,11 @@ def _driver_why(line: MatchedLine) -> str:
 def _driver_step(line: MatchedLine) -> str:
     """The oldest driver that the release's CUDA version accepts."""
     if not line.planner.known.release_known:
-        return f"upgrade the NVIDIA driver on the host: {_driver_by_cuda()}"
+        oldest = {build.cuda: build.oldest_driver for build in builds()}
+        needs = ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(oldest.items()))
+        return f"upgrade the NVIDIA driver on the host: {needs}"
     build = build_of(line.planner.known.release)
     return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
-
-
-def _driver_by_cuda() -> str:
-    """The oldest driver for each CUDA version of vLLM's builds."""
-    seen = {build.cuda: build.oldest_driver for build in builds()}
-    return ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(seen.items()))
 
 
 def _older_build_step(line: MatchedLine) -> str:
@@ -302,7 +286,7 @@ def _no_kernel_image_step(line: MatchedLine) -> str:
 
 _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "model": _hub_model_id,
-    "port": _port,
+    "port": lambda line: _digits_after(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text),
     "package": _missing_package,
     "package_why": _origin("module", 0),
     "install_step": _origin("module", 1),
@@ -316,10 +300,10 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "timeout_step": _timeout_step,
     "symbol_why": _origin("symbol", 0),
     "symbol_step": _origin("symbol", 1),
-    "library_stem": _library_stem,
+    "library_stem": lambda line: line.get("library", "").partition(".so")[0] or None,  # libcudart of libcudart.so.12
     "library_why": _origin("library", 0),
     "library_step": _origin("library", 1),
-    "cuda_major": _cuda_major,
+    "cuda_major": lambda line: _digits_after(r"\.so\.(\d+)", line.get("library", "")),
     "pin": lambda line: _version_pin(line.planner),
     "op_step": _missing_op_step,
     "config_step": _invalid_config_step,

@@ -25,8 +25,10 @@ from legroom.vllm.parse import parse_flags
 SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
 _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
+    r"|\blegroom(?:\[\d+\])?: "
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
+_PERIOD = re.compile(r"[a-z]\. [A-Z]")
 _START = re.compile(
     r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
@@ -120,7 +122,8 @@ def plain_lines(lines: list[str]) -> Iterator[str]:
 
 def sentence_lines(lines: list[str]) -> Iterator[str]:
     """Every line, empty where vLLM or Python wrote it or where it is a command."""
-    return ("" if _LOGGED.search(line) or _START.match(line.lstrip(" $#>`")) else line for line in lines)
+    is_command = (_START.match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
+    return ("" if starts or _LOGGED.search(line) else line for line, starts in zip(lines, is_command, strict=True))
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
@@ -180,11 +183,8 @@ def _named_models(plain: str) -> set[str]:
 @cache
 def _card_names() -> re.Pattern[str]:
     """Names of all cards as people write them; short ones in capitals only, and numbers behind a count: `4x3090`."""
-    names = {
-        name.replace("-", " ")
-        for name, aliases in gpu_names().items()
-        for name in (name.removeprefix("NVIDIA "), *aliases)
-    }
+    spellings = ((name.removeprefix("NVIDIA "), *aliases) for name, aliases in gpu_names().items())
+    names = {name.replace("-", " ") for each in spellings for name in each}
     names |= {str(name) for name in read_data("gpus.json")["ambiguous"]} | {
         re.sub(r"(?<=\d)ti$", " ti", name) for name in names
     }
@@ -193,7 +193,7 @@ def _card_names() -> re.Pattern[str]:
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
     return re.compile(
-        rf"(?<![\w.-])(?:({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+        rf"(?<![\w.-])(?=[\w|])(?:({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
     )
 
 

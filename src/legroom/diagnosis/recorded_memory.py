@@ -173,18 +173,6 @@ class RecordedGrowth:
         return self.bytes / max(self.seconds, 1.0) * 3600
 
 
-def allocated_growth(record: BlackBox) -> RecordedGrowth | None:
-    """Growth of PyTorch's allocated memory since start-up; None where it was not steady."""
-    points = [(reading.time_s, reading.allocated_bytes) for reading in _readings_after_startup(record.history)]
-    return _steady_growth([(time_s, size) for time_s, size in points if size is not None])
-
-
-def host_growth(record: BlackBox) -> RecordedGrowth | None:
-    """Growth of the worker's resident memory; None where it was not steady."""
-    points = [(reading.time_s, reading.rss_bytes) for reading in record.history]
-    return _steady_growth([(time_s, size) for time_s, size in points if size is not None])
-
-
 def _readings_after_startup(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
     """The readings after the last jump of more than a quarter, which is the allocation of weights or KV cache."""
     sizes = [reading.allocated_bytes or 0 for reading in history]
@@ -284,10 +272,13 @@ def assess_leak(record: BlackBox, line: int) -> Assessment | None:
 
 
 def leak_growth(record: BlackBox) -> RecordedGrowth | None:
-    """The growth that explains the failure; None where there is none or it is too small."""
+    """The growth that explains the failure, since start-up or of host memory; None without one or if too small."""
     if record.trigger != "out_of_memory":
         return None
-    growth = allocated_growth(record) if record.allocator is not None else host_growth(record)
+    points = [(reading.time_s, reading.rss_bytes) for reading in record.history]
+    if record.allocator is not None:
+        points = [(reading.time_s, reading.allocated_bytes) for reading in _readings_after_startup(record.history)]
+    growth = _steady_growth([(time_s, size) for time_s, size in points if size is not None])
     oom = _failed_allocation(record)
     return None if growth is None or (oom is not None and growth.bytes < _oom_missing_bytes(oom)) else growth
 
@@ -333,23 +324,19 @@ def duration_text(seconds: float) -> str:
 
 def record_evidence(record: BlackBox, line: int) -> Evidence:
     """The black box as evidence, at the line that names it."""
-    request, worker = record.request, record.worker
-    facts: dict[str, int | float | str] = {"pid": worker.pid}
-    if request is not None and request.wanted_bytes is not None:
-        facts["wanted_bytes"] = request.wanted_bytes
-    if record.card is not None and record.card.free_bytes is not None:
-        facts["free_bytes"] = record.card.free_bytes
-    if record.allocator is not None:
-        facts |= {
-            "allocated_bytes": record.allocator.allocated_bytes,
-            "reserved_bytes": record.allocator.reserved_bytes,
-        }
-        if record.allocator.largest_free_bytes is not None:
-            facts["largest_free_bytes"] = record.allocator.largest_free_bytes
-    if record.non_torch_bytes is not None:
-        facts["non_torch_bytes"] = record.non_torch_bytes
-    if record.step is not None:
-        facts |= {"step_tokens": record.step.tokens, "step_requests": record.step.requests}
+    worker, torch, step = record.worker, record.allocator, record.step
+    known = {
+        "pid": worker.pid,
+        "wanted_bytes": record.request.wanted_bytes if record.request else None,
+        "free_bytes": record.card.free_bytes if record.card else None,
+        "allocated_bytes": torch.allocated_bytes if torch else None,
+        "reserved_bytes": torch.reserved_bytes if torch else None,
+        "largest_free_bytes": torch.largest_free_bytes if torch else None,
+        "non_torch_bytes": record.non_torch_bytes,
+        "step_tokens": step.tokens if step else None,
+        "step_requests": step.requests if step else None,
+    }
+    facts: dict[str, int | float | str] = {name: value for name, value in known.items() if value is not None}
     rank = "" if worker.rank is None else f"worker {worker.rank}, "
     text = f"black box of {rank}pid {worker.pid}: " + ", ".join(_fact_texts(facts))
     return Evidence("black_box", "symptom", line, text, facts, rank=worker.rank, pid=worker.pid)

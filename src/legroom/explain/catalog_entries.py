@@ -7,12 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.explain import entry as catalog
 from legroom.facts import read_texts
+from legroom.json_records import record_from_json
 from legroom.memo import Memo
 from legroom.records import dataclass
 
@@ -66,73 +67,25 @@ def best_entry(label: str, message_ids: frozenset[str], default: str) -> catalog
     return max(zip(scored, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
-_PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "os_specific", "error_code", "resolvable")
-
-
 def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
-    documentation = document["documentation"] or {"url": None, "section": None}
-    copied: dict[str, Any] = {name: document[name] for name in (*_PLAIN_FIELDS, "updated")}
-    lists = {name: document[name] for name in ("tags", "aliases", "also")} | document["transitions"]
-    copied |= {name: tuple(names) for name, names in lists.items()}
-    story: dict[str, Any] = {name: _localized(part) if part else None for name, part in document["story"].items()}
-    return catalog.Entry(
-        **copied,
-        title=_localized(document["title"]),
-        signatures=tuple(
-            catalog.Signature(_localized(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
-            for item in document["signatures"]
-        ),
-        cause_type=document["root_cause"]["type"],
-        cause=_localized(document["root_cause"]),
-        versions=tuple(catalog.Version(**item) for item in document["versions"]),
-        dead_ends=tuple(
-            catalog.EntryDeadEnd(
-                _localized(item["action"]),
-                _localized(item["why_fails"]),
-                _localized(item["condition"]),
-                item["kind"],
-                item["myth"],
-            )
-            for item in document["dead_ends"]
-        ),
-        workarounds=tuple(
-            catalog.Workaround(
-                _localized(item["action"]), _localized(item["how"]), _localized(item["condition"]), item["kind"]
-            )
-            for item in document["workarounds"]
-        ),
-        documentation=documentation["url"],
-        documentation_section=documentation["section"],
-        threads=tuple(
-            catalog.Thread(
-                item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"])
-            )
-            for item in document["evidence"]
-        ),
-        story=catalog.Story(**story),
-        example=_read_example(document["example"]),
-    )
-
-
-def _localized(value: Mapping[str, str]) -> catalog.Localized:
-    return catalog.Localized(value["en"], value["zh"])
-
-
-def _read_example(document: Mapping[str, Any] | None) -> catalog.Example | None:
-    if document is None:
-        return None
-    given = document["figures"].items()
-    figures = {name: catalog.ExampleFigure(item["value"], item["formula"]) for name, item in given}
-    return catalog.Example(_localized(document["text"]), figures, document["plan"])
+    """The entry of a catalog file, whose fields have the entry's names but for these."""
+    cause, documentation = document["root_cause"], document["documentation"] or {}
+    renamed = {
+        **document["transitions"],
+        "cause": cause,
+        "cause_type": cause["type"],
+        "documentation": documentation.get("url"),
+        "documentation_section": documentation.get("section"),
+        "threads": [{**item, "url": item["thread"]} for item in document["evidence"]],
+    }
+    return record_from_json(catalog.Entry, {**document, **renamed})
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
     """`FILE: problem` for each problem of entry documents by file name (None: the bundled ones)."""
     documents = bundled_documents() if documents is None else documents
-    problems = {
-        name: catalog.document_problems(document, "schema.json", entry_of_document)
-        for name, document in documents.items()
-    }
+    check = partial(catalog.document_problems, schema_file="schema.json", build=entry_of_document)
+    problems = {name: check(document) for name, document in documents.items()}
     valid = {name: document for name, document in documents.items() if not problems[name]}
     ids = {document["id"] for document in valid.values()}
     for name, document in valid.items():

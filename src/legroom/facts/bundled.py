@@ -18,6 +18,7 @@ from heapq import nlargest
 from typing import Any
 
 from legroom.facts import DATA_FOLDER, read_texts
+from legroom.facts.config.fields import overridden
 from legroom.records import dataclass
 
 FOLDER = DATA_FOLDER / "models"
@@ -211,19 +212,12 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
     if bundled is None:
         return ()
     root = _bundled_of(bundled.base) if bundled.base else bundled
-    hub_name = name if "/" in name else hub_id_of(bundled, name)
-    series, role = _series(hub_name), checkpoint_role(hub_name)
+    lineage = _lineage(name if "/" in name else hub_id_of(bundled, name))
     smaller = []
     for key, entry in _all_entries().items():
         if "base" in entry or not 0 < entry.get("parameters", 0) < root.parameters:
             continue
-        alike = tuple(
-            hub_id
-            for hub_id in entry.get("ids", ())
-            if _series(hub_id) == series
-            and checkpoint_role(hub_id) == role
-            and _owner_name(hub_id) == _owner_name(hub_name)
-        )
+        alike = tuple(hub_id for hub_id in entry.get("ids", ()) if _lineage(hub_id) == lineage)
         smaller += [replace(_bundled_of(key), ids=alike)] if alike else []
     return tuple(sorted(smaller, key=lambda each: -each.parameters))
 
@@ -265,15 +259,10 @@ def chat_checkpoint(name: str, hub_id: str) -> str:
     return next((each for each in chats if each.startswith(hub_id)), "")
 
 
-def _series(hub_id: str) -> str:
-    """A checkpoint's name without its sizes and roles: `qwen3` for Qwen3-8B."""
-    words = _name_words(hub_id)
-    return "-".join(word for word in words if word not in _ROLES and not _SIZE.fullmatch(word))
-
-
-def _owner_name(hub_id: str) -> str:
-    """The owner of a Hub id in lower case: `qwen` of `Qwen/Qwen3-8B`."""
-    return hub_id.partition("/")[0].lower()
+def _lineage(hub_id: str) -> tuple[str, list[str], str]:
+    """What models of one series share: the owner, the words of the name without sizes and roles, and the role."""
+    words = [word for word in _name_words(hub_id) if word not in _ROLES and not _SIZE.fullmatch(word)]
+    return hub_id.partition("/")[0].lower(), words, checkpoint_role(hub_id)
 
 
 def _repo_name(hub_id: str) -> str:
@@ -333,7 +322,7 @@ def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
     """The config.json of a bundled model, with the differences of one `hub_id`."""
     entry = model.entry
     inherited = bundled_config(_bundled_of(model.base)) if model.base else {}
-    config = _merged_config(inherited, _expand(entry.get("config", {})))
+    config = overridden(inherited, _expand(entry.get("config", {})))
     for key in entry.get("without", ()):
         config.pop(key, None)
     own_of_id = {key.lower(): facts for key, facts in entry.get("per_id", {}).items()}
@@ -352,17 +341,6 @@ def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
             key: [*(quantized.get(key) or ()), *_expand(entry["unquantized"])],
         }
     return config
-
-
-def _merged_config(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The base's config with the model's own values over it; nested `*_config` sections are merged too."""
-    merged = dict(base)
-    for key, value in own.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and key.endswith("_config"):
-            merged[key] = _merged_config(dict(merged[key]), value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def _expand(value: Any) -> Any:
@@ -456,10 +434,9 @@ def _keys_by_name() -> dict[str, str]:
             index.setdefault(name.lower(), key)
     for key, entry in _all_entries().items():
         for full in entry.get("ids", ()):
-            repo = full.rpartition("/")[2].lower()
-            index.setdefault(repo, key)
+            index.setdefault(_repo_name(full), key)
             if "base" not in entry:
-                index.setdefault(_without_role(repo), key)
+                index.setdefault(_without_role(_repo_name(full)), key)
     return index
 
 
@@ -478,7 +455,7 @@ def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
 
 def _without_role(repo: str) -> str:
     """A repository's name without its role: `llama-3.1-8b` for `llama-3.1-8b-instruct`."""
-    words = re.split(r"-", repo)
+    words = repo.split("-")
     while len(words) > 1 and words[-1] in _ROLES:
         words.pop()
     return "-".join(words)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Literal
 
 from legroom.facts import read_data
+from legroom.json_records import record_from_json
 from legroom.records import dataclass, field
 from legroom.regex import compiled
 
@@ -69,19 +70,19 @@ class Lookalike:
     """The diagnosis label."""
     evidence: tuple[str, ...]
     """Ids of the messages in `evidence.json` that prove it."""
-    strength: str
-    """How strongly such a line shows it: a name of `diagnosis.finding.Strength`."""
     why: str
     fixes: tuple[LookalikeFix, ...]
-    unnamed: Mapping[str, str]
-    """Values for a `{name}` that the log line does not give."""
     source: str
+    strength: str = "NAMED"
+    """How strongly such a line shows it: a name of `diagnosis.finding.Strength`."""
+    unnamed: Mapping[str, str] = field(default_factory=dict)
+    """Values for a `{name}` that the log line does not give."""
 
 
 @cache
 def lookalikes() -> tuple[Lookalike, ...]:
     """Every lookalike; of two that the same line proves, the more specific one comes first."""
-    return tuple(_lookalike_of_row(row) for row in read_data("lookalikes.json")["rows"])
+    return tuple(record_from_json(Lookalike, row) for row in read_data("lookalikes.json")["rows"])
 
 
 def package_of(module: str) -> str:
@@ -92,11 +93,3 @@ def package_of(module: str) -> str:
         if (name := ".".join(parts[:length])) in names:
             return str(names[name])
     return parts[0].replace("_", "-")
-
-
-def _lookalike_of_row(row: Mapping[str, Any]) -> Lookalike:
-    """The look-alike of a row of lookalikes.json."""
-    fixes = tuple(LookalikeFix(**{**fix, "steps": tuple(fix.get("steps", ()))}) for fix in row["fixes"])
-    values = {name: row[name] for name in ("id", "cause", "why", "source")}
-    values["strength"] = row.get("strength", "NAMED")
-    return Lookalike(**values, evidence=tuple(row["evidence"]), fixes=fixes, unnamed=row.get("unnamed", {}))

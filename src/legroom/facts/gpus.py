@@ -85,10 +85,8 @@ class Gpu:
     measured: CardMeasurements | None = None
 
     def __post_init__(self) -> None:
-        if not self.total_low_bytes:
-            object.__setattr__(self, "total_low_bytes", self.total_bytes)
-        if not self.total_high_bytes:
-            object.__setattr__(self, "total_high_bytes", self.total_bytes)
+        for name in ("total_low_bytes", "total_high_bytes"):
+            object.__setattr__(self, name, getattr(self, name) or self.total_bytes)
 
     def as_json(self, spellings: Sequence[str]) -> dict[str, Any]:
         """The entry of `legroom gpus --json`; `spellings` are other names of the card."""
@@ -153,10 +151,8 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
     """The short names that `--gpu` accepts, by the GPU's full name."""
-    return {
-        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"])
-        for entry in read_data("gpus.json")["gpus"]
-    }
+    cards = read_data("gpus.json")["gpus"]
+    return {card["name"]: tuple(alias.replace(" ", "-") for alias in card["aliases"]) for card in cards}
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
@@ -175,7 +171,7 @@ def _exactly_named(name: str) -> Gpu | None:
     wanted = name.strip().lower()
     known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in read_data("gpus.json")["gpus"]:
-        if entry["name"] == known or entry["name"].lower() == known or known in entry["aliases"]:
+        if known in (entry["name"], entry["name"].lower(), *entry["aliases"]):
             return _gpu_of_entry(entry, note, larger)
     return None
 
@@ -289,22 +285,18 @@ def list_prices() -> dict[str, GpuPrice]:
 GPU_ANNOTATION = "legroom/gpu"
 """An annotation that names the GPU, where no node label does."""
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
+_NAMING_KINDS = ("product", "instance_type", "memory_mib")
+"""Kinds of node labels that name a GPU, the most specific first."""
 
 
 def gpu_of_labels(labels: Mapping[str, str]) -> str:
     """The GPU that a set of labels names, as `--gpu` takes it; empty where none does."""
     data = read_data("node_labels.json")
     profile = next((labels[row["label"]] for row in data["mig_profile"] if labels.get(row["label"])), "")
-    for row in data["product"]:
-        if name := _gpu_of_product(labels.get(row["label"], ""), profile):
-            return name
-    for row in data["instance_type"]:
-        if name := gpu_of_instance_type(labels.get(row["label"], "")):
-            return name
-    for row in data["memory_mib"]:
-        if (text := labels.get(row["label"], "")).isdecimal():
-            return f"{int(text[:9])}MiB"
-    return ""
+    values = {kind: [labels.get(row["label"], "") for row in data[kind]] for kind in _NAMING_KINDS}
+    products = (_gpu_of_product(value, profile) for value in values["product"])
+    sizes = (f"{int(value[:9])}MiB" for value in values["memory_mib"] if value.isdecimal())
+    return next(filter(None, (*products, *map(gpu_of_instance_type, values["instance_type"]), *sizes)), "")
 
 
 def gpu_of_resource(resource: str) -> str:
@@ -315,17 +307,15 @@ def gpu_of_resource(resource: str) -> str:
 
 def gpu_of_profile(profile: str) -> str:
     """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty for an unknown profile."""
-    for row in read_data("node_labels.json")["profile_prefixes"]:
-        if profile.startswith(row["prefix"]):
-            return _gpu_of_product(profile.removeprefix(row["prefix"]), "")
-    return ""
+    prefixes = (row["prefix"] for row in read_data("node_labels.json")["profile_prefixes"])
+    product = next((profile.removeprefix(prefix) for prefix in prefixes if profile.startswith(prefix)), "")
+    return _gpu_of_product(product, "")
 
 
 def naming_labels() -> tuple[str, ...]:
     """Every Kubernetes node label that can name a GPU, the most specific first."""
     data = read_data("node_labels.json")
-    kinds = ("product", "instance_type", "memory_mib", "mig_profile")
-    return tuple(row["label"] for kind in kinds for row in data[kind])
+    return tuple(row["label"] for kind in (*_NAMING_KINDS, "mig_profile") for row in data[kind])
 
 
 def _gpu_of_product(value: str, profile: str) -> str:
@@ -343,11 +333,8 @@ def _gpu_of_product(value: str, profile: str) -> str:
 
 def gpu_of_instance_type(value: str) -> str:
     """The GPU of a cloud's instance type; empty where unknown."""
-    name = value.lower()
-    for row in read_data("node_labels.json")["instances"] if name else ():
-        if re.fullmatch(row["pattern"], name):
-            return str(row["gpu"])
-    return ""
+    rows = read_data("node_labels.json")["instances"] if value else ()
+    return next((str(row["gpu"]) for row in rows if re.fullmatch(row["pattern"], value.lower())), "")
 
 
 def gpus_of_instances(text: str) -> set[str]:

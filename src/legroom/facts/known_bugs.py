@@ -8,7 +8,8 @@ from typing import Any
 
 from legroom.facts import read_data
 from legroom.facts.releases import Release
-from legroom.records import dataclass
+from legroom.json_records import record_from_json
+from legroom.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,6 @@ class KnownBug:
     last: str | None
     """The last affected release; None: all since `first`."""
     fixed_in: str | None
-    settings: Mapping[str, str]
-    """By vLLM's Python names: on | not on | not off | set | above 1 | above 2, or words that `others` must hold."""
-    model: tuple[str, ...]
-    """Traits of the model and the engine: mla, experts, multimodal, encoder-decoder, several kv groups, no state
-    layers, runner V2, V1 engine."""
-    platform: str | None
     memory: str
     """The affected memory: gpu | host."""
     causes: tuple[str, ...]
@@ -35,10 +30,16 @@ class KnownBug:
     evidence: tuple[str, ...]
     """Ids of messages that the log must hold; empty: none."""
     effect: str
-    flags: Mapping[str, Any]
-    env: Mapping[str, str]
-    steps: tuple[str, ...]
     source: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """By vLLM's Python names: on | not on | not off | set | above 1 | above 2, or words that `others` must hold."""
+    model: tuple[str, ...] = ()
+    """Traits of the model and the engine: mla, experts, multimodal, encoder-decoder, several kv groups, no state
+    layers, runner V2, V1 engine."""
+    platform: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
     start: Mapping[str, str] | None = None
     """Further settings, and the `interconnect` of the cards, with which it stops a start-up that has enough memory;
     None: it stops no start-up."""
@@ -84,7 +85,9 @@ class KnownBug:
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
     """Every known vLLM memory bug of the data file."""
-    return tuple(_bug_of_row(row) for row in read_data("known_bugs.json")["bugs"])
+    rows = read_data("known_bugs.json")["bugs"]
+    renamed = ({**row, **row["workaround"], "first": row["from"], "last": row["to"]} for row in rows)
+    return tuple(record_from_json(KnownBug, row) for row in renamed)
 
 
 def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownBug, ...]:
@@ -102,22 +105,3 @@ def _matches_setting(value: Any, wanted: str) -> bool:
     if wanted.startswith("above "):
         return isinstance(value, int) and value > int(wanted.removeprefix("above "))
     return known.get(wanted, value is not None and wanted in str(value))
-
-
-def _bug_of_row(row: Mapping[str, Any]) -> KnownBug:
-    """The bug of a row of the data file."""
-    workaround = row["workaround"]
-    return KnownBug(
-        **{name: row[name] for name in ("id", "title", "fixed_in", "memory", "effect", "source")},
-        first=row["from"],
-        last=row["to"],
-        settings=row.get("settings", {}),
-        model=tuple(row.get("model", ())),
-        platform=row.get("platform"),
-        causes=tuple(row["causes"]),
-        evidence=tuple(row["evidence"]),
-        flags=workaround.get("flags", {}),
-        env=workaround.get("env", {}),
-        steps=tuple(workaround.get("steps", ())),
-        start=row.get("start"),
-    )

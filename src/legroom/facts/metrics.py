@@ -130,7 +130,7 @@ def _exposed_entries() -> tuple[tuple[str, dict[str, Any]], ...]:
 @cache
 def all_exposed_names() -> frozenset[str]:
     """Every series name of any known release."""
-    return frozenset(name for name, _ in _exposed_entries())
+    return frozenset(dict(_exposed_entries()))
 
 
 @cache
@@ -250,10 +250,6 @@ def _name_in_release(name: str, ending: str, release: Release, engine: str | Non
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None
-    engines = (engine,) if engine else ("v1", "v0")
-    for either in engines:
-        series = name_of(role, release, either)
-        if series is not None:
-            with_ending = series.removesuffix("_total") + ending
-            return with_ending if with_ending in known else series
-    return None
+    series = name_of(role, release, engine or "v1") or (None if engine else name_of(role, release, "v0"))
+    with_ending = series.removesuffix("_total") + ending if series else ""
+    return with_ending if with_ending in known else series

@@ -12,6 +12,7 @@ from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id_of, mirrored, named_scheme, nearest
+from legroom.facts.config.fields import overridden
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
@@ -103,18 +104,6 @@ def _with_usual_exclusions(model: Model, scheme: Quantization) -> Model:
         assert usual is not None
         scheme = replace(usual, named=scheme.named)
     return replace(model, assumed=True, quantization=replace(scheme, list_assumed=True))
-
-
-def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The config with values replaced; sub-configs are merged, as in vLLM."""
-    if not overrides:
-        return config
-    changed = dict(config)
-    for key, value in overrides.items():
-        inner = changed.get(key)
-        inside = isinstance(inner, Mapping) and isinstance(value, Mapping) and key.endswith("_config")
-        changed[key] = overridden(inner, value) if inside and isinstance(inner, Mapping) else value
-    return changed
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,6 @@ from legroom.planning.search_space import (
     axes_by_loss,
     flag_axes,
     flag_combination,
-    gpu_count_of,
     parallel_sizes,
 )
 from legroom.records import dataclass
@@ -110,7 +109,7 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
     for number, target in enumerate(targets):
         fewest = min(gpus_for_weights(target, base_args), max(goal.gpus))
         for parallel in parallel_sizes(args, goal, traits(target.model).moe):
-            gpus = gpu_count_of(parallel)
+            gpus = math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
             if gpus >= gpus_enough:
                 break  # fewer GPUs meet the goal with unchanged outputs
             if gpus < fewest:

@@ -239,9 +239,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
 def _with_start_up_bug(made: Plan) -> Plan:
     """The plan, `tight` instead of `fits` where a bug of the release is known to stop such starts."""
     # All known start-up bugs need several GPUs or sleep mode.
-    if made.verdict != "fits" or not (
-        made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
-    ):
+    may_happen = made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
+    if made.verdict != "fits" or not may_happen:
         return made
     from legroom.planning.release_bugs import start_up_bug  # reads the list of bugs
 

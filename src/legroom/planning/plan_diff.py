@@ -14,14 +14,14 @@ from legroom.units import gib
 from legroom.vllm.command_line import command, flags_in, without_secrets
 
 ABSENT = "not given"
-_PARTS = (
-    ("weights", "weights"),
-    ("activation", "activations"),
-    ("cuda_graph", "CUDA graphs"),
-    ("non_torch", "non-torch"),
-    ("kv_cache", "KV cache"),
-    ("outside", "outside the budget"),
-)
+_PARTS = {
+    "weights": "weights",
+    "activation": "activations",
+    "cuda_graph": "CUDA graphs",
+    "non_torch": "non-torch",
+    "kv_cache": "KV cache",
+    "outside": "outside the budget",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,7 @@ def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
         if before.get(name) != after.get(name)
     ]
     if old.shown is not None and new.shown is not None:
-        changes += [
-            *_machine_changes(old.shown, new.shown),
-            *_memory_changes(old.shown, new.shown),
-            *_kv_changes(old.shown, new.shown),
-        ]
+        changes += _figure_changes(old.shown, new.shown)
     return tuple(changes)
 
 
@@ -118,36 +114,27 @@ def _given_settings(server: FileServer) -> dict[str, str]:
     return {**named, **{name: value or "on" for name, value in flags.items()}, **what.args.env}
 
 
-def _machine_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
-    """The GPUs and the host memory limit, where they differ."""
-    before, after = (f"{plan.target.gpus} x {plan.target.gpu.name}" for plan in (old, new))
-    if before != after:
-        yield PlanChange("GPUs", before, after)
-    limits = [plan.target.host_limit_bytes for plan in (old, new)]
-    if limits[0] != limits[1]:
-        texts = [gib(limit) if limit else "no limit" for limit in limits]
-        yield PlanChange("host memory limit", texts[0], texts[1])
+def _figure_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    """The GPUs, the host memory limit, the parts of GPU memory and the KV cache, where they differ."""
+    sizes = (*_PARTS.values(), "free at the peak")
+    before, after = _figures(old), _figures(new)
+    for what, (value, text) in before.items():
+        new_value, new_text = after[what]
+        if value != new_value:
+            yield PlanChange(what, text, new_text, new_value - value if what in sizes else None)
 
 
-def _memory_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
-    """The parts of GPU memory whose bytes differ, and the headroom."""
-    for name, title in _PARTS:
-        before, after = (getattr(plan.layout, name).bytes for plan in (old, new))
-        if before != after:
-            yield PlanChange(title, gib(before), gib(after), after - before)
-    before, after = old.layout.headroom_bytes, new.layout.headroom_bytes
-    if before != after:
-        yield PlanChange("free at the peak", gib(before), gib(after), after - before)
-
-
-def _kv_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
-    """KV cache tokens, max_model_len and full-length requests at once, where they differ."""
-    before, after = old.memory.kv, new.memory.kv
-    if before.tokens != after.tokens:
-        yield PlanChange("KV cache tokens", f"{max(before.tokens, 0):,}", f"{max(after.tokens, 0):,}")
-    lengths = old.settings.max_model_len, new.settings.max_model_len
-    if lengths[0] != lengths[1]:
-        yield PlanChange("longest request", f"{lengths[0]:,} tokens", f"{lengths[1]:,} tokens")
-    requests = [f"{kv.max_concurrency:.2f}" for kv in (before, after)]
-    if requests[0] != requests[1]:
-        yield PlanChange("full-length requests at once", requests[0], requests[1])
+def _figures(plan: Plan) -> dict[str, tuple[Any, str]]:
+    """The compared value and the text of each figure of a plan, by name."""
+    target, layout, kv, length = plan.target, plan.layout, plan.memory.kv, plan.settings.max_model_len
+    limit, requests, gpus = target.host_limit_bytes, f"{kv.max_concurrency:.2f}", f"{target.gpus} x {target.gpu.name}"
+    parts = {title: getattr(layout, name).bytes for name, title in _PARTS.items()}
+    parts["free at the peak"] = layout.headroom_bytes
+    return {
+        "GPUs": (gpus, gpus),
+        "host memory limit": (limit, gib(limit) if limit else "no limit"),
+        **{title: (size, gib(size)) for title, size in parts.items()},
+        "KV cache tokens": (kv.tokens, f"{max(kv.tokens, 0):,}"),
+        "longest request": (length, f"{length:,} tokens"),
+        "full-length requests at once": (requests, requests),
+    }

@@ -39,12 +39,8 @@ def replan(document: documents.PlanDocument) -> Plan:
 def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocument:
     """The document of a plan, with the terms of every figure where `explain_math`."""
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
-    settings = plan.settings
-    named = {
-        name: documents.as_json(getattr(settings, name))
-        for name in settings.__dataclass_fields__
-        if name not in _NOT_ARGS
-    }
+    settings = documents.as_json(plan.settings)
+    named = {name: value for name, value in settings.items() if name not in _NOT_ARGS}
     terms = {f"{name}_bytes": _terms_json(getattr(layout, name).terms) for name in _FIGURES}
     return documents.PlanDocument(
         model=target.model.name,

@@ -33,10 +33,7 @@ class CapacityGoal:
 
 def counts_up_to(most: int) -> tuple[int, ...]:
     """Powers of two below `most`, and `most` itself."""
-    counts = [1]
-    while counts[-1] * 2 < most:
-        counts.append(counts[-1] * 2)
-    return tuple(counts) if most == 1 else (*counts, most)
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
 Flags = dict[str, Any]
@@ -46,11 +43,6 @@ SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8)
 CAPTURE_LIMITS = (256, 64)
 NODE_GPUS = 8
 """GPUs of one node: tensor parallelism stays inside a node, pipeline and expert parallelism may span several."""
-
-
-def gpu_count_of(parallel: Flags) -> int:
-    """The number of GPUs that these parallel sizes multiply to."""
-    return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
 
 
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:

@@ -97,11 +97,8 @@ def _signal_all(
 
 
 def _still_runs(process: ProcessInfo | None) -> bool:
-    return (
-        process is not None
-        and creation_time(process.pid) == process.created_s
-        and process_start_ticks(process.pid) is not None
-    )
+    is_same = process is not None and creation_time(process.pid) == process.created_s
+    return process is not None and is_same and process_start_ticks(process.pid) is not None
 
 
 def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:

@@ -49,13 +49,9 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
     for line in lines:
         words = line.split()
         if len(words) > 9 and words[3] == _ESTABLISHED and words[9].isdigit():
-            ends[_without_v6_prefix(words[1]), _without_v6_prefix(words[2])] = int(words[9])
+            here, there = (address.removeprefix(_V4_IN_V6) for address in words[1:3])
+            ends[here, there] = int(words[9])
     return {inode: ends.get((there, here), ELSEWHERE) for (here, there), inode in ends.items()}
-
-
-def _without_v6_prefix(text: str) -> str:
-    """The address in hexadecimal without the prefix of an IPv4 address mapped to IPv6."""
-    return text.removeprefix(_V4_IN_V6)
 
 
 def _tcp_lines() -> Iterator[str]:

@@ -381,11 +381,8 @@ def _speculation_refusals(settings: EngineSettings, model: Model, release: Relea
 
 def _cache_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Refusals of KV cache dtypes and context parallelism that the attention kind does not support."""
-    if (
-        settings.kv_cache_dtype.startswith("nvfp4")
-        and traits(model).mla
-        and not settings.kv_cache_dtype.endswith("_ds_mla")
-    ):
+    dtype = settings.kv_cache_dtype
+    if dtype.startswith("nvfp4") and traits(model).mla and not dtype.endswith("_ds_mla"):
         message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."
         yield message, "use --kv-cache-dtype fp8 or leave it out"
     method = model.quantization.method if model.quantization else ""

@@ -31,7 +31,7 @@ def examine(case: Case) -> Assessment | None:
     """Assesses memory held by other processes: printed by vLLM's start-up check or torch, or unaccounted for."""
     if case.black_box is not None and (recorded := assess_other_processes(case.black_box, case.black_box_line)):
         return recorded
-    for assess in (
+    checks = (
         _assess_startup_check,
         _assess_orphans,
         _assess_free_memory_change,
@@ -44,10 +44,8 @@ def examine(case: Case) -> Assessment | None:
         _assess_device_init,
         _assess_pool_allocation,
         _assess_block_pool,
-    ):
-        if assessment := assess(case):
-            return assessment
-    return None
+    )
+    return next(filter(None, (assess(case) for assess in checks)), None)
 
 
 def _assess_startup_check(case: Case) -> Assessment | None:
@@ -98,8 +96,7 @@ def _assess_orphans(case: Case) -> Assessment | None:
     killed, again = case.first("killed_by_hand"), case.first("orphans_told")
     if killed is None or again is None or case.first_failure is None:
         return None
-    why = reason("orphans_of_sigkill")
-    return Assessment(Strength.NAMED, proof(killed, again, case.first_failure), why)
+    return Assessment(Strength.NAMED, proof(killed, again, case.first_failure), reason("orphans_of_sigkill"))
 
 
 def _assess_free_memory_change(case: Case) -> Assessment | None:
@@ -192,12 +189,6 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
 def _is_small(case: Case, others: int) -> bool:
     """Whether the other processes hold less than a twentieth of the card, as their CUDA contexts do."""
     return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
-
-
-def _large_others_bytes(case: Case) -> int:
-    """What torch's list shows of other processes, where more than their CUDA contexts; else 0."""
-    others = case.ledger.other_processes_bytes or 0
-    return 0 if _is_small(case, others) else others
 
 
 def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
@@ -385,8 +376,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield in_turn
         yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
-        again = known_fix("start_again")
-        yield from (again, free_it, newer)
+        yield from (known_fix("start_again"), free_it, newer)
     else:
         stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
         if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
@@ -401,7 +391,7 @@ def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
     layout = planner.failed_plan.layout if planner.failed_plan is not None else None
     total, weights = planner.total_bytes, layout.weights.bytes if layout else planner.accounting.weights_bytes
     needed = layout.budget_bytes - layout.kv_cache.bytes + planner.one_request_bytes if layout else 0
-    if total and weights and max(weights, needed) > total:
+    if total and weights and weights > total:
         small = f"even free, this card is too small: the weights take {gib(weights)} of {gib(total)}; a smaller"
         return replace(free_it, steps=(f"{small} checkpoint, or more GPUs", *free_it.steps))
     if layout is None or layout.kv_cache.bytes >= planner.one_request_bytes > 0:
@@ -494,9 +484,7 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
     # Without a version the log style decides: no bracket before the file name means older than 0.8.
     by_style = planner.case.engine.is_styled_before_0_9_2 or bool(planner.case.engine.before_brackets)
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
-    if not old:
-        return None
-    return known_fix("own_memory_only")
+    return known_fix("own_memory_only") if old else None
 
 
 def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
@@ -512,9 +500,10 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
     free, total = _free_and_total_bytes(planner.case)
-    case, holder = planner.case, _told_holder(planner.case)
-    if free is None and (held := case.ledger.unowned_bytes or _large_others_bytes(case)):
-        total = case.ledger.total_bytes
+    holder, ledger = _told_holder(planner.case), planner.case.ledger
+    listed = ledger.other_processes_bytes or 0
+    if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case, listed) else listed)):
+        total = ledger.total_bytes
         free = (total or 0) - held
     elif free is None and holder is not None and planner.total_bytes:
         free, total = planner.total_bytes - holder[1], planner.total_bytes

@@ -106,16 +106,11 @@ def _suggests_kill(case: Case, ended: Evidence) -> bool:
 
 def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
     """`certainty`, lowered where the GPU failed before the kill or shares the host's memory."""
-    if error.id not in _CERTAIN and _another_failure_came_first(case, error):
-        return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; being killed came after
+    reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
+    if error.id not in _CERTAIN and any(item.line < error.line for item in reasons):
+        return min(certainty, Strength.POSSIBLE)  # the GPU side failed first; a server that shuts down kills its own
     on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process", "host_ram_told")
     return min(certainty, Strength.SUGGESTED) if case.has("driver_no_memory") or on_shared_memory else certainty
-
-
-def _another_failure_came_first(case: Case, error: Evidence) -> bool:
-    """Whether another failure precedes this one: a server that shuts down kills its own workers."""
-    reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
-    return any(item.line < error.line for item in reasons)
 
 
 def _explanation(case: Case) -> str:
@@ -125,7 +120,8 @@ def _explanation(case: Case) -> str:
         size = f" It held {gib(held)} of RAM." if (held := _resident_bytes(largest)) else ""
         facts = [largest.facts, *(item.facts for item in killed)]
         victims = (item[name] for item in facts for name in ("victim", "bare_victim", "prose_victim") if item.get(name))
-        scope = "the container's limit" if _is_container_limit(case) else "the machine's RAM"
+        is_of_cgroup = any(mark in item.text for item in case.evidence for mark in _CGROUP_MARKS)
+        scope = "the container's limit" if is_of_cgroup else "the machine's RAM"
         return f"The kernel killed {next(victims, 'a process')} because {scope} was used up.{size}"
     on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
     if on_node:
@@ -156,11 +152,6 @@ def _resident_bytes(killed: Evidence) -> int:
     return sum(killed.number(name) or 0 for name in ("anon_count", "shmem_count")) * KIB
 
 
-def _is_container_limit(case: Case) -> bool:
-    """Whether the kernel's lines name the limit of a cgroup."""
-    return any(mark in item.text for item in case.evidence for mark in _CGROUP_MARKS)
-
-
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a smaller CPU pool, more /dev/shm, less pinned memory, more RAM, by what ran out."""
     case = planner.case
@@ -181,7 +172,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     else:
         yield from (known_fix(fix) for sign, fix in _BY_SIGN if case.has(sign))
-        yield from _pinned_memory_fixes(planner)
+        is_pinned = case.has("pinned_failed") or "frame_pin" in case.frames
+        if is_pinned and _swaps(planner):
+            yield known_fix("less_swap")
+        elif is_pinned and not planner.known.args.cpu_offload_gb:
+            yield known_fix("less_pinned_memory")
         if case.has("sleep_enabled"):
             yield known_fix("sleep_without_backup")
         offload = None if _is_bare_sigkill(case) else _less_offload_fix(planner)
@@ -199,16 +194,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.phase_reached == "serving" or case.has("ray_node_memory"):
         return
     yield known_fix("small_shards")
-
-
-def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Less pinned host memory: swap space in V0, offloaded weights and KV."""
-    case, args = planner.case, planner.known.args
-    pinned = case.has("pinned_failed") or "frame_pin" in case.frames
-    if pinned and _swaps(planner):
-        yield known_fix("less_swap")
-    if pinned and not _swaps(planner) and not args.cpu_offload_gb:
-        yield known_fix("less_pinned_memory")
 
 
 def _smaller_pinned_fix(planner: FixPlanner, size: int, ranks: int, ram: int) -> Fix:
@@ -328,16 +313,10 @@ def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
         return planner.plan_change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.")
     if "VLLM_CPU_KVCACHE_SPACE" in planner.given_args.env:
         env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
-        return Fix(
-            "kv_cache_memory_bytes",
-            f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available.",
-            env=env,
-            command=planner.command({}, env),
-        )
-    share = math.floor(free * 0.9 / max(total, 1) * 100) / 100
-    return planner.plan_change(
-        "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available."
-    )
+        why = f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available."
+        return Fix("kv_cache_memory_bytes", why, env=env, command=planner.command({}, env))
+    flags = {"gpu_memory_utilization": math.floor(free * 0.9 / max(total, 1) * 100) / 100}
+    return planner.plan_change("lower_util", flags, f"{gib(free)} of {gib(total)} are available.")
 
 
 CAUSE = Cause(

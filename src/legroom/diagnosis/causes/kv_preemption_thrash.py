@@ -21,11 +21,8 @@ def examine(case: Case) -> Assessment | None:
         item for item in case.all("preemptions_metric", "engine_stats") if _count_or_ratio(item, "preemptions") > 0
     ]
     full = [item for item in case.all("engine_stats", "kv_usage_line") if _kv_usage_percent(item) >= _FULL]
-    waiting = [
-        item
-        for item in case.all("engine_stats")
-        if _kv_usage_percent(item) >= 90 and _count_or_ratio(item, "waiting") > 0
-    ]
+    nearly_full = (item for item in case.all("engine_stats") if _kv_usage_percent(item) >= 90)
+    waiting = [item for item in nearly_full if _count_or_ratio(item, "waiting") > 0]
     strength = Strength.NONE
     if failed:
         strength = Strength.NAMED
@@ -37,6 +34,8 @@ def examine(case: Case) -> Assessment | None:
         return None
     if case.has("failed_execution_dump") and not failed:
         strength = Strength.POSSIBLE  # the step crashed; a preemption before it is a side show
+    elif case.has("engine_dead") and not failed:
+        strength = Strength.FAINT  # a preemption ends no engine
     elif not failed and case.has("exception") and case.last_error is not None:
         last = max(item.line for item in (*preempted, *full, *waiting, *counted))
         if case.last_error.line > last:
@@ -89,7 +88,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     most = max((count for count in running if isinstance(count, int)), default=0)
     if case.has("swap_exhausted"):
         yield known_fix("more_swap")
-    seqs = _sequences_pool_holds(planner, most)
+    startup = planner.case.startup
+    whole = int(startup.max_concurrency) if startup.max_concurrency else 0
+    seqs = max(most * 3 // 4, min(whole, most)) if most else whole
     why, trades = f"The pool holds {seqs} of the requests that run, to their end.", "more requests wait"
     fewer = planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades=trades) if seqs else None
     shares = [{"gpu_memory_utilization": number / 100} for number in range(95, int(planner.utilization * 100), -1)]
@@ -114,13 +115,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield known_fix("bounded_requests")
     yield twice
     yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
-
-
-def _sequences_pool_holds(planner: FixPlanner, running: int) -> int:
-    """How many requests of the current length the pool holds: those running when it was full, less preempted ones."""
-    startup = planner.case.startup
-    whole = int(startup.max_concurrency) if startup.max_concurrency else 0
-    return max(running * 3 // 4, min(whole, running)) if running else whole
 
 
 CAUSE = Cause(

@@ -50,6 +50,14 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
         return Assessment(Strength.LIKELY, proof(told), f"The pool does not hold one request of max_model_len.{has}")
     failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
+    if (
+        (tokens := _tokens_of_blocks(case))
+        and failed is not None
+        and not case.last_error
+        and not case.has("request_served")
+    ):
+        why = reason("blocks_below_length", {"tokens": f"{tokens:,}", "length": f"{case.startup.args.max_model_len:,}"})
+        return Assessment(Strength.SUGGESTED, proof(case.first("kv_sized"), failed), why)
     if left is None or failed is None or case.last_error or not last or last[0].id != "available_kv":
         return None
     return Assessment(Strength.SUGGESTED, proof(last, failed), reason("stopped_at_the_check", {"left": gib(left)}))
@@ -62,8 +70,15 @@ def longest_fitting_len(case: Case) -> int | None:
             return fits
     wanted, needed, has = _printed_shortage(case)
     if wanted is None or needed is None or has is None or needed <= 0 or has <= _ROUNDED:
-        return None
+        return _tokens_of_blocks(case)
     return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
+
+
+def _tokens_of_blocks(case: Case) -> int | None:
+    """What the printed KV blocks hold, where that is less than max_model_len; else None."""
+    args = case.startup.args
+    tokens = (case.number("kv_sized", "blocks_count") or 0) * (args.block_size or 16)
+    return tokens if 0 < tokens < (args.max_model_len or 0) else None
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
@@ -120,7 +135,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     needed = planner.case.number("kv_bytes_short", "needed_bytes") or 0
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len or planner.given_args.num_gpu_blocks_override is not None
-    short = _pool_shortage_bytes(planner)
+    _, printed, has = _printed_shortage(planner.case)
+    short = None if printed is None or has is None else printed - has
     told, made = planner.case.first("kv_check_told", "kv_tokens_short"), planner.failed_plan
     said = prose("length").search(told.text) if told is not None else None
     length = int(said[1]) * 1024 if said else checked_len(planner.case) or planner.in_force("max_model_len")
@@ -240,12 +256,6 @@ def _model_limit(planner: FixPlanner) -> int | None:
     if planner.model is None or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return None
     return default_and_longest_len(args, planner.model, release)[1]
-
-
-def _pool_shortage_bytes(planner: FixPlanner) -> int | None:
-    """KV cache bytes missing for one request of max_model_len; None where the log does not print them."""
-    _, needed, has = _printed_shortage(planner.case)
-    return None if needed is None or has is None else needed - has
 
 
 CAUSE = Cause(

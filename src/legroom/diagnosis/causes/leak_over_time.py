@@ -59,7 +59,8 @@ def _assess_memory_after_sleep(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a planned restart, another release, bounded caches, fewer graphs."""
     if _assess_memory_after_sleep(planner.case):
-        yield from _sleep_fixes()
+        # vLLM's figure covers the whole card, so a trainer too.
+        yield from (known_fix("whose_memory_grows"), known_fix("sleep_on_newest_release"))
         return
     record = planner.case.black_box
     if record is not None and (growth := leak_growth(record)):
@@ -87,12 +88,6 @@ def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
             "keep the records of two moments: legroom fragments shows which part grew between them",
         ),
     )
-
-
-def _sleep_fixes() -> Iterator[Fix]:
-    """Fixes for memory that grows from sleep to sleep; vLLM's figure covers the whole card, so a trainer too."""
-    yield known_fix("whose_memory_grows")
-    yield known_fix("sleep_on_newest_release")
 
 
 CAUSE = Cause(entry="LR405", title=Localized("memory grows with time", "内存随时间增长（泄漏）"), phase="serving")

@@ -109,14 +109,8 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
         planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
     )
     case = planner.case
-    if (
-        case.oom is None
-        or not case.ledger.larger_than_card
-        or case.site == "serving"
-        or "mm_processor_kwargs" in limit.flags
-    ):
-        return limit
-    return known_fix("smaller_dummy_image")
+    is_above_card = case.oom is not None and case.ledger.larger_than_card and case.site != "serving"
+    return known_fix("smaller_dummy_image") if is_above_card and "mm_processor_kwargs" not in limit.flags else limit
 
 
 CAUSE = Cause(

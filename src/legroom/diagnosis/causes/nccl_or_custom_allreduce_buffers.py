@@ -39,7 +39,11 @@ def examine(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: smaller or fewer buffers, a lower utilization, a free GPU."""
     if planner.case.has("nccl_register"):
-        yield from _registration_fix()
+        yield Fix(
+            "disable_custom_allreduce_or_nccl_env",
+            "The default buffers are small enough to be registered, once the process may lock as much as it wants.",
+            steps=(_DEFAULT_BUFFERS, "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node"),
+        )
         return
     if told := planner.case.first("nccl_release_told"):
         steps = (f"pip install 'nvidia-nccl-cu12=={told.facts['what']}', or VLLM_NCCL_SO_PATH to its libnccl.so.2",)
@@ -66,15 +70,6 @@ def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
         return planner.release_is_within(*_SET_BY_VLLM)
     engine = planner.case.engine
     return engine.generation == "V0" or engine.is_styled_before_0_9_2
-
-
-def _registration_fix() -> Iterator[Fix]:
-    """Fix: NCCL's default buffers and an unlimited memlock."""
-    yield Fix(
-        "disable_custom_allreduce_or_nccl_env",
-        "The default buffers are small enough to be registered, once the process may lock as much as it wants.",
-        steps=(_DEFAULT_BUFFERS, "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node"),
-    )
 
 
 CAUSE = Cause(

@@ -24,10 +24,8 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("profiling_error")
     initial = error.number("initial_bytes") if error else None
     if error and initial is not None and initial == error.number("current_bytes"):
-        why = reason("same_free_memory")
-        return Assessment(Strength.NAMED, proof(error), why)
-    lookalike = assess_lookalike(case, _LABEL)
-    if lookalike:
+        return Assessment(Strength.NAMED, proof(error), reason("same_free_memory"))
+    if lookalike := assess_lookalike(case, _LABEL):
         return lookalike
     if case.has("failed_execution_dump") and not case.is_oom:
         why = "A model step crashed and its input was saved; no allocation failed."
@@ -40,9 +38,10 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _first_exception(case: Case) -> Evidence | None:
-    """The first exception of an error line; one in a warning only where there is no other."""
+    """The first exception of an error line; one in a warning only where no other ended a start."""
     exceptions = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
-    return next((item for item in exceptions if not is_informational(item)), None) or case.first("exception")
+    error = next((item for item in exceptions if not is_informational(item)), None)
+    return error if error is not None or case.was_ready else case.first("exception")
 
 
 def _assess_exception(case: Case) -> Assessment | None:
@@ -55,9 +54,8 @@ def _assess_exception(case: Case) -> Assessment | None:
     reasons = (item for item in case.evidence if item.role in ("failure", "host") and not is_informational(item))
     if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
-    strength = Strength.SUGGESTED
     why = f"The log ends in {_exception_name(error)}, and nothing in it speaks of memory running out."
-    return Assessment(strength, proof(error), why)
+    return Assessment(Strength.SUGGESTED, proof(error), why)
 
 
 def _exception_name(error: Evidence) -> str:

@@ -84,12 +84,9 @@ def _explanation(case: Case) -> str:
         names = {"sampler": "sampler_asked", "warmup": "warmup_asked"}
         name = names.get(case.site, "pool_oversized" if is_pool_oversized(case) else "dummy_batch_asked")
         return reason("sampler_table" if _is_sampler_table(case) else name, facts)
-    peak = case.startup.activation_bytes
-    return (
-        f"The profile run peaks at {gib(peak)} beside the weights, which starves the KV cache."
-        if peak
-        else "The profile run failed."
-    )
+    if not (peak := case.startup.activation_bytes):
+        return "The profile run failed."
+    return f"The profile run peaks at {gib(peak)} beside the weights, which starves the KV cache."
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -104,7 +104,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if _freed_nothing(planner.case):
         yield known_fix("sleep_mode_on")
-    if planner.case.has("training_step"):
+    if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         yield known_fix("smaller_training_step")
     is_start = planner.case.has("sleep_on") and planner.case.site in ("kv", "graph", "sampler", "warmup")
     if _is_first_mapping(planner.case) or (is_start and not _has_trainer(planner.case)):
@@ -116,7 +116,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (newer, off, lower)
     else:
         if planner.case.has("profiling_error"):
-            yield _trainer_pause_fix(planner.case)
+            settings = next((found for item in planner.case.evidence if (found := trainer_settings(item.text))), None)
+            steps = (f"in the trainer's own settings: {settings['sleep']}",) if settings else ()
+            first = known_fix("trainer_frees_first")
+            yield replace(first, steps=(*steps, *first.steps))
         if planner.case.has("free_below_desired"):
             yield utilization_within_free_memory(planner, _trainer_steps(planner.case, None))
         # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
@@ -127,14 +130,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             is_blind, lower = _has_trainer(planner.case), None  # a smaller budget holds even fewer blocks
         yield _trainer_offload_fix(planner.case) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
-
-
-def _trainer_pause_fix(case: Case) -> Fix:
-    """The trainer lets go of its memory before the engine measures, or sleeps, so that nothing moves meanwhile."""
-    settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
-    steps = (f"in the trainer's own settings: {settings['sleep']}",) if settings else ()
-    first = known_fix("trainer_frees_first")
-    return replace(first, steps=(*steps, *first.steps))
 
 
 def _trainer_offload_fix(case: Case) -> Fix:

@@ -27,9 +27,8 @@ def examine(case: Case) -> Assessment | None:
         if driver.id == "tegra_assert":
             why = reason("holders_not_listed")
         is_named = driver.id == "driver_no_memory" or case.has("unified")
-        return Assessment(
-            Strength.NAMED if is_named else Strength.SUGGESTED, proof(driver, case.first("oom_killer")), why
-        )
+        other = Strength.USUAL if "MIG" in driver.text else Strength.SUGGESTED  # NVML tells nothing of a slice
+        return Assessment(Strength.NAMED if is_named else other, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
     if oom and refuses_one_block(case):
         why = (

@@ -424,7 +424,8 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
         return RebuiltCommand(
             args, _unknown_flags_comment(given.unknown, startup), is_module=given.is_module and startup.vllm is None
         )
-    args = replace(_without_resolved_defaults(startup.args), model=model)
+    repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(startup.args, name) == value}
+    args = replace(startup.args, **repeated, model=model)
     if startup.args.model:
         comment = "the log shows what the engine resolved, not the flags that were given; keep your other flags"
         return RebuiltCommand(args, comment)
@@ -439,9 +440,3 @@ def _unknown_flags_comment(names: tuple[str, ...], startup: Startup) -> str:
     if startup.args.usage == "llm":
         parts.append("the log is of LLM(...) in Python: the same names are its keyword arguments")
     return "; ".join(parts)
-
-
-def _without_resolved_defaults(args: ServeArgs) -> ServeArgs:
-    """The flags without those that equal what vLLM resolves by itself."""
-    repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(args, name) == value}
-    return replace(args, **repeated)

@@ -306,11 +306,7 @@ class FixPlanner:
             made = self._with_unplanned_peak(plan(target, args))
         except NOT_PLANNABLE:
             return None
-        if (
-            made.verdict == "tight"
-            and self.failed_plan.verdict == "tight"
-            and not self._is_cured(made, self.failed_plan)
-        ):
+        if made.verdict == self.failed_plan.verdict == "tight" and not self._is_cured(made, self.failed_plan):
             return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
@@ -326,11 +322,20 @@ class FixPlanner:
             return made
         if failed.target.seen.activation_bytes is None or failed.args.kv_cache_dtype != made.args.kv_cache_dtype:
             return made
-        modelled = plan(replace(failed.target, seen=seen), failed.args).layout
-        beyond = failed.layout.activation.bytes - modelled.activation.bytes
-        peak = max(made.layout.activation.bytes + beyond, 0)
+        peak = max(made.layout.activation.bytes + self._unplanned_peak_bytes, 0)
         others = failed.target.seen.non_torch_bytes
         return plan(replace(made.target, seen=replace(seen, activation_bytes=peak, non_torch_bytes=others)), made.args)
+
+    @cached_property
+    def _unplanned_peak_bytes(self) -> int:
+        """What the failed run's profile took beyond the model's figure for the same flags; 0 without a plan."""
+        from legroom.planning.plan import plan
+
+        if (failed := self.failed_plan) is None or failed.target.seen is None:
+            return 0
+        weights = Measurements(weights_bytes=failed.target.seen.weights_bytes, source=failed.target.seen.source)
+        modelled = plan(replace(failed.target, seen=weights), failed.args)
+        return failed.layout.activation.bytes - modelled.layout.activation.bytes
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
         """Whether the pool that was expected too small holds a request for sure; while serving, a GiB more is free."""
@@ -444,18 +449,15 @@ class FixPlanner:
         proposals = shorter.propose(made) if made is not None else ()
         return next((change["max_model_len"] for change in proposals if self.plan_with({**flags, **change})), None)
 
-    def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = _SPARE_BYTES) -> Fix | None:
+    def raise_utilization(self, need_bytes: int, why: str) -> Fix | None:
         """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
         total = self.accounting.likely_total_bytes or (UNKNOWN_CARD_BYTES if self.utilization_known else None)
         args = self.given_args
         if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
             return None  # vLLM ignores the share where the pool is given
         value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
-        graphs = self.case.startup.graph_bytes or 0
-        if (
-            value > (MAX_UTILIZATION if self.total_bytes is None else _MAX_UTILIZATION)
-            or (1 - value) * total < spare_bytes + graphs
-        ):
+        largest = MAX_UTILIZATION if self.total_bytes is None else _MAX_UTILIZATION
+        if value > largest or (1 - value) * total < _SPARE_BYTES + (self.case.startup.graph_bytes or 0):
             return None
         flags, trades = {"gpu_memory_utilization": value}, "less of the card is left for what vLLM does not count"
         fix = self.plan_change("raise_util", flags, why, trades=trades)

@@ -95,6 +95,15 @@ def nested_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of the config with values replaced; nested `*_config` sections are merged, as in vLLM."""
+    changed = dict(config)
+    for key, value in (overrides or {}).items():
+        inside = isinstance(value, Mapping) and isinstance(changed.get(key), Mapping) and key.endswith("_config")
+        changed[key] = overridden(changed[key], value) if inside else value
+    return changed
+
+
 def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The language model's fields under their canonical names, with the defaults of its configuration class."""
     nested = nested_text_config(config)

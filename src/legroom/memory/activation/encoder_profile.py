@@ -72,11 +72,8 @@ def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -
 def items_per_prompt(settings: EngineSettings, kind: str) -> int:
     """Items of a kind ("image", "video" ...) per prompt: --limit-mm-per-prompt, else 999 (V1) or 1 (V0)."""
     given = (settings.given.limit_mm_per_prompt or {}).get(kind)
-    if isinstance(given, Mapping):
-        given = given.get("count")
-    if isinstance(given, int):
-        return given
-    return 1 if settings.engine == "V0" else UNLIMITED
+    given = given.get("count") if isinstance(given, Mapping) else given
+    return given if isinstance(given, int) else 1 if settings.engine == "V0" else UNLIMITED
 
 
 def _release_items(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]:

@@ -121,11 +121,8 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
 
 def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
     """Bytes of one token in the first attention layer, by which hybrid models align pages; 0 without attention."""
-    for layer in model.layers:
-        for mixer in (layer.mixer, *layer.also):
-            if token_bytes := _token_bytes(mixer, settings):
-                return token_bytes
-    return 0
+    mixers = (mixer for layer in model.layers for mixer in (layer.mixer, *layer.also))
+    return next(filter(None, (_token_bytes(mixer, settings) for mixer in mixers)), 0)
 
 
 def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:
@@ -251,11 +248,8 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     """DeepSeek-V4: a sliding window of latents, compressed latents, the compressor's state and an indexer."""
     packed = deployment.settings.kv_cache_dtype in ("auto", "fp8", "fp8_ds_mla", "fp8_e4m3")
     alignment = 576 if packed else 512
-    width = mixer.latent_width
-    token_bytes = (
-        584 if packed else latent_token_bytes(width, deployment.settings.kv_cache_dtype, deployment.settings.dtype)
-    )
-    window = mixer.window or 0
+    settings, width = deployment.settings, mixer.latent_width
+    token_bytes = 584 if packed else latent_token_bytes(width, settings.kv_cache_dtype, settings.dtype)
 
     def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
         page = (block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment))
@@ -266,7 +260,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
         padded = align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
         return LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
 
-    specs: dict[str, CacheSpec] = {f"{name}.window": windowed(64, width, token_bytes, window)}
+    specs: dict[str, CacheSpec] = {f"{name}.window": windowed(64, width, token_bytes, mixer.window or 0)}
     if mixer.compress_ratio > 1:
         overlap = 2 if mixer.compress_ratio == 4 else 1
         block = 4 if mixer.compress_ratio == 4 else 8
@@ -381,9 +375,8 @@ def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a short convolution's state on one rank; it has no recurrent state."""
-    return _per_rank(mixer.width("intermediate_size"), settings, "the convolution width") * _conv_tail(
-        mixer, settings
-    ), 0
+    width = _per_rank(mixer.width("intermediate_size"), settings, "the convolution width")
+    return width * _conv_tail(mixer, settings), 0
 
 
 _STATE_SHAPES = {

@@ -255,11 +255,8 @@ def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
     for stage_specs in specs:
-        sizes = {
-            name: spec.with_block_size(size).page_bytes
-            for name, spec in stage_specs.items()
-            if not isinstance(spec, StateSpec)
-        }
+        paged = {name: spec for name, spec in stage_specs.items() if not isinstance(spec, StateSpec)}
+        sizes = {name: spec.with_block_size(size).page_bytes for name, spec in paged.items()}
         drafts = [page for name, page in sizes.items() if name.startswith(DRAFT)]  # a pool of the same blocks beside it
         pages = [page for name, page in sizes.items() if not name.startswith(DRAFT)]
         width = max(pages, default=0) * len(pages) + sum(drafts)

@@ -19,6 +19,7 @@ class CacheSpec:
     title: ClassVar[str] = ""
     """The kind of layer as users read it."""
     type_name: ClassVar[str] = ""
+    """Of a kind that needs the slots of another: its name."""
     type_fields: ClassVar[tuple[str, ...]] = ()
     """The parts of `type_key` beside the block size."""
     block_size: int
@@ -45,7 +46,7 @@ class CacheSpec:
     @property
     def type_key(self) -> tuple[object, ...]:
         """Layers with equal keys need the same number of token slots, whatever their page size."""
-        return (self.type_name, *(getattr(self, name) for name in self.type_fields), self.block_size)
+        return (self.type_name or self.kind, *(getattr(self, name) for name in self.type_fields), self.block_size)
 
     @property
     def merge_key(self) -> CacheSpec:
@@ -107,7 +108,6 @@ class FullAttentionSpec(AttentionSpec):
 
     kind: ClassVar[str] = "full"
     title: ClassVar[str] = "full-attention"
-    type_name: ClassVar[str] = "full"
     context_shards: int = 1
     window: int | None = None
     chunk: int | None = None
@@ -128,6 +128,7 @@ class LatentSpec(FullAttentionSpec):
 
     kind: ClassVar[str] = "mla"
     title: ClassVar[str] = "latent-attention (MLA)"
+    type_name: ClassVar[str] = "full"
     role: str = "sparse"
     """`indexer` for the key cache of a sparse-attention indexer."""
     leads: bool = False
@@ -151,7 +152,6 @@ class SlidingWindowSpec(AttentionSpec):
 
     kind: ClassVar[str] = "sliding"
     title: ClassVar[str] = "sliding-window"
-    type_name: ClassVar[str] = "sliding"
     type_fields: ClassVar[tuple[str, ...]] = ("window",)
     window: int = 0
     in_flight_tokens: int = 0
@@ -176,7 +176,6 @@ class LatentWindowSpec(SlidingWindowSpec):
 
     kind: ClassVar[str] = "sliding_mla"
     title: ClassVar[str] = "latent sliding-window"
-    type_name: ClassVar[str] = "sliding_mla"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,6 @@ class ChunkedLocalSpec(AttentionSpec):
 
     kind: ClassVar[str] = "chunked"
     title: ClassVar[str] = "chunked-attention"
-    type_name: ClassVar[str] = "chunked"
     type_fields: ClassVar[tuple[str, ...]] = ("chunk",)
     chunk: int = 0
     in_flight_tokens: int = 0
@@ -206,7 +204,6 @@ class CrossAttentionSpec(AttentionSpec):
 
     kind: ClassVar[str] = "cross"
     title: ClassVar[str] = "cross-attention"
-    type_name: ClassVar[str] = "cross"
     encoder_tokens: int = 0
 
     def blocks(self, length: int) -> int:
@@ -220,7 +217,6 @@ class StateSpec(CacheSpec):
 
     kind: ClassVar[str] = "state"
     title: ClassVar[str] = "recurrent-state"
-    type_name: ClassVar[str] = "state"
     type_fields: ClassVar[tuple[str, ...]] = ("page_bytes", "request_blocks", "per_length")
     state_bytes: int
     request_blocks: int = 1

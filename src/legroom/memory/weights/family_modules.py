@@ -71,10 +71,8 @@ def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: 
         adapted = [(hidden, inner)] + 3 * [(wide, wide)] * bool(config.get("use_shared_attention_adapter"))
         rank, out = _number(config, "adapter_rank", 128), [*out, Module("shared blocks", "linear", hidden, hidden)]
         for inputs, outputs in adapted:
-            out += [
-                Module("shared blocks", "A", cdiv(rank, tp), inputs),
-                Module("shared blocks", "B", outputs // tp, rank),
-            ]
+            adapter = {"A": (cdiv(rank, tp), inputs), "B": (outputs // tp, rank)}
+            out += [Module("shared blocks", name, *shape) for name, shape in adapter.items()]
     width = _layer_input_width(config)
     if width:
         out += [

@@ -87,18 +87,18 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     in_order = _in_file_order(stored) if from_files else stored
     allocated, peak_allocated, free_blocks = _allocator_totals(_allocator_settings(settings, gpu), in_order)
     total = allocated + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
-    parts: dict[str, int] = {}
+    parts: Counter[str] = Counter()
     # Equal layers share their StoredModule objects.
     times = Counter(map(id, stored))
     for number, each in {id(each): each for each in stored}.items():
         kept = each.storage.kept
         weight = max(kept, default=0)
-        parts[each.module.part] = parts.get(each.module.part, 0) + times[number] * weight
+        parts[each.module.part] += times[number] * weight
         if len(kept) > 1:
             beside = "biases" if each.module.bias and len(kept) == 2 else "scales"
-            parts[beside] = parts.get(beside, 0) + times[number] * (sum(kept) - weight)
+            parts[beside] += times[number] * (sum(kept) - weight)
         for rope in each.ropes:
-            parts["rope cache"] = parts.get("rope cache", 0) + times[number] * rope.bytes
+            parts["rope cache"] += times[number] * rope.bytes
     terms = [Term(part, size) for part, size in parts.items() if size]
     tensors = sum(term.bytes for term in terms)
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))

@@ -174,14 +174,10 @@ def _base_weights(build: _Build, stage: range) -> list[StoredModule]:
 
 def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
     """The modules as stored without quantization; equal modules share one StoredModule."""
-    known: dict[int, StoredModule] = {}
-    alike = []
-    for module in modules:
-        stored = known.get(id(module))
-        if stored is None:
-            stored = known[id(module)] = StoredModule(module, storage(module, None, context))
-        alike.append(stored)
-    return alike
+    every = list(modules)
+    known = {id(module): module for module in every}
+    stored = {key: StoredModule(module, storage(module, None, context)) for key, module in known.items()}
+    return [stored[id(module)] for module in every]
 
 
 def _seq2seq_encoder(build: _Build) -> Iterator[Module]:
@@ -340,9 +336,7 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:
         out += feedforward_modules(layer.feedforward, shape, ranks)
-    count = (shape.norms if norms is None else norms) + (
-        shape.expert_norms if isinstance(layer.feedforward, Experts) else 0
-    )
-    for number in range(count):
+    count = shape.norms if norms is None else norms
+    for number in range(count + (shape.expert_norms if isinstance(layer.feedforward, Experts) else 0)):
         out += norm("norms", f"norm{number}", hidden, shape)
     return out + extras + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer

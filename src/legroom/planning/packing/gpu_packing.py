@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.memory.overhead import charges_device_wide
-from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
+from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs, takes_pool_bytes
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
@@ -137,13 +137,10 @@ def pack(request: PackRequest) -> PackResult:
                 _planned_beside_all(problem, each, needs, placement, pools, each.server.name in sleepers)
                 for each in needs
             )
-            verdict: Verdict = "fits"
-            if any(use.sure_headroom_bytes < 0 for use in uses) or any(
-                each.plan.verdict == "tight" for each in servers
-            ):
-                verdict = "tight"
-            if any(each.plan.memory.failure for each in servers):
-                verdict = "does_not_fit"
+            is_tight = any(use.sure_headroom_bytes < 0 for use in uses)
+            is_tight = is_tight or any(each.plan.verdict == "tight" for each in servers)
+            is_failed = any(each.plan.memory.failure for each in servers)
+            verdict: Verdict = "does_not_fit" if is_failed else "tight" if is_tight else "fits"
             order = _start_order(problem.shifts, [each.server.name for each in needs])
             return PackResult(request, needs, verdict, servers, uses, order)
     return _pack_misfit(request, PackingProblem(request.cards, shifts, 0.0), needs)
@@ -207,7 +204,7 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
     release = needs.server.target.release
     flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes
-    if not needs.block_bytes or needs.takes_pool_bytes:
+    if not needs.block_bytes or takes_pool_bytes(needs.settings):
         # What the server takes, so that the check of free memory refuses a start that would not end well.
         share = math.floor(own / total_bytes * 100) / 100
         flags["gpu_memory_utilization"] = min(max(share, _SMALLEST_SHARE), 1.0)

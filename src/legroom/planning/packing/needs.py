@@ -110,11 +110,6 @@ class ServerNeeds:
         """Peak memory on a card with the smallest KV cache that the server can start with."""
         return self.footprint_bytes(self.least_pool_bytes)
 
-    @property
-    def takes_pool_bytes(self) -> bool:
-        """Whether the KV cache is sized by --kv-cache-memory-bytes, without profiling."""
-        return takes_pool_bytes(self.settings)
-
 
 def takes_pool_bytes(settings: EngineSettings) -> bool:
     """Whether the release and its engine have --kv-cache-memory-bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -30,13 +31,8 @@ def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
     """Up to four changes that make a pack fit, the smallest loss first; none where it fits."""
     if result.verdict != "does_not_fit":
         return ()
-    offered: list[PackChange] = []
-    for change in _candidate_changes(result):
-        if change.result.verdict != "does_not_fit":
-            offered.append(change)
-        if len(offered) == _MOST_OFFERED:
-            break
-    return tuple(offered)
+    fitting = (change for change in _candidate_changes(result) if change.result.verdict != "does_not_fit")
+    return tuple(islice(fitting, _MOST_OFFERED))
 
 
 def _candidate_changes(result: PackResult) -> Iterator[PackChange]:

@@ -107,11 +107,8 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
 
 def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
     """Flags that pin the old release's defaults, one by one and then together."""
-    pins = {
-        name: getattr(old.settings, name)
-        for name in _PINNED
-        if getattr(old.settings, name) != getattr(new.settings, name)
-    }
+    defaults = {name: getattr(old.settings, name) for name in _PINNED}
+    pins = {name: value for name, value in defaults.items() if value != getattr(new.settings, name)}
     yield from ({name: value} for name, value in pins.items())
     if len(pins) > 1:
         yield pins

@@ -52,29 +52,32 @@ def comparable_tokens(kv: KvPlan) -> int:
 
 def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
     """Every figure of the KV cache on both releases, also unchanged ones."""
-    before, after = old.memory.kv, new.memory.kv
-    cold = [cold_start(made) for made in (old, new)]
-    rows = (
-        ("KV cache", old.layout.kv_cache.bytes, new.layout.kv_cache.bytes, True),
-        ("KV cache, first start", cold[0].layout.kv_cache.bytes, cold[1].layout.kv_cache.bytes, True),
-        ("bytes of a block", before.bytes_per_block, after.bytes_per_block, True),
-        ("block size", before.block_size, after.block_size, False),
-        ("blocks", max(before.num_blocks, 0), max(after.num_blocks, 0), False),
-        ("groups of layers", len(before.groups) or 1, len(after.groups) or 1, False),
-        ("tokens as vLLM prints them", max(before.tokens, 0), max(after.tokens, 0), False),
-        ("tokens of full-length requests", comparable_tokens(before), comparable_tokens(after), False),
-        ("longest request", before.max_model_len, after.max_model_len, False),
-        ("bytes of one longest request", before.needed_bytes, after.needed_bytes, True),
-        ("longest requests at once", before.max_concurrency, after.max_concurrency, False),
-        (
-            "longest requests at once, first start",
-            cold[0].memory.kv.max_concurrency,
-            cold[1].memory.kv.max_concurrency,
-            False,
-        ),
-        ("free at the peak", old.layout.headroom_bytes, new.layout.headroom_bytes, True),
-    )
-    return tuple(PoolChange(*row) for row in rows)
+    before, after = _pool_figures(old), _pool_figures(new)
+    return tuple(PoolChange(what, before[what], after[what], what in _POOL_BYTES) for what in before)
+
+
+_POOL_BYTES = frozenset({"KV cache", "KV cache, first start", "bytes of a block", "bytes of one longest request"})
+_POOL_BYTES |= {"free at the peak"}
+
+
+def _pool_figures(made: Plan) -> dict[str, float]:
+    """The figures of a plan's KV cache, by name; those of `_POOL_BYTES` are bytes."""
+    kv, first = made.memory.kv, cold_start(made)
+    return {
+        "KV cache": made.layout.kv_cache.bytes,
+        "KV cache, first start": first.layout.kv_cache.bytes,
+        "bytes of a block": kv.bytes_per_block,
+        "block size": kv.block_size,
+        "blocks": max(kv.num_blocks, 0),
+        "groups of layers": len(kv.groups) or 1,
+        "tokens as vLLM prints them": max(kv.tokens, 0),
+        "tokens of full-length requests": comparable_tokens(kv),
+        "longest request": kv.max_model_len,
+        "bytes of one longest request": kv.needed_bytes,
+        "longest requests at once": kv.max_concurrency,
+        "longest requests at once, first start": first.memory.kv.max_concurrency,
+        "free at the peak": made.layout.headroom_bytes,
+    }
 
 
 def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
@@ -325,15 +328,8 @@ def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
 
 def _compared(made: Plan) -> tuple[Any, ...]:
     """KV and headroom bytes, blocks, tokens, concurrency and verdict, which tell whether two plans differ."""
-    kv = made.memory.kv
-    return (
-        made.layout.kv_cache.bytes,
-        made.layout.headroom_bytes,
-        kv.num_blocks,
-        kv.tokens,
-        kv.max_concurrency,
-        made.verdict,
-    )
+    layout, kv = made.layout, made.memory.kv
+    return layout.kv_cache.bytes, layout.headroom_bytes, kv.num_blocks, kv.tokens, kv.max_concurrency, made.verdict
 
 
 def _step_json(step: ReleaseStep) -> dict[str, Any]:
@@ -357,7 +353,5 @@ def _step_json(step: ReleaseStep) -> dict[str, Any]:
 
 
 def _bugs_json(bugs: tuple[KnownBug, ...]) -> list[dict[str, Any]]:
-    return [
-        {"id": bug.id, "title": bug.title, "memory": bug.memory, "fixed_in": bug.fixed_in, "source": bug.source}
-        for bug in bugs
-    ]
+    names = ("id", "title", "memory", "fixed_in", "source")
+    return [{name: getattr(bug, name) for name in names} for bug in bugs]
