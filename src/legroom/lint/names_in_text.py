@@ -37,7 +37,6 @@ _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?
 _OF_SERVER = pattern("names_in_text.of_server")
 """What only the container of a server has: clients name vLLM in their variables alone."""
 _MOCK = re.compile(r"(?i)(?:image|context|build|command|dockerfile):[^\n]*(?:\bmock|[-_]mock|inference-sim\b)")
-"""A stand-in of vLLM, which loads no model."""
 _WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
 
 Mistake = tuple[int, Mapping[str, str]]

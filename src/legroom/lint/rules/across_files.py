@@ -11,7 +11,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.linted_parts import NamedAddress
-from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words, known_port
+from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
 from legroom.lint.rules.server_start import NO_CARD_HELPS
 from legroom.lint.server_plan import file_plan_of, plan_of_server
 from legroom.units import human_bytes
@@ -70,30 +70,9 @@ def _servers_at(host: str, context: Context) -> list[StartedServer]:
 
 def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
     """The names under which a server answers; an empty one where the file does not tell."""
-    model, *names = _names_of(server, context)
-    adapters = other_values(context.parsed_args(server).args, "--lora-modules") or ()
-    return (*(names or (model,)), *(each.partition("=")[0] for each in adapters))
-
-
-_MODEL_NAME = re.compile(r"([a-z]+)-?(\d+(?:\.\d+)?)-(?:[a-z]+-)?(\d+(?:\.\d+)?)b\b")
-"""Family, version and size: Qwen3.6-27B."""
-
-
-@checks(StartedServer, "model-name")
-def served_as_another_model(server: StartedServer, context: Context) -> Findings:
-    """A server whose --served-model-name is that of another version or size of its model."""
-    model, *others = (_MODEL_NAME.match(name.rpartition("/")[2].lower()) for name in _names_of(server, context))
-    for name in others:
-        if model is not None and name is not None and model[1] == name[1] and model[0] != name[0]:
-            message = f"the model is {model[0]}, and clients are told that it is {name[0]}"
-            place = flag_place(server, "--served-model-name")
-            yield finding("model-name", place, message, "serve it under a name of its own")
-
-
-def _names_of(server: StartedServer, context: Context) -> tuple[str, ...]:
-    """The model, and the names that it is served under."""
     args = context.parsed_args(server).args
-    return (args.model, *(other_values(args, "--served-model-name") or ()))
+    adapters = [each.partition("=")[0] for each in other_values(args, "--lora-modules") or ()]
+    return (*(other_values(args, "--served-model-name") or (args.model,)), *adapters)
 
 
 @checks(StartedServer, "does-not-fit")
