@@ -130,7 +130,7 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
     if selector is None or not services or re.search(r"include|toYaml|template", "".join(written)):
         return
     told = [_labels(each, "metadata", "labels") for each in services]
-    if not any(all(_may_equal(value, labels.get(key, "")) for key, value in wanted.items()) for labels in told):
+    if not any(all(key in each and _may_equal(value, each[key]) for key, value in wanted.items()) for each in told):
         yield selector, "no Service of these files has the labels that are selected: nothing is scraped", "label it"
     names = [port.text("name") for each in services for port in each.list("spec", "ports")]
     for endpoint in monitor.list("spec", "endpoints"):
