@@ -50,12 +50,8 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
         return Assessment(Strength.LIKELY, proof(told), f"The pool does not hold one request of max_model_len.{has}")
     failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
-    if (
-        (tokens := _tokens_of_blocks(case))
-        and failed is not None
-        and not case.last_error
-        and not case.has("request_served")
-    ):
+    is_cut = failed is not None and case.last_error is None and not case.has("request_served")
+    if is_cut and (tokens := _tokens_of_blocks(case)):
         why = reason("blocks_below_length", {"tokens": f"{tokens:,}", "length": f"{case.startup.args.max_model_len:,}"})
         return Assessment(Strength.SUGGESTED, proof(case.first("kv_sized"), failed), why)
     if left is None or failed is None or case.last_error or not last or last[0].id != "available_kv":

@@ -216,9 +216,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
     """The share that weights, peak and one request need, where the plan has a pool and V0 does not print the share."""
-    plan = planner.failed_plan
     is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
-    if plan is None or not planner.unpredicted_pool_bytes or is_printed:
+    if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
         return None
     layout = plan.layout
     parts = layout.weights.high + layout.activation.high + layout.non_torch.high

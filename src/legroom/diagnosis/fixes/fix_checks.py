@@ -87,11 +87,8 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
         larger_fails.add("gpu_memory_utilization")
     failed = [(name, value) for settings, worked in case.reported if not worked for name, value in settings.items()]
     tried = {name.removeprefix("tried "): value for name, value in failed if name.startswith("tried ")}
-    if (
-        tried
-        and (fix.flags or fix.env)
-        and all(_is_tried(planner, fix, name, tried) for name in (*fix.flags, *fix.env))
-    ):
+    changed = (*fix.flags, *fix.env)
+    if tried and changed and all(_is_tried(planner, fix, name, tried) for name in changed):
         return True
     if "gpu_memory_utilization" in larger_fails and fix.flags.get("gpu_memory_utilization", 0) > case.failed_share:
         return True  # beside whatever other change
@@ -110,7 +107,7 @@ def _is_tried(planner: FixPlanner, fix: Fix, name: str, tried: Mapping[str, str]
     if name in fix.env or name not in tried:
         return any(each in fix.env.get(name, "") for each in tried)
     now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
-    return not tried[name] or (fix.flags[name] < now) == (tried[name] == "lower")
+    return not tried[name] or ((fix.flags[name] or 0) < now) == (tried[name] == "lower")
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
