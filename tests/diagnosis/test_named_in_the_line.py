@@ -259,3 +259,51 @@ def test_adapter_slots_are_halved_until_they_fit() -> None:
     line = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --enforce-eager --enable-lora --max-loras 64 "
     found = first(text, line + "--max-lora-rank 512")
     assert (found.cause, dict(found.fixes[0].flags)) == ("lora_or_spec_decode_extra", {"max_loras": 32})
+
+
+FULL_CARD = (
+    "(EngineCore pid=9) ERROR 02-28 17:42:17 [core.py:1006] torch.OutOfMemoryError: CUDA out of "
+    "memory. Tried to allocate "
+    "698.00 MiB. GPU 0 has a total capacity of 23.56 GiB of which 559.00 MiB is free. Including "
+    "non-PyTorch memory, this "
+    "process has 22.99 GiB memory in use. Of the allocated memory 22.05 GiB is allocated by PyTorch, and 512.00 MiB is "
+    "reserved by PyTorch but unallocated.\n"
+)
+FAILED_START = (
+    "(EngineCore pid=9) ERROR 02-28 17:42:17 [core.py:1006] EngineCore failed to start.\n"
+    '(EngineCore pid=9) ERROR 02-28 17:42:17 [core.py:1006]   File "/x/vllm/v1/engine/core.py", '
+    "line 9, in run_busy_loop\n"
+)
+
+
+def test_an_engine_that_failed_to_start_was_not_serving() -> None:
+    profiled = (
+        "(EngineCore pid=9) INFO 02-28 17:42:14 [gpu_model_runner.py:5140] Encoder cache will be "
+        "initialized with a budget "
+        "of 18605 tokens, and profiled with 1 video items of the maximum feature size.\n"
+    )
+    assert diagnosis(profiled + FAILED_START + FULL_CARD).phase == "startup_profile"
+    assert diagnosis(FAILED_START.replace("EngineCore failed to start.", "error") + FULL_CARD).phase == "serving"
+
+
+def test_weights_above_the_budget_are_the_cause_in_whatever_step_it_fails() -> None:
+    loaded = "(EngineCore pid=9) INFO 02-28 17:42:10 [gpu_model_runner.py:4210] Model loading took 22.40 GiB memory\n"
+    assert first(loaded + FAILED_START + FULL_CARD).cause == "weights_too_big"
+    fewer = loaded.replace("22.40", "14.20")
+    assert first(fewer + FAILED_START + FULL_CARD).cause != "weights_too_big"
+
+
+def test_the_limit_of_a_container_decides_on_shared_memory_too() -> None:
+    killed = "VLLM::EngineCor invoked oom-killer: constraint=CONSTRAINT_{}\nKilled process 7 (VLLM::EngineCor)\n"
+    killed += "on a DGX Spark\n"
+    assert first(killed.format("MEMCG")).cause == "host_ram_oom"
+    assert first(killed.format("NONE")).cause == "unified_memory_or_wsl"
+
+
+def test_the_words_of_the_start_check_are_no_attempt() -> None:
+    text = (
+        "It fails with ValueError: Free memory on device cuda:0 (100.94/121.69 GiB) on startup is less "
+        "than desired GPU "
+        "memory utilization (0.835, 101.61 GiB).\n"
+    )
+    assert dict(first(text).fixes[0].flags) == {"gpu_memory_utilization": 0.82}

@@ -190,6 +190,8 @@ class Case:
         frames = [evidence for evidence in self._evidence_near_failure() if evidence.role == "frame"]
         # A title may name another step than the traceback below it.
         first = next((evidence.line for evidence in frames if 'File "' in evidence.text), 0)
+        if self.has("engine_start_failed") and not self.was_ready:  # no request was taken yet
+            frames = [item for item in frames if item.id != "frame_serving"]
         if self._start_broke_off:  # "while serving" in a sentence is then said of the whole program
             frames = [item for item in frames if item.phase != "serving" or is_traceback_line(item.text)]
         return frozenset(evidence.id for evidence in frames if evidence.line >= first)

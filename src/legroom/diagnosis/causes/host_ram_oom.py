@@ -35,6 +35,11 @@ _LITTLE_LEFT = 20
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
 
 
+def is_of_container(case: Case) -> bool:
+    """Whether the kernel names the limit of a container, not the machine's memory."""
+    return any(mark in item.text for item in case.evidence for mark in _CGROUP_MARKS)
+
+
 def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
     """Whether the evidence is a SIGKILL alone, without a word about memory."""
     return all(item.id in ("sigkill", "killed_word") and not _MEMORY.search(item.text) for item in evidence)
@@ -120,8 +125,7 @@ def _explanation(case: Case) -> str:
         size = f" It held {gib(held)} of RAM." if (held := _resident_bytes(largest)) else ""
         facts = [largest.facts, *(item.facts for item in killed)]
         victims = (item[name] for item in facts for name in ("victim", "bare_victim", "prose_victim") if item.get(name))
-        is_of_cgroup = any(mark in item.text for item in case.evidence for mark in _CGROUP_MARKS)
-        scope = "the container's limit" if is_of_cgroup else "the machine's RAM"
+        scope = "the container's limit" if is_of_container(case) else "the machine's RAM"
         return f"The kernel killed {next(victims, 'a process')} because {scope} was used up.{size}"
     on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
     if on_node:

@@ -11,6 +11,7 @@ from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     is_page_cache_counted,
     utilization_within_free_memory,
 )
+from legroom.diagnosis.causes.host_ram_oom import is_of_container
 from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import message_group
 from legroom.units import gib
@@ -71,7 +72,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
         strength = Strength.POSSIBLE  # vLLM's own account says that the budget is short
     if case.platform.unified and case.is_oom and case.oom is None and case.has("page_cache_told"):
         strength = Strength.NAMED  # the text itself names the page cache
-    if not case.platform.unified:
+    if not case.platform.unified or is_of_container(case):
         strength = Strength.POSSIBLE  # WSL says so on every start; by itself it explains nothing
     why = reason("one_memory")
     oom = case.oom

@@ -38,11 +38,13 @@ def _strength(case: Case) -> Strength:
 
 
 def fill_the_budget(case: Case) -> bool:
-    """Whether the profile run asks for little while torch holds more than the budget by far: then the weights do."""
+    """Whether the printed weights exceed the budget, or torch does by far and the profile run asks for little."""
     oom, startup = case.oom, case.startup
-    if case.site != "profile" or "frame_vision" in case.frames or startup.weights_bytes or oom is None:
+    if case.site != "profile" or oom is None or not oom.total_bytes:
         return False
-    budget = (startup.args.gpu_memory_utilization or 0.9) * (oom.total_bytes or 0)
+    budget = (startup.args.gpu_memory_utilization or 0.9) * oom.total_bytes
+    if startup.weights_bytes or "frame_vision" in case.frames:
+        return (startup.weights_bytes or 0) > budget
     # The sampler holds four tensors of that size: logits, probabilities, their sorted copy and its indices.
     return nothing_was_freed(case) and (oom.torch_bytes or 0) - budget > 4 * oom.wanted_bytes
 
