@@ -12,13 +12,11 @@ from legroom.facts.config_classes import field_of_flag, interfaces, is_recorded,
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
-from legroom.units import cdiv
+from legroom.units import round_up
 from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, named_backend, other_value
 from legroom.vllm.flag_values import FIELDS
-from legroom.vllm.traits import built_encoders, is_pooling, replicates_encoders, traits
+from legroom.vllm.traits import VOCABULARY_PADDING, built_encoders, is_pooling, replicates_encoders, traits
 
-_VOCABULARY_STEP = 64
-"""vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
 Refusal = tuple[str, str]
 """vLLM's message, and what to do."""
 
@@ -198,7 +196,7 @@ def _shard_refusals(settings: EngineSettings, model: Model, release: Release) ->
     ranks = settings.tensor_parallel_size
     expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
     hint = "use another --tensor-parallel-size"
-    padded = cdiv(model.vocab_size, _VOCABULARY_STEP) * _VOCABULARY_STEP
+    padded = round_up(model.vocab_size, VOCABULARY_PADDING)
     if padded % ranks:
         yield f"{padded} is not divisible by {ranks}", hint
     for layer in dict.fromkeys(model.layers):

@@ -31,8 +31,8 @@ _V2_ARCHITECTURES = (
 
 _V2_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark"}
 _V2_REFUSED_SPEC_METHODS = {"suffix", "medusa", "mlp_speculator", "custom_class"}
-_V2_REFUSED_FLAGS = ("--enable-dbo", "--logits-processors", "--enable-prompt-embeds", "--kv-sharing-fast-prefill")
-_V2_REFUSED_FLAGS += ("--ec-transfer-config", "--enable-return-routed-experts", "--enable-elastic-ep")
+_V2_REFUSED_FLAGS = ["--enable-dbo", "--logits-processors", "--enable-prompt-embeds", "--kv-sharing-fast-prefill"]
+_V2_REFUSED_FLAGS += ["--ec-transfer-config", "--enable-return-routed-experts", "--enable-elastic-ep"]
 """Up to 0.28.0."""
 _V1_REFUSED_FLAGS = (
     ("--logits-processor-pattern", "0.10.2"),

@@ -9,8 +9,8 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.config.fields import int_field
 
-_SPARSE = ("deepseek_sparse_attention", "minimax_m3_sparse")
-_SPARSE += ("heavily_compressed_attention", "compressed_sparse_attention")
+_SPARSE = ["deepseek_sparse_attention", "minimax_m3_sparse"]
+_SPARSE += ["heavily_compressed_attention", "compressed_sparse_attention"]
 _KINDS = {
     "full": ("full_attention", "attention", "global", "global_attention", "full", *_SPARSE),
     "sliding": ("sliding_attention", "sliding_window", "local", "local_attention", "sliding"),
