@@ -109,29 +109,14 @@ def _stat_fields(name: str) -> list[str] | None:
     return text[text.rfind(")") + 2 :].split()
 
 
-_ENGINE = re.compile(rb"::(EngineCore|Worker|DPCoordinator)")
-_ENGINE_CORE = re.compile(rb"::EngineCore")
-_COORDINATOR = re.compile(rb"::DPCoordinator")
-_API_SERVER = re.compile(rb"::APIServer")
+ENGINE_ROLES = ("EngineCore", "Worker", "DPCoordinator")
 _SHARES_ENGINES = re.compile(rb"::APIServer_\d+[\s\0]*$")
 
 
-def is_engine(pid: int) -> bool:
-    """Whether the process is a vLLM engine core, a worker or the data-parallel coordinator."""
-    return _ENGINE.search(process_title(pid)) is not None
-
-
-def is_engine_core(pid: int) -> bool:
-    return _ENGINE_CORE.search(process_title(pid)) is not None
-
-
-def is_coordinator(pid: int) -> bool:
-    return _COORDINATOR.search(process_title(pid)) is not None
-
-
-def is_api_server(pid: int) -> bool:
-    """Whether it is one of several API servers; a single one is the server process and has no title."""
-    return _API_SERVER.search(process_title(pid)) is not None
+def has_role(pid: int, *roles: str) -> bool:
+    """Whether vLLM titled the process with one of these roles. A single API server is untitled."""
+    title = process_title(pid)
+    return any(f"::{role}".encode() in title for role in roles)
 
 
 def shares_engines(pid: int) -> bool:
@@ -141,4 +126,4 @@ def shares_engines(pid: int) -> bool:
 
 def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:
     """Pid -> start time of a server's engine processes."""
-    return {pid: start for pid, start in descendants(server, table).items() if is_engine(pid)}
+    return {pid: start for pid, start in descendants(server, table).items() if has_role(pid, *ENGINE_ROLES)}

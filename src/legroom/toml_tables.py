@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -197,6 +197,11 @@ class TomlTable:
     def table(self, key: str) -> TomlTable | None:
         values = self.find(key, dict)
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
+
+    def subtables(self) -> Iterator[tuple[str, TomlTable]]:
+        """Every key with its table; ConfigError for another value."""
+        for key in self._values:
+            yield key, TomlTable(self.require(key, dict), (*self._at, key), self._file, self._lines)
 
     def tables(self, key: str) -> tuple[TomlTable, ...]:
         """The tables of a TOML list of tables, `[[key]]`, else ConfigError; empty without the key."""

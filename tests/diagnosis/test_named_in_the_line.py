@@ -189,3 +189,73 @@ def test_no_share_above_one_that_failed_is_proposed(told: str) -> None:
     fixes = first(f"{command}{OOM.format('3.00')}EngineDeadError\n{told}").fixes
     assert fixes
     assert all(fix.flags.get("gpu_memory_utilization", 0) <= 0.62 for fix in fixes)
+
+
+READY = (
+    "(EngineCore pid=7) INFO 11-18 15:37:27 [gpu_worker.py:759] Available KV cache memory: 87.14 GiB\n"
+    "(EngineCore pid=7) INFO 11-18 15:37:27 [kv_cache_utils.py:1733] GPU KV cache size: 237,560 tokens\n"
+    "(EngineCore pid=7) INFO 11-18 15:37:28 [core.py:384] init engine (profile, create kv cache, warmup model) took 3.2"
+    " seconds\n"
+)
+SURVIVED = (
+    "(MainProcess pid=7) WARNING 11-18 15:37:28 [base.py:380] Traceback (most recent call last):\n"
+    '(MainProcess pid=7) WARNING 11-18 15:37:28 [base.py:380]   File "/x/vllm/renderers/base.py", line 217, in get_it\n'
+    "(MainProcess pid=7) WARNING 11-18 15:37:28 [base.py:380] ValueError: Tokenizer not available\n"
+)
+
+
+def test_a_traceback_in_warnings_of_a_server_that_became_ready_is_no_problem() -> None:
+    assert diagnosis(READY + SURVIVED).verdict == "no problem found"
+    assert diagnosis(READY + SURVIVED.replace("WARNING", "ERROR")).verdict != "no problem found"
+
+
+VALIDATION = "pydantic_core._pydantic_core.ValidationError: 1 validation error for {}\n  Value error, {} [type=...]\n"
+WORLD_SIZE = "World size (2) is larger than the number of available GPUs (1) in this node."
+NO_BACKEND = (
+    "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, "
+    "kv_cache_dtype=fp8_inc, use_mla=False). Reasons: {FLASH_ATTN: [kv_cache_dtype not supported], TRITON_ATTN: "
+    "[kv_cache_dtype not supported]}.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "cause", "flags"),
+    [
+        (
+            VALIDATION.format("ParallelConfig", WORLD_SIZE),
+            "--tensor-parallel-size 2",
+            "not_memory",
+            {"tensor_parallel_size": 1},
+        ),
+        (
+            VALIDATION.format("VllmConfig", "Cannot find the config file for awq"),
+            "--quantization awq",
+            "wrong_flag",
+            {"quantization": None},
+        ),
+        (NO_BACKEND, "--kv-cache-dtype fp8_inc", "wrong_flag", {"kv_cache_dtype": "auto"}),
+    ],
+)
+def test_the_message_itself_names_the_flag(text: str, given: str, cause: str, flags: dict[str, object]) -> None:
+    found = first(text, f"vllm serve Qwen/Qwen3-8B {given}")
+    assert (found.cause, dict(found.fixes[0].flags)) == (cause, flags)
+
+
+def test_a_keyword_of_another_release_is_left_out() -> None:
+    found = first("TypeError: EngineArgs.__init__() got an unexpected keyword argument 'swap_space'\n")
+    assert found.cause == "wrong_flag"
+    assert "swap_space" in found.fixes[0].steps[0]
+
+
+def test_adapter_slots_are_halved_until_they_fit() -> None:
+    text = (
+        "INFO 11-18 15:39:50 [model_runner.py:392] Loading model from scratch...\n"
+        '  File "/x/vllm/v1/worker/gpu_worker.py", line 526, in load_model\n'
+        '  File "/x/vllm/lora/layers/column_parallel_linear.py", line 9, in create_lora_weights\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 139.80 "
+        "GiB of which 45.12 MiB is free. Including non-PyTorch memory, this process has 139.75 GiB memory in use. Of "
+        "the allocated memory 139.08 GiB is allocated by PyTorch, and 428.00 KiB is reserved but unallocated.\n"
+    )
+    line = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --enforce-eager --enable-lora --max-loras 64 "
+    found = first(text, line + "--max-lora-rank 512")
+    assert (found.cause, dict(found.fixes[0].flags)) == ("lora_or_spec_decode_extra", {"max_loras": 32})

@@ -511,3 +511,54 @@ OWN_CASES = (
     case("a journal that cannot be written", own(journal_writable=level(0)), fires="LegroomJournalNotWritable"),
     case("a journal that can", own(journal_writable=level(1))),
 )
+
+
+def _kube(name: str, labels: str = 'container="vllm"') -> str:
+    return f'kube_{name}{{job="kube-state-metrics",pod="a-5d9f7-x2k",{labels}}}'
+
+
+_READY, _RESTARTS = _kube("pod_container_status_ready"), _kube("pod_container_status_restarts_total")
+_LOOPS = _kube("pod_container_status_waiting_reason", 'container="vllm",reason="CrashLoopBackOff"')
+_NO_IMAGE = _kube("pod_container_status_waiting_reason", 'container="vllm",reason="ImagePullBackOff"')
+_BACK_OFF = {_LOOPS: "_x3 1x2 _x3 1x3 _x3 1x5 _x3 1x9", _RESTARTS: "0x3 1x5 2x6 3x17", _READY: level(0)}
+_HOURS = 80
+_PENDING = {
+    'kube_deployment_status_replicas_unavailable{job="kube-state-metrics",deployment="a"}': level(1, _HOURS),
+    'kube_deployment_status_replicas_available{job="kube-state-metrics",deployment="a"}': level(0, _HOURS),
+    _kube("pod_container_resource_requests"): level(1, _HOURS),
+}
+
+
+def _unscraped(series: Mapping[str, str], **changed: str) -> Server:
+    """A pod of which only Kubernetes tells."""
+    return Server({}, other={name: changed.get(name.partition("{")[0], values) for name, values in series.items()})
+
+
+NEVER_STARTED = (
+    case("a pod that crashes since its first start", _unscraped(_BACK_OFF), fires="VllmNeverStarted"),
+    case("a first start of half an hour", _unscraped({_RESTARTS: level(0), _READY: level(0)})),
+    case(
+        "a first start that a probe killed twice",
+        _unscraped(_BACK_OFF, kube_pod_container_status_restarts_total="0x9 1x9 2x12"),
+    ),
+    case(
+        "a pod that was ready before it crashed", _unscraped(_BACK_OFF, kube_pod_container_status_ready="0x3 1x2 0x25")
+    ),
+    case("a pod that started after three crashes", _unscraped(_BACK_OFF, kube_pod_container_status_ready="0x24 1x6")),
+    case(
+        "another program that crashes",
+        _unscraped({name.replace("vllm", "redis"): values for name, values in _BACK_OFF.items()}),
+    ),
+    case("an image that nobody can pull", _unscraped({_NO_IMAGE: "_x3 1x27"}), fires="VllmNeverStarted"),
+    case("a pod that finds no node", _unscraped(_PENDING), fires="VllmNeverStarted", minutes=_HOURS),
+    case(
+        "a Deployment of another program",
+        _unscraped({name.replace('container="vllm"', 'container="web"'): values for name, values in _PENDING.items()}),
+        minutes=_HOURS,
+    ),
+    case(
+        "a Deployment that starts for fifty minutes",
+        _unscraped(_PENDING, kube_deployment_status_replicas_unavailable="0x30 1x50"),
+        minutes=_HOURS,
+    ),
+)

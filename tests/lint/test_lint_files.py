@@ -279,8 +279,8 @@ def test_compose_and_docker_and_units_and_configs():
         '[Service]\nEnvironment="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"\n'
         "ExecStart=/x/vllm serve org/m \\\n  --enable-sleep-mode\nTimeoutStopSec=5min\n"
     )
-    assert rules_of(unit, "a.service") == []
-    assert rules_of(unit, "a.service", release=known("0.19.0")) == ["allocator-breaks"]
+    assert rules_of(unit, "a.service") == ["flag-ignored"]  # no VLLM_SERVER_DEV_MODE
+    assert rules_of(unit, "a.service", release=known("0.19.0")) == ["allocator-breaks", "flag-ignored"]
     config = "model: org/m\nmax-model-len: 8192\nswap-space: 4\n"
     report = lint(config, "config.yaml")
     assert [(finding.rule, finding.place.line) for finding in report.findings] == [("flag-removed", 3)]

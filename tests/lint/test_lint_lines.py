@@ -86,6 +86,97 @@ LINES = {
         "services:\n  vllm:\n    volumes:\n      - /mnt/nas/triton:/root/.triton\n",
         "env-meaning",
     ),
+    "a probe of the root": (
+        "values.yaml",
+        "image:\n  repository: vllm/vllm-openai\nlivenessProbe:\n  httpGet:\n    path: /\n    port: http\n",
+        "probe-path",
+    ),
+    "a bot's secret": (".env", "VLLM_X=1\nBOT_SECRET=Ab3dEf6hIj9lMn2p\n", "secret-written"),
+    "a key in a request": ("a.sh", "# vllm\nvllm serve m/m\ncurl -H 'X-API-KEY: acme-key-2026' :1\n", "secret-written"),
+    "Grafana's own password": (
+        "compose.yml",
+        "services:\n  vllm:\n    image: a/vllm:1\n  g:\n    environment:\n    - GF_SECURITY_ADMIN_PASSWORD=admin\n",
+        "secret-written",
+    ),
+    "a secret with a default": (
+        "compose.yml",
+        "services:\n  vllm:\n    image: a/vllm:1\n  g:\n    environment:\n    - GATE_KEY=${GATE_KEY:-let-me-in}\n",
+        "secret-written",
+    ),
+    "a key that is none": ("a.sh", "vllm serve m/m --api-key EMPTY\n", "api-open"),
+    "a slow kernel": ("values.yaml", "vllm:\n  quantization: awq\n", "flag-costly"),
+    "a list that is none": ("Dockerfile", "FROM a/vllm:1\nENTRYPOINT [ ./start ]\n", "container-command"),
+    "a check by python": (
+        "compose.yml",
+        "services:\n  vllm:\n    image: vllm/vllm-openai:v0.20.0\n    healthcheck:\n      test: [CMD, python, x.py]\n",
+        "container-command",
+    ),
+    "serve twice": (
+        "values.yaml",
+        "image:\n  repository: vllm/vllm-openai\nmain:\n  args:\n    - serve\n    - m/m\n",
+        "container-command",
+    ),
+    "all GPUs for one rank": (
+        "compose.yml",
+        "services:\n  vllm:\n    image: a/vllm:1\n    command: --tensor-parallel-size 1\n    x: [{count: all}]\n",
+        "gpus-idle",
+    ),
+    "a job with idle GPUs": ("a.sbatch", "#!/bin/sh\n#SBATCH --gres=gpu:4\nvllm serve m/m\n", "gpus-idle"),
+    "an option that Slurm does not read": ("a.sbatch", "#!/bin/sh\n#BATCH -N 1\nvllm serve m/m\n", "command-doubtful"),
+    "a timeout above the interval": (
+        "prometheus.yml",
+        "global:\n  scrape_interval: 2s\n  scrape_timeout: 5s\nscrape_configs: [{job_name: vllm}]\n",
+        "manifest-refused",
+    ),
+    "more ranks than GPUs": (".env", "VLLM_X=1\nTENSOR_PARALLEL_SIZE=2\nNUM_GPUS=1\n", "gpus-too-few"),
+    "no DNS": (
+        "policy.yaml",
+        "kind: NetworkPolicy\nmetadata: {name: vllm}\nspec:\n  egress:\n    - ports: [{port: 8000}]\n",
+        "port-unreachable",
+    ),
+    "a client that does not wait": ("a.sh", "vllm serve m/m > log &\npython3 worker.py\n", "command-doubtful"),
+    "a service that does not wait": (
+        "compose.yml",
+        "services:\n  vllm:\n    image: a/vllm:1\n  web:\n    depends_on:\n      - vllm\n",
+        "probe-missing",
+    ),
+    "a size that does nothing": (
+        "compose.yml",
+        "services:\n  vllm:\n    image: a/vllm:1\n    ipc: host\n    shm_size: 4g\n",
+        "shm-missing",
+    ),
+    "zero replicas by the server's own series": (
+        "keda.yaml",
+        "kind: ScaledObject\nspec:\n  minReplicaCount: 0\n  triggers:\n  - query: sum(vllm:num_requests_waiting)\n",
+        "rollout-stuck",
+    ),
+    "no setting of generation": (
+        "a.sh",
+        "vllm serve m/m --override-generation-config '{\"enable_thinking\": false}'\n",
+        "flag-ignored",
+    ),
+    "a path in quotes": (
+        "vllm.service",
+        '[Service]\nEnvironmentFile="/etc/vllm.env"\nExecStart=/bin/vllm serve m/m\n',
+        "env-meaning",
+    ),
+    "a path of one folder": ("a.sh", "vllm serve m/m --chat-template a.jinja\n", "path-missing"),
+    "a public address": ("compose.yml", "services:\n  a:\n    x:\n    - VLLM_URL=http://8.8.8.8:8000\n", "api-open"),
+    "the model as a flag": (
+        "vllm.service",
+        "[Service]\nExecStart=/bin/vllm serve --port 1 --model m/m\n",
+        "flag-value",
+    ),
+    "one failure ends it": (
+        "deploy.yml",
+        "x: --gpu=1 --startup-probe=tcpSocket.port=8000,failureThreshold=1\nvllm: 1\n",
+        "start-too-short",
+    ),
+    "a program that listens everywhere": (
+        "run.py",
+        "import subprocess\nsubprocess.run(f'python3 -m vllm.entrypoints.openai.api_server --port {port}')\n",
+        "api-open",
+    ),
     "servers of a loop": ("a.sh", "for P in 1 2; do\n  vllm serve m/m \\\n    --port $P &\ndone\n", "does-not-fit"),
 }
 
@@ -116,6 +207,13 @@ def test_a_line_is_noted(what):
         ("a.yaml", "other: {network_mode: host}\n", "api-open"),
         ("a.yaml", "vllm:\n- name: dshm\n  emptyDir: {medium: Memory}\n", "cache-lost"),
         ("a.yaml", "vllm:\n  password: ${PASSWORD}\n", "secret-written"),
+        ("compose.yaml", "# vllm\nsecrets:\n  a_password:\n    file: ./secrets/a\n", "secret-written"),
+        ("values.yaml", "vllm:\n  repository: a/litellm\n  tag: main-v1.41.0\n", "image-moving"),
+        ("a.sh", "vllm serve m/m > log &\nwait_for :8000/health\npython3 a.py\n", "command-doubtful"),
+        ("a.sh", "#SBATCH --gres=gpu:4\nvllm serve m/m --tensor-parallel-size 4\n", "gpus-idle"),
+        ("prometheus.yml", "# vllm\nscrape_interval: 15s\nscrape_timeout: 5s\n", "manifest-refused"),
+        ("compose.yml", "# vllm\nservices:\n  a:\n    x:\n    - VLLM_URL=http://10.8.8.8:8000\n", "api-open"),
+        ("values.yaml", "image: vllm/vllm-openai:v0.24.0\nvllm:\n  quantization: awq\n", "flag-costly"),
     ],
 )
 def test_a_line_that_is_right_or_not_about_vllm_is_left_alone(path, text, rule):
@@ -287,3 +385,37 @@ def test_the_entry_point_of_an_old_image_is_named_as_it_is():
     service = "services:\n  a: {image: 'vllm/vllm-openai:%s', command: python3 -m vllm.entrypoints.openai.api_server}\n"
     texts = [str(lint_texts([("a.yml", service % tag)], LintOptions()).findings) for tag in ("v0.10.1", "v0.20.0")]
     assert ["runs `vllm serve`" in text for text in texts] == [False, True]
+
+
+def test_every_line_of_a_mistake_is_named():
+    image = "image: vllm/vllm-openai:latest"
+    text = f"services:\n  a:\n    {image}\n  b:\n    {image}\n"
+    (found,) = (each for each in lint_texts([("compose.yml", text)], LintOptions()).findings if "moves" in each.message)
+    assert (found.place.line, "also at line 5" in found.message) == (3, True)
+
+
+MONITOR = """\
+apiVersion: monitoring.coreos.com/v1
+kind: ServiceMonitor
+metadata: {name: vllm}
+spec: {selector: {matchLabels: {app: vllm}}, endpoints: [{port: http}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("labels", "port", "found"),
+    [("{app: vllm}", "http", 0), ("{app: other}", "http", 1), ("{}", "http", 1), ("{app: vllm}", "web", 1)],
+)
+def test_a_monitor_finds_the_service_and_the_port_that_it_names(labels, port, found):
+    service = f"apiVersion: v1\nkind: Service\nmetadata: {{name: v, labels: {labels}}}\n"
+    service += f"spec: {{ports: [{{name: {port}, port: 8000}}]}}\n"
+    findings = lint_texts([("monitor.yaml", MONITOR), ("service.yaml", service)], LintOptions()).findings
+    assert sum(each.rule == "port-unreachable" for each in findings) == found
+
+
+def test_a_key_that_only_the_client_gets_is_noted():
+    server = "services:\n  vllm:\n    image: vllm/vllm-openai:v0.20.0\n    command: --model m/m\n"
+    client = "  web:\n    environment:\n      API_KEY: ${VLLM_API_KEY}\n"
+    assert "env-meaning" in rules(("compose.yml", server + client))
+    own = "    environment:\n      VLLM_API_KEY: ${VLLM_API_KEY}\n"
+    assert "env-meaning" not in rules(("compose.yml", server + own + client))

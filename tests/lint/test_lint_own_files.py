@@ -46,3 +46,12 @@ def test_the_release_of_a_file_wins_over_the_plans(tmp_path: Path, capsys: pytes
     assert {finding["rule"] for finding in json.loads(capsys.readouterr().out)["findings"]} == {"flag-ignored"}
     main(["lint", "--json", "--vllm", "0.32.0", str(tmp_path / "deploy.yaml")])
     assert {finding["rule"] for finding in json.loads(capsys.readouterr().out)["findings"]} == {"flag-removed"}
+
+
+@pytest.mark.parametrize(("kind", "release"), [("kubernetes", "0.10.2"), ("kserve", "0.32.0")])
+def test_the_drain_and_the_shared_memory_of_an_exported_manifest_raise_no_note(
+    kind: str, release: str, tmp_path: Path
+) -> None:
+    deployment = ["qwen3-8b", "--gpu", "h100", "--vllm", release]
+    assert main(["export", kind, *deployment, "-o", f"{tmp_path}/out/"]) == 0
+    assert main(["lint", "--fail-on", "note", str(tmp_path / "out")]) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import accumulate
 from statistics import fmean
 
 import pytest
@@ -8,9 +9,10 @@ from legroom.errors import LegroomError
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.flag_search import Candidate, choose, flag_combinations
-from legroom.simulation.replay_outcome import Goal
+from legroom.simulation.replay_outcome import Goal, load_verdict
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.step_time import Hardware, calibrated, fixed_cost, roofline
+from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace, Users
 from legroom.simulation.trace_replay import simulate
 from legroom.simulation.traces import synthetic
@@ -133,9 +135,49 @@ def test_an_interrupted_search_keeps_what_it_has() -> None:
 
 @pytest.mark.parametrize(("users", "think_s"), [(4, 1.0), (40, 10.0), (400, 5.0)])
 def test_users_ask_as_often_as_they_are_answered(users: int, think_s: float) -> None:
-    trace = synthetic.read(f"users={users} think={think_s} prompt=100 output=50 requests=400")
+    trace = synthetic.read(f"users={users} think={think_s} prompt=100 output=50 requests={max(400, 8 * users)}")
     settings = SchedulerSettings(num_blocks=2000, max_model_len=512, max_num_seqs=32)
     timeline = simulate(trace, settings, cost=fixed_cost(0.02))
     answer_s = fmean(timeline.seconds["latency_s"])
-    assert timeline.trace.requests_per_s == pytest.approx(users / (think_s + answer_s), rel=0.1)
+    assert timeline.requests_per_s == users / (think_s + answer_s)
+    assert timeline.trace.requests_per_s == pytest.approx(timeline.requests_per_s, rel=0.3)
     assert timeline.trace.users == Users(users, think_s)
+
+
+def _most_in_flight(timeline: Timeline) -> int:
+    assert timeline.clocks
+    asked = [(at, 1) for at, step in zip(timeline.trace.arrivals, timeline.finish_steps, strict=True) if step >= 0]
+    answered = [(at, -1) for at, step in zip(timeline.clocks.finish_s, timeline.finish_steps, strict=True) if step >= 0]
+    return max(accumulate(change for _, change in sorted(asked + answered)))
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}, {"scheduling_policy": "priority"}])
+@pytest.mark.parametrize(("users", "think_s", "step_s"), [(1, 0.1, 0.3), (20, 0.1, 0.3), (20, 5, 0.02), (60, 30, 0.02)])
+def test_users_who_wait_for_an_answer_never_have_more_requests_than_they_are(engine, settings, users, think_s, step_s):
+    mix = f"users={users} think={think_s} prompt=lognormal(200,0.9) output=lognormal(50,0.9) requests=150"
+    scheduler = SchedulerSettings(num_blocks=120, max_model_len=1024, max_num_seqs=32, **settings)
+    timeline = simulate(synthetic.read(mix), scheduler, cost=fixed_cost(step_s), engine=engine)
+    assert timeline.rejections and timeline.tally.finished == 150 - len(timeline.rejections)
+    assert max(timeline.tally.peak_running, timeline.tally.peak_waiting, _most_in_flight(timeline)) <= users
+    assert list(timeline.trace.arrivals) == sorted(timeline.trace.arrivals)
+
+
+def test_both_engines_let_users_ask_at_the_same_times():
+    trace = synthetic.read("users=20 think=2 prompt=lognormal(200,0.9) output=lognormal(50,0.9) requests=150")
+    settings = SchedulerSettings(num_blocks=120, max_model_len=1024, max_num_seqs=8, async_scheduling=True)
+    fast, slow = (simulate(trace, settings, cost=fixed_cost(0.05), engine=engine) for engine in ("fast", "reference"))
+    assert list(fast.trace.arrivals) == pytest.approx(list(slow.trace.arrivals))
+    assert fast.as_json()["latency"] == slow.as_json()["latency"]
+
+
+def test_servers_share_all_users():
+    trace = synthetic.read("users=11 prompt=10 output=10 requests=40").checked()
+    assert [part.users.count for part in trace.shares(4, 4)] == [3, 3, 3, 2]
+
+
+def test_users_overload_no_server():
+    timeline = simulate(
+        synthetic.read("users=300 think=1 prompt=100 output=50"), SchedulerSettings(200), cost=fixed_cost(0.2)
+    )
+    assert load_verdict(timeline).verdict == "serves_late"

@@ -59,7 +59,15 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
           .map((part) => (
             <Band key={part.name} part={part} x={x} active={active === part.name} />
           ))}
-        <Need plan={plan} rows={rows} x={x} title={title} width={width} room={end?.anchor === "end" ? total - widthOf(t("card.end")) - 12 : width} />
+        <Need
+          plan={plan}
+          rows={rows}
+          x={x}
+          title={title}
+          width={width}
+          after={end?.anchor === "start" ? end.x + widthOf(t("card.end")) + 12 : 0}
+          room={end?.anchor === "end" ? total - widthOf(t("card.end")) - 12 : width}
+        />
         <Budget layout={layout} args={args} x={x} width={width} />
         {over && <line class="svg-edge" x1={total} x2={total} y1={TOP - 6} y2={TOP + BAR + 16} />}
         {end && (
@@ -124,7 +132,7 @@ function Band({ part, x, active }) {
 }
 
 // What one request of the full length takes of the pool: a line over the bar from where the pool begins.
-function Need({ plan, rows, x, title, width, room }) {
+function Need({ plan, rows, x, title, width, after, room }) {
   const t = useText();
   const needed = plan.kv?.needed_bytes;
   const pool = rows.find((part) => part.name === "kv");
@@ -132,7 +140,8 @@ function Need({ plan, rows, x, title, width, room }) {
   const from = x(pool.start);
   const to = x(pool.start + needed);
   const words = t(plan.gpu?.count > 1 ? "card.need_each" : "card.need", { length: tokensShort(plan.args.max_model_len), gib: gib(needed, 1) });
-  const label = labelAt(title, words, Math.min(to, room), room, to > width * 0.55);
+  const before = to > width * 0.55 && Math.min(to, room) - widthOf(words) >= after;
+  const label = labelAt(title, words, Math.max(Math.min(to, room), after), room, before);
   return (
     <g class={`need${needed > pool.bytes ? " short" : ""}`}>
       <path d={`M${from + 0.5} ${TOP - 1} V${TOP - 6} H${to - 0.5}${to < width ? ` V${TOP - 1}` : ""}`} />

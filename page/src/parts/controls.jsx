@@ -42,7 +42,7 @@ export const ShellText = ({ text }) =>
     .split(/((?:^|(?<=\s))--?[A-Za-z][\w-]*)/)
     .map((part, at) => (at % 2 ? <span class="flag-name">{part}</span> : part));
 
-export function Command({ text, label }) {
+export function Command({ text, label, children }) {
   const t = useText();
   return (
     <div class="command">
@@ -51,7 +51,10 @@ export function Command({ text, label }) {
           <ShellText text={text} />
         </code>
       </pre>
-      <CopyButton text={text} />
+      <div class="command-actions">
+        <CopyButton text={text} />
+        {children}
+      </div>
     </div>
   );
 }

@@ -32,7 +32,7 @@ export function Differences({ first, second, speeds }) {
   const parts = PARTS.filter(({ key }) => first.layout[key] || second.layout[key]);
   const hundredths = (number) => number.toFixed(2);
   return (
-    <section class="differences" aria-label={t("compare.changes")}>
+    <section class="differences">
       <h3>{t("compare.changes")}</h3>
       <div class="scroll-x" tabIndex={0} role="region" aria-label={t("compare.changes")}>
         <table>

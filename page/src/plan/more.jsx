@@ -45,18 +45,17 @@ export function ToRun({ plan, request }) {
       {form !== "command" &&
         ready &&
         state.files?.map((file) => (
-          <div class="to-run" key={file.path}>
-            <div class="row spread">
-              <h3 class="mono">{file.path}</h3>
+          <div class="to-run file" key={file.path}>
+            <h3 class="mono">{file.path}</h3>
+            <Command text={file.text} label={file.path}>
               <button
                 type="button"
-                class="button small"
-                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path)}
+                class="button"
+                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}
               >
                 {t("save")}
               </button>
-            </div>
-            <Command text={file.text} label={file.path} />
+            </Command>
           </div>
         ))}
     </section>

@@ -176,13 +176,13 @@ def kill_engines(server: int) -> int:
     table = processes.process_table()
     engines = processes.engines_below(server, table)
     if has_several_api_servers(server, table):
-        workers = (
-            pid for pid in engines if not processes.is_coordinator(pid) and not processes.engines_below(pid, table)
-        )
-        engines = {pid: engines[pid] for pid in workers}
+        others = {
+            pid for pid in engines if processes.has_role(pid, "DPCoordinator") or processes.engines_below(pid, table)
+        }
+        engines = {pid: engines[pid] for pid in engines.keys() - others}
     return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items())
 
 
 def has_several_api_servers(server: int, table: processes.ProcessTable | None = None) -> bool:
     """Whether API servers run as child processes of the server."""
-    return any(processes.is_api_server(pid) for pid in processes.descendants(server, table))
+    return any(processes.has_role(pid, "APIServer") for pid in processes.descendants(server, table))

@@ -191,7 +191,7 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
         named, _, think = args.users.partition("@")
         users = parse_whole(named, "--users", 1, 10**6)
         arrivals = f"users={users}" + (f" think={think}" if think else "")
-        expected = 2.0 * users
+        expected = 3.0 * users
     elif 0 < args.rate < 1e6:
         arrivals, expected = f"rate={args.rate!r}", args.rate * _SYNTHETIC_S
     else:

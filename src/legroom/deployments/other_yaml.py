@@ -61,9 +61,6 @@ class _Scope:
         holder = node if any(node.get(key) is not None for key in _OF_CONTAINER) else self.holder
         return _Scope(self.keys, _image_name(node) or self.image, env, holder)
 
-    def under_key(self, key: str) -> _Scope:
-        return replace(self, keys=f"{self.keys} {key.lower()}")
-
     def given_to(self, server: StartedServer) -> StartedServer:
         """The server with the GPUs, memory limit and start limit of the mapping around it; unchanged without one."""
         holder = self.holder
@@ -99,7 +96,9 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             for key, value in node.items():  # `engine_kwargs:` and the like, whose keys are flags
                 if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
                     yield config_server(value, release)
-            pending += reversed([(value, scope.under_key(key)) for key, value in node.items()])
+            pending += reversed(
+                [(value, replace(scope, keys=f"{scope.keys} {key.lower()}")) for key, value in node.items()]
+            )
         elif node.scalar is None:
             pending += reversed([(item, scope) for item in node.list()])
         elif FENCE in node.scalar:

@@ -133,7 +133,8 @@ class Case:
     @cached_property
     def truncated_traceback(self) -> Evidence | None:
         """A traceback at the end of the text without the error it leads to."""
-        last, error = self.last("traceback") or next(iter(self.traceback_frames), None), self.last_error
+        tracebacks = [item for item in (*self.traceback_frames[:1], *self.all("traceback")) if not item.is_warning]
+        last, error = tracebacks[-1] if tracebacks else None, self.last_error
         later = (item for item in (error, self.secondary_failure) if item is not None)
         return None if last is None or any(item.line > last.line for item in later) else last
 

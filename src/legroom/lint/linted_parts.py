@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 from legroom.deployments.file_kinds import Kind
 from legroom.deployments.file_reader import document_kind, read_file
@@ -43,7 +44,8 @@ _VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.l
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
 _OF_COMMIT = re.compile(r"nightly-[0-9a-f]{7}")
 _EXAMPLE = re.compile(r"\.env\.[\w.-]*(example|sample|template)|\.(example|sample)$")
-_LONGEST_TEXT = 2**18
+_NUMBERS = ("times", "each_s", "more", "less")
+_LONGEST_TEXT, _MOST_LINES = 2**18, 8
 """Longer files are data, and their lines are not judged one by one."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = pattern("linted_parts.vllm_flag")
@@ -172,35 +174,40 @@ def _doubtful_lines(
     path: str, text: str, kind: Kind | None, around: str, judged: frozenset[str]
 ) -> Iterator[DoubtfulLine]:
     """Mistakes of single lines, each said once a file."""
-    told, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
-    told = without_other_services(path, told) if kind == "yaml" else told
-    for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(text, told, kind, around)):
+    whole, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
+    told = without_other_services(path, whole) if kind == "yaml" else whole
+    texts = {"comments": text, "file": whole, "": told}
+    for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(texts, kind, around)):
         place = source.place(offset)
         if row["rule"] == "secret-written" and _EXAMPLE.search(path):
             continue  # a value to be replaced
-        if not said & {(place.line, row["rule"]), (0, row["message"])}:
-            said |= {(place.line, row["rule"]), (0, row["message"])}
+        if (place.line, row["rule"]) not in said:
+            said.add((place.line, row["rule"]))
             yield DoubtfulLine(place, row)
 
 
-def _lines_in_data(text: str, told: str, kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The first line of each row of `line_mistakes.json`; `lacks` and `needs` are about all files."""
+def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """The lines of each row of `line_mistakes.json`; `scope` names the text, `lacks` and `needs` mean all files."""
+    told = texts[""]
     for row in read_data("line_mistakes.json")["rows"]:
-        read = text if "comments" in row else told
-        matches = re.finditer(row["pattern"], read, re.MULTILINE) if kind in row["kinds"] else iter(())
-        counted = (each for each in matches if _waited_s(each) < row.get("below_s", math.inf))
-        found = next((each for each in counted if not _OF_COMMIT.search(each["at"])), None)
-        if found is None or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
+        matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
+        found = [
+            each
+            for each in islice(matches, _MOST_LINES)
+            if _is_counted(each, row) and not _OF_COMMIT.search(each["at"])
+        ]
+        if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
         is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)
         if is_met and not ("lacks" in row and _is_in(row["lacks"], around)):
-            yield found.start("at"), row
+            yield from ((each.start("at"), row) for each in found)
 
 
-def _waited_s(wait: re.Match[str]) -> int:
-    """The seconds of a loop that asks `times` times, `each_s` apart; 0 where a pattern counts nothing."""
-    counts = wait.groupdict()
-    return int(counts.get("times") or 0) * int(counts.get("each_s") or 1)
+def _is_counted(found: re.Match[str], row: Mapping[str, Any]) -> bool:
+    """Whether a loop that asks `times` times, `each_s` apart, is short, and the number `more` is above `less`."""
+    counts = {name: int(number) for name, number in found.groupdict().items() if name in _NUMBERS and number}
+    is_short = counts.get("times", 0) * counts.get("each_s", 1) < row.get("below_s", math.inf)
+    return is_short and counts.get("more", 1) > counts.get("less", 0)
 
 
 @lru_cache(maxsize=256)

@@ -156,7 +156,7 @@ def _files_in(path: str) -> Iterable[str]:
         name = plain_path(inner.name)
         suffixes = {Path(each).suffix.lower() for each in (name, inner.name)}
         is_searched = not SEARCHED.isdisjoint(suffixes) or _BY_NAME.fullmatch(name)
-        is_hidden = any(re.match(r"\.(?!env(\.|$))", part) for part in inner.relative_to(folder).parts)
+        is_hidden = any(re.match(r"\.(?!env(\.|$)|github$)", part) for part in inner.relative_to(folder).parts)
         if is_searched and not is_hidden and inner.is_file():
             yield str(inner)
 

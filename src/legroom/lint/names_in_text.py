@@ -85,7 +85,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
             message = f"{row['message']} before {row['fixed_in']} ({row['id']})"
             yield pin.start(1), {"rule": "release-unsafe", "message": message, "suggestion": f"use {fixed} or later"}
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
-    model = re.search(rf"(?i)(?<![\w./-])(?<!served-model-name[ =])(?:{gated})[\w.-]*", text)
+    model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", text)
     if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}

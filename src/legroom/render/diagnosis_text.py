@@ -54,20 +54,14 @@ def readings_text(
             blocks.append("\n".join([*lead, heading("not_understood", language)]))
             continue
         shown = reading.runs if all_runs else reading.runs[:1]
-        blocks.append(
-            "\n\n".join([*lead, *(_diagnosis_and_ledger(run, style, language, explain_math) for run in shown)])
-        )
+        texts = [diagnosis_text(run, style, language) for run in shown]
+        if explain_math:
+            ledgers = (["", *_ledger_lines(run, style)] if run.case.oom else [] for run in shown)
+            texts = ["\n".join([text, *ledger]) for text, ledger in zip(texts, ledgers, strict=True)]
+        blocks.append("\n\n".join([*lead, *texts]))
         if len(reading.runs) > len(shown):
             blocks.append("\n".join(_earlier_run_lines(reading.runs[len(shown) :], style, language)))
     return "\n\n".join(blocks) + "\n"
-
-
-def _diagnosis_and_ledger(diagnosis: Diagnosis, style: Style, language: Language, explain_math: bool) -> str:
-    """The report of one diagnosis; with `explain_math` also the memory ledger of an out-of-memory error."""
-    text = diagnosis_text(diagnosis, style, language)
-    if not explain_math or diagnosis.case.oom is None:
-        return text
-    return "\n".join([text, "", *_ledger_lines(diagnosis, style)])
 
 
 _LEDGER_ENTRIES = {

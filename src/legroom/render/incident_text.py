@@ -16,7 +16,7 @@ from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
 from legroom.live.journal.journal import JournalPoint
-from legroom.live.journal.journal_records import Action, Incident
+from legroom.live.journal.journal_records import Incident
 from legroom.vllm.command_line import setting_words
 
 _MAX_LINES = 8
@@ -186,7 +186,9 @@ def _recommendation_texts(incident: Incident) -> Iterator[str]:
     for answer in answers:
         yield str(answer.get("why", ""))
         if flags := answer.get("flags"):
-            yield "flags: " + " ".join(_setting_as_flag(str(name), value) for name, value in flags.items())
+            # `name=value` where the newest release has no such flag.
+            words = (setting_words(name, value, latest()) or [f"{name}={value}"] for name, value in flags.items())
+            yield "flags: " + " ".join(map(shlex.join, words))
         if env := answer.get("env"):
             yield "environment: " + " ".join(f"{name}={value}" for name, value in env.items())
         if answer.get("command"):
@@ -197,11 +199,6 @@ def _recommendation_texts(incident: Incident) -> Iterator[str]:
             yield f"it costs: {answer['trades']}"
     if not answers:
         yield "Nothing was computed for it."
-
-
-def _setting_as_flag(name: str, value: Any) -> str:
-    """A setting as vLLM's flag; `name=value` where the newest release has no such flag."""
-    return shlex.join(setting_words(name, value, latest()) or [f"{name}={value}"])
 
 
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
@@ -229,7 +226,11 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
     return {
         **incident.to_json(),
         "notes": [asdict(note) for note in incident.notes],
-        "actions": [_action_json(action) for action in incident.actions],
+        "actions": [
+            {name: value for name, value in asdict(action).items() if name != "incident_id"}
+            | {"stages": [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages]}
+            for action in incident.actions
+        ],
         "recommended": [dict(answer) for answer in recommendations(incident)],
         "samples": [
             {name: getattr(each, name) for name in ("time_s", "kv_use", "running", "waiting")}
@@ -237,14 +238,6 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
             for each in points
         ],
     }
-
-
-def _action_json(action: Action) -> dict[str, Any]:
-    """The action with its stages, without the incident's id."""
-    stages = [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages]
-    document = asdict(action) | {"stages": stages}
-    del document["incident_id"]
-    return document
 
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:

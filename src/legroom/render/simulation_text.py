@@ -124,7 +124,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
     """How often the users of a load ask."""
     if (users := timeline.trace.users) and timeline.clocks:
-        answer_s, rate = percentile(timeline.seconds["latency_s"], 0.5), timeline.trace.requests_per_s
+        answer_s, rate = percentile(timeline.seconds["latency_s"], 0.5), timeline.requests_per_s
         asks = f"{users.count:,.0f} ask again {users.think_s:g} s after an answer, which takes {answer_s:,.0f} s (p50)"
         yield "users", f"{asks}: {rate:.3g} requests a second"
 

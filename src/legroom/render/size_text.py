@@ -18,7 +18,6 @@ from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, CardQuestion, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import NO_COUNT, CardFleets, FleetReport, Money, SizedFleet
-from legroom.simulation.trace import Users
 from legroom.units import gib, human_bytes
 
 _ONE_USER = "one user, tok/s"
@@ -170,16 +169,13 @@ def _fleet_title(report: FleetReport) -> str:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
     within = f", {' and '.join(limits)} (p99)" if limits else ""
     within += f", at most ${report.budget:g} an hour" if report.budget < math.inf else ""
-    who = users_text(load.trace.users) if load.trace.users else f"{load.requests_per_s:.3g} requests/s of"
+    who = f"{load.requests_per_s:.3g} requests/s of"
+    if users := load.trace.users:
+        who = f"{users.count:,.0f} users who ask again {users.think_s:g} s after an answer,"
     return (
         f"{who} {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
         f"tokens{within}, vLLM {report.release.version}"
     )
-
-
-def users_text(users: Users) -> str:
-    """Who sends the requests, as the beginning of a sentence about their lengths."""
-    return f"{users.count:,.0f} users who ask again {users.think_s:g} s after an answer,"
 
 
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:

@@ -171,16 +171,12 @@ def _conclusion(made: Upgrade) -> str:
         return f"It holds less than today: {kept.plan.memory.kv.max_concurrency:.2f} of {_held(old)} requests at once."
     tightly = ", but tightly" if kept.plan.verdict == "tight" else ""
     if not _is_changed(made):
-        return f"The command need not change: it keeps today's capacity{tightly}.{_other_changes(made)}"
+        others = [name for name, changed in (("metrics", made.metrics), ("defaults", made.flags)) if changed]
+        but = f" But {' and '.join(others)} do change: see below." if others else ""
+        return f"The command need not change: it keeps today's capacity{tightly}.{but}"
     changes = " ".join(change_words(kept.flags)) or "the flags named below"
     lead = f"it holds {_held(new)} requests at once (today {_held(old)})" if new.starts else "it does not start"
     return f"As it is, {lead}; {changes} keeps today's capacity{tightly}."
-
-
-def _other_changes(made: Upgrade) -> str:
-    """That more than the command changes, where metrics are gone or defaults are others; else empty."""
-    what = [name for name, changed in (("metrics", made.metrics), ("defaults", made.flags)) if changed]
-    return f" But {' and '.join(what)} do change: see below." if what else ""
 
 
 def _range_text(made: Upgrade) -> str:

@@ -113,13 +113,8 @@ def verification_svg(verification: Verification) -> str:
             svg.text(150, y, line, "ink")
     y += 24
     if verification.load and verification.load.samples:
-        y = _draw_load_curves(svg, verification.load, y)
+        y = draw_curves(svg, y, _load_curves(verification.load))
+        svg.text(110, y + 6, "0 s", "soft")
+        svg.text(670, y + 6, f"{verification.load.samples[-1].at_s:.0f} s", "soft", anchor="end")
+        y = draw_rows(svg, y + 12, _load_rows(verification.load))
     return svg.render(y + 12)
-
-
-def _draw_load_curves(svg: Svg, run: LoadRun, y: float) -> float:
-    """Draws the test load's curves and figures from `y` on; returns the y of the last line."""
-    y = draw_curves(svg, y, _load_curves(run))
-    svg.text(110, y + 6, "0 s", "soft")
-    svg.text(670, y + 6, f"{run.samples[-1].at_s:.0f} s", "soft", anchor="end")
-    return draw_rows(svg, y + 12, _load_rows(run))

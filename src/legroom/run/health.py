@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legroom.actions.child import Child
-from legroom.process_table import cpu_ticks, descendants, is_engine
+from legroom.process_table import ENGINE_ROLES, cpu_ticks, descendants, has_role
 from legroom.records import dataclass
 
 HANG_CHECKS = 4
@@ -59,7 +59,7 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
     assert server is not None
 
     def used() -> int | None:
-        front = [pid for pid in (server, *descendants(server)) if not is_engine(pid)]
+        front = [pid for pid in (server, *descendants(server)) if not has_role(pid, *ENGINE_ROLES)]
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_blocked or None in ticks:
             return None

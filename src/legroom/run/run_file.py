@@ -164,10 +164,6 @@ class RunFile:
             if json.loads(self.path.read_text("utf-8")).get("pid") == os.getpid():
                 self.path.unlink()
 
-    def was_left_behind(self) -> bool:
-        """Whether an earlier run of the port was killed: one that ends removes its file."""
-        return self.path.exists()
-
     def keep_previous_log(self) -> None:
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))

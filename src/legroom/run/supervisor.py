@@ -21,7 +21,7 @@ from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import START_REQUESTED
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import engines_below, exit_signal, is_engine_core, process_start_ticks, process_title
+from legroom.process_table import engines_below, exit_signal, has_role, process_start_ticks, process_title
 from legroom.run import restart_policy
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
@@ -110,7 +110,7 @@ class Supervisor:
         self._pool: PoolReport = "awaited"
         self._engines: list[int] = []
         """Pids of the engine cores of a running server."""
-        self._is_start_requested = not self.file.was_left_behind()
+        self._is_start_requested = not self.file.path.exists()  # a run that was not killed removes its file
         """Whether a person or the sidecar asked for this start, so that it follows no crash."""
         self._handles: dict[int, tuple[str, int]] = {}
         """A pidfd of each engine process -> its title and pid."""
@@ -322,7 +322,7 @@ class Supervisor:
         record.track_cgroup(child.pid)
         child.mark_ready()
         engines = engines_below(child.pid) if child.pid is not None else {}
-        self._engines = list(filter(is_engine_core, engines))
+        self._engines = [pid for pid in engines if has_role(pid, "EngineCore")]
         for pid in engines:
             with contextlib.suppress(OSError):
                 self._handles[os.pidfd_open(pid)] = process_title(pid).strip(b"\0 ").decode("utf-8", "replace"), pid

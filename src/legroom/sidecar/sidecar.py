@@ -25,6 +25,7 @@ from legroom.live.metrics.scrape import open_session, scrape_result
 from legroom.masking import masked
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
+from legroom.sidecar.action_policy import ACTION_NAMES
 from legroom.sidecar.decisions import RemedySearch
 from legroom.sidecar.notifier import IncidentReporter, Notifier
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_leftovers, left_open
@@ -77,7 +78,8 @@ class Sidecar:
         self._session = open_session()
         runner = await self._start_http()
         for name in {*self._groups.values(), "default"}:
-            self._metrics.set_allowed_actions(name, self._config.group(name).act)
+            for action in ACTION_NAMES:
+                self._metrics.acting.labels(action, name).set(action in self._config.group(name).act)
         await self._take_over()
         scraping = source(self._take_safely, self.remove_server, self._expected_servers)
         notifying, stopped = self._notifier.run(self._keeper.all), self._stopping.wait()
@@ -326,6 +328,7 @@ class Sidecar:
 
 
 def _is_critical(watcher: Watcher) -> bool:
+    """Whether a detector finds something critical at the server."""
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from legroom.live.journal.journal_buffer import JournalThread
 from legroom.live.metrics.sample import Sample, ScrapeResult
-from legroom.sidecar.action_policy import ACTION_NAMES
 from legroom.sidecar.open_incidents import OpenIncident
 
 
@@ -55,10 +54,6 @@ class SidecarMetrics:
         for gauge in (self.up, self.healthy, self.kv_use, self.full_in):
             with contextlib.suppress(KeyError):
                 gauge.remove(server, group)
-
-    def set_allowed_actions(self, group: str, act: frozenset[str]) -> None:
-        for name in ACTION_NAMES:
-            self.acting.labels(name, group).set(name in act)
 
     def page_and_type(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest

@@ -201,10 +201,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
     made: dict[str, FlagChange] = {}
     if kinds is None:
         return made
-    for kind in kinds.keys:
-        flags_table = kinds.table(kind)
-        if flags_table is None:
-            continue
+    for kind, flags_table in kinds.subtables():
         if kind not in known:
             raise kinds.error(kind, "is not something legroom finds", f"one of: {', '.join(known)}")
         for name in flags_table.keys:
@@ -221,10 +218,7 @@ def _group_configs(
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups
-    for name in table.keys:
-        group_table = table.table(name)
-        if group_table is None:
-            continue
+    for name, group_table in table.subtables():
         if name not in groups and servers:
             raise table.error(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
         with group_table:

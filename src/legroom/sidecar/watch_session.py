@@ -209,12 +209,9 @@ class WatchSession:
             self._ids[incident.key] = made
             from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
-            assert incident.finding is not None and self._journal is not None
-            remedies = remedies_for(incident.finding, watcher.window, self.plan_of(incident.server))
+            remedies = remedies_for(finding, watcher.window, self.plan_of(incident.server))
             text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
-            self._journal.note(
-                made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s
-            )
+            journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, finding.time_s)
         except Exception as error:
             self._stop_journaling(error)
             return None

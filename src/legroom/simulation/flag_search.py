@@ -272,10 +272,7 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
     timelines: list[Timeline] = []
     for share in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
-        part = share
-        if timelines and share.users:  # servers are alike: what their users ask is known from the first
-            part = replace(share, users=None).faster(timelines[0].trace.requests_per_s / (share.requests_per_s or 1.0))
-        timelines.append(_candidate_timeline(part, candidate, task.pools))
+        timelines.append(_candidate_timeline(share, candidate, task.pools))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
     return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
@@ -302,7 +299,7 @@ def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
     prompts = settings.usable_blocks * settings.block_size * len(trace) // sum(trace.prompt_lens) + 1
     needed = (_SATURATED_WAVES + 1) * min(settings.max_num_seqs, prompts) * (task.pools.decode if task.pools else 1)
     trace = next(trace.shares(ceil(len(trace) / needed), 1))
-    trace = replace(trace, arrivals=array("d", bytes(8 * len(trace)))).repeated(ceil(needed / len(trace)))
+    trace = replace(trace, arrivals=array("d", bytes(8 * len(trace))), users=None).repeated(ceil(needed / len(trace)))
     timeline = _candidate_timeline(trace, candidate, task.pools)
     assert timeline.clocks is not None, "a rate is in seconds"
     ends = sorted(at for at, step in zip(timeline.clocks.finish_s, timeline.finish_steps, strict=True) if step >= 0)

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from legroom.simulation.timeline import Timeline, percentile
+from legroom.simulation.trace import Trace
 
 OVERLOAD_RATIO = 0.05
 """A server is overloaded when waits grow by more than this per second of load, and end more than this share of its
@@ -109,9 +110,8 @@ class LoadVerdict:
 def load_verdict(timeline: Timeline) -> LoadVerdict:
     """`falls_behind` if waits keep growing, `turns_away` above 1 % refused, `serves_late` above 30 s; else it holds."""
     served = list(_served_requests(timeline))
-    _, keeps_up = _wait_growth(served)
+    _, keeps_up = _wait_growth(served, timeline.trace)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
-    lasted = max(arrivals) - min(arrivals)
     starts = timeline.clocks.sched_s if timeline.clocks else timeline.first_sched_steps
     pairs = zip(arrivals, starts, timeline.finish_steps, strict=True)
     queued = percentile(sorted(float(start - arrival) for arrival, start, step in pairs if step >= 0), 0.99)
@@ -126,8 +126,10 @@ def load_verdict(timeline: Timeline) -> LoadVerdict:
         verdict = "serves_late"
     elif waits or timeline.tally.preemptions:
         verdict = "holds_with_waiting"
+    lasted = max(arrivals) - min(arrivals)
     offered = (len(arrivals) - 1) / lasted if lasted else float(len(arrivals))
     usual = percentile(sorted(request.time_per_token for request in served), 0.5)
+    offered = timeline.requests_per_s if timeline.trace.users else offered
     return LoadVerdict(verdict, offered, len(served) / _load_duration([timeline], served), usual)
 
 
@@ -151,7 +153,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
     sampled = servers / len(timelines)
     duration = _load_duration(timelines, served)
-    growth, keeps_up = _wait_growth(served)
+    growth, keeps_up = _wait_growth(served, timelines[0].trace)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     token_times = sorted(request.time_per_token for request in served)
     latencies = sorted(request.latency for request in served)
@@ -173,7 +175,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
         percentile(token_times, 0.99),
         percentile(token_times, 0.5),
         percentile(latencies, 0.5),
-        sum(timeline.trace.requests_per_s for timeline in timelines) * sampled,
+        sum(timeline.requests_per_s for timeline in timelines) * sampled,
     )
 
 
@@ -200,7 +202,7 @@ def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest
     return max((request.arrival + request.latency for request in served), default=first) - first or 1.0
 
 
-def _wait_growth(served: Sequence[ServedRequest]) -> tuple[float, bool]:
+def _wait_growth(served: Sequence[ServedRequest], trace: Trace) -> tuple[float, bool]:
     """Growth of the wait per second of load (least squares), and whether the server keeps up."""
     # A server that gets twice the load it can serve makes its newest request wait as long as the load has lasted: the
     # slope is 1. The slope of a server that keeps up is 0, however long its bursts make requests wait.
@@ -208,8 +210,8 @@ def _wait_growth(served: Sequence[ServedRequest]) -> tuple[float, bool]:
         return 0.0, False
     middle, mean_wait = fmean(r.arrival for r in served), fmean(r.first_token for r in served)
     spread = sum((r.arrival - middle) ** 2 for r in served)
-    if spread == 0:
-        return 0.0, True  # all requests arrive at once
+    if spread == 0 or trace.users:
+        return 0.0, True  # all requests arrive at once, or no faster than they are answered
     growth = sum((r.arrival - middle) * (r.first_token - mean_wait) for r in served) / spread
     first, last = min(r.arrival for r in served), max(r.arrival for r in served)
     behind = max(r.arrival + r.first_token for r in served) - last

@@ -8,6 +8,7 @@ from collections.abc import MutableSequence, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from operator import add
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from legroom.records import dataclass, field
@@ -171,6 +172,12 @@ class Timeline:
         if self.clocks is None or not self.tally.finished:
             return 0.0
         return float(max(self.clocks.finish_s)) - self.trace.arrivals[0]
+
+    @property
+    def requests_per_s(self) -> float:
+        """The mean rate of arrivals; of users, the rate at which they ask."""
+        answers = self.seconds["latency_s"] if self.trace.users else ()
+        return self.trace.users.rate(fmean(answers)) if self.trace.users and answers else self.trace.requests_per_s
 
     @property
     def output_tokens(self) -> int:

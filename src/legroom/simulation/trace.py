@@ -7,6 +7,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -34,9 +35,9 @@ THINK_S = 30.0
 
 @dataclass(frozen=True)
 class Users:
-    """People who each wait for an answer, think, and ask again."""
+    """People who each wait for an answer, think (`think_s` on average), and ask again."""
 
-    count: float
+    count: int
     think_s: float = THINK_S
 
     def rate(self, answer_s: float) -> float:
@@ -64,7 +65,7 @@ class Trace:
     prefix_parents: list[tuple[int, int]] = field(default_factory=list)
     """Per prefix: the prefix it begins with (or NO_PREFIX) and for how many tokens."""
     users: Users | None = None
-    """Set where the rate of arrivals follows from how fast these users are answered."""
+    """Set where arrivals follow from the answers: each asks again after one, so no more run or wait than there are."""
     _group_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -171,15 +172,26 @@ class Trace:
         users = self.users and replace(self.users, think_s=self.users.think_s / factor)
         return replace(self, arrivals=array("d", (at / factor for at in self.arrivals)), users=users)
 
+    def first_questions(self, accepted: Sequence[int]) -> tuple[Trace, int, Sequence[float]]:
+        """This trace with arrivals of its users' first questions only, their number, and the pause before each."""
+        # Exponential pauses: equal ones would keep together the users who were answered together.
+        if not self.users:
+            return self, len(self), ()
+        asked = next((i for i, sofar in enumerate(accumulate(accepted), 1) if sofar == self.users.count), len(self))
+        rng = random.Random(asked)
+        pauses_s = [rng.expovariate(1 / self.users.think_s) for _ in range(len(self))]
+        arrivals = array("d", [*sorted(pauses_s[:asked]), *[inf] * (len(self) - asked)])
+        return replace(self, arrivals=arrivals), asked, pauses_s
+
     def shares(self, replicas: int, most: int) -> Iterator[Trace]:
         """The trace of each of `replicas` round-robin servers; an even sample of `most` where there are more."""
         if replicas == 1:
             yield self
             return
-        users = self.users and replace(self.users, count=self.users.count / replicas)
-        for number in range(min(replicas, most, len(self))):
-            part = self.reordered(range(number * replicas // min(replicas, most), len(self), replicas))
-            yield replace(part, users=users)
+        for number in range(sampled := min(replicas, most, len(self))):
+            server = number * replicas // sampled
+            users = self.users and replace(self.users, count=-(-max(1, self.users.count - server) // replicas))
+            yield replace(self.reordered(range(server, len(self), replicas)), users=users)
 
     def repeated(self, times: int) -> Trace:
         """The same arrivals `times` times in a row; each request has its own prompt after the shared prefix."""

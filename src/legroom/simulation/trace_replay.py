@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from math import exp, log
-from statistics import fmean
 from typing import Literal
 
 from legroom.errors import LegroomError
@@ -19,7 +16,7 @@ from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler, SchedulerOutput, SchedulerV0
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible_requests
-from legroom.simulation.trace import Trace, Users, prompt_tokens
+from legroom.simulation.trace import Trace, prompt_tokens
 
 ReplayEngine = Literal["auto", "reference", "fast", "compiled"]
 StepSink = Callable[[ScheduledStep], None]
@@ -42,8 +39,6 @@ def simulate(
     # All engines decide alike; `replays` is the number of such replays to come.
     trace = trace.checked()
     check_cost(trace, cost)
-    if trace.users and trace.requests_per_s:
-        trace = _at_rate_of_users(trace, trace.users, partial(simulate, settings=settings, cost=cost, engine=engine))
     chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
     if chosen != "reference":
         try:
@@ -51,28 +46,6 @@ def simulate(
         except NeedsStepByStepReplay:
             pass
     return StepByStepReplay(trace, settings, on_step, cost, progress).run()
-
-
-def _at_rate_of_users(trace: Trace, users: Users, replay: Callable[[Trace], Timeline]) -> Trace:
-    """The trace at the rate at which its users ask: the slower the answers, the fewer requests they send."""
-    at_base_rate = replace(trace, users=None)
-    alone = replay(at_base_rate.reordered([0])).seconds["latency_s"]
-    rate, slope, last = users.rate(alone[0] if alone else 1.0), 1.5, (0.0, 0.0)
-    for _ in range(_MAX_RATES):
-        timeline = replay(at_base_rate.faster(rate / trace.requests_per_s))
-        answers = timeline.seconds["latency_s"]
-        # Above 0 where users who are answered that fast ask more often; Newton's method finds where it is 0.
-        excess = log(users.rate(fmean(answers)) / rate) if answers and not timeline.interrupted else 0.0
-        if abs(excess) <= _RATE_TOLERANCE:
-            break
-        if last[1]:
-            slope = max(1.0, (excess - last[1]) / (last[0] - log(rate)))
-        last, rate = (log(rate), excess), rate * exp(excess / slope)
-    return replace(at_base_rate.faster(rate / trace.requests_per_s), users=users)
-
-
-_MAX_RATES, _RATE_TOLERANCE = 8, 0.05
-"""A rate is found within 5 %, less than the error of a step's time."""
 
 
 def check_cost(trace: Trace, cost: StepCost | None) -> None:
@@ -103,7 +76,8 @@ class StepByStepReplay:
         cost: StepCost | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.trace = trace
+        self.accepted, self.rejections = admissible_requests(trace, settings)
+        self.trace, self.num_asked, self.pauses_s = trace.first_questions(self.accepted)
         self.cost = cost
         self.progress = progress
         self.now_s = 0.0
@@ -113,7 +87,6 @@ class StepByStepReplay:
         self.settings = settings
         self.scheduler = self._make_scheduler()
         self.on_step = on_step
-        self.accepted, self.rejections = admissible_requests(trace, settings)
         self.requests: list[Request | None] = [None] * len(trace)
         self.tally = Tally()
         self.sampler = Sampler()
@@ -135,22 +108,23 @@ class StepByStepReplay:
 
     def _run_all_steps(self) -> None:
         """Adds requests as they arrive and runs scheduler steps until all of them have finished."""
-        arrivals = ((i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i])
-        upcoming = next(arrivals, None)
+        arrivals = self.trace.arrivals
+        requests = ((i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i])
+        upcoming = next(requests, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:
             if upcoming and not self.scheduler.has_requests and not self.in_flight:
                 if self.clocks:
-                    self.now_s = max(self.now_s, upcoming[1].arrival)
+                    self.now_s = max(self.now_s, arrivals[upcoming[0]])
                 else:
-                    self.step = max(self.step, int(upcoming[1].arrival))
-            while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
+                    self.step = max(self.step, int(arrivals[upcoming[0]]))
+            while upcoming and arrivals[upcoming[0]] <= (self.now_s if self.clocks else self.step):
                 index, row = upcoming
                 request = self.requests[index] = Request(row, index, self.settings.max_model_len)
                 if self.scheduler.hasher:
                     request.token_ids = prompt_tokens(row)
                 self.scheduler.add_request(request)
-                upcoming = next(arrivals, None)
-            self.next_arrival = upcoming[1].arrival if upcoming else None
+                upcoming = next(requests, None)
+            self.next_arrival = arrivals[upcoming[0]] if upcoming else None
             self._step()
             self.step += 1
             if self.progress and self.step % 2000 == 0:
@@ -178,9 +152,21 @@ class StepByStepReplay:
             request.finish_step = self.step
             if clocks:
                 clocks.finish_s[request.arrival_index] = ended_s
+        for _ in (*finished, *output.ignored):
+            self._ask_again(ended_s)
         self._record_step(output, finished)
         if not (output.scheduled or output.preempted or output.ignored or self.in_flight or finished):
             self._reject_unschedulable()
+
+    def _ask_again(self, answered_s: float) -> None:
+        """A user who was answered asks the next question after a pause; a refused one is followed by the next."""
+        arrivals = self.trace.arrivals
+        while self.num_asked < len(arrivals):
+            insort(arrivals, answered_s + self.pauses_s[self.num_asked], hi=self.num_asked)
+            arrivals.pop(self.num_asked + 1)
+            self.num_asked += 1
+            if self.accepted[self.num_asked - 1]:
+                return
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
         """Add the estimated seconds of this step; without a cost model or a token to compute the clock stays."""
@@ -197,6 +183,7 @@ class StepByStepReplay:
         stuck = self.scheduler.pop_unschedulable()
         if stuck is not None:
             self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
+            self._ask_again(self.now_s)
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
         """Complete the oldest batch in flight if due: requests that sampled, that finished, and its end in seconds."""

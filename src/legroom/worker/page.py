@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily
 
 from legroom.worker.worker_memory import WorkerMemory
@@ -31,11 +31,6 @@ MEASURES = {
     "host_rss_bytes": "What the worker's process holds of the host's memory.",
     "host_pinned_bytes": "Of that, what PyTorch pinned for copies to and from the GPU.",
 }
-
-
-def export_gauges(read: ReadWorkers) -> None:
-    """Add the workers' gauges to the metrics page of this process."""
-    REGISTRY.register(WorkerCollector(read))
 
 
 class WorkerCollector:

@@ -202,9 +202,11 @@ def _register_collector(folder: TelemetryFolder, every_s: float = 0.5) -> None:
     """Export the gauges once vLLM has imported prometheus_client, for which it sets the environment just before."""
     while "prometheus_client" not in sys.modules:
         time.sleep(every_s)
-    from legroom.worker import page
+    from prometheus_client import REGISTRY
 
-    page.export_gauges(folder.read)
+    from legroom.worker.page import WorkerCollector
+
+    REGISTRY.register(WorkerCollector(folder.read))
 
 
 def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
-from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.finding import FixKind, Strength
 from legroom.units import GIB, gib
 
 _LARGE_NON_TORCH = int(2.5 * GIB)
@@ -60,11 +60,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if spec:
         yield known_fix("no_draft_model")
     if lora:
-        yield Fix(
-            "other_engine_feature_off",
-            "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
-            flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
-        )
+        kind: FixKind = "other_engine_feature_off"
+        why = "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank."
+        halves = [{"max_loras": (args.max_loras or 1) >> half} for half in range(1, (args.max_loras or 1).bit_length())]
+        yield planner.first_change_that_fits(kind, halves, why, trades="fewer adapters in one batch")
+        yield Fix(kind, why, flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16})
     seqs = args.max_num_seqs or 256
     yield planner.plan_change(
         "max_num_seqs",

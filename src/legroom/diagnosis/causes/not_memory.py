@@ -38,9 +38,10 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _first_exception(case: Case) -> Evidence | None:
-    """The first exception of an error line; one in a warning only where there is no other."""
+    """The first exception of an error line; one in a warning only where no other ended a start."""
     exceptions = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
-    return next((item for item in exceptions if not is_informational(item)), None) or case.first("exception")
+    error = next((item for item in exceptions if not is_informational(item)), None)
+    return error if error is not None or case.was_ready else case.first("exception")
 
 
 def _assess_exception(case: Case) -> Assessment | None:

@@ -10,15 +10,16 @@ from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.facts.flags import flags_ever
 from legroom.facts.log_messages import message_group
+from legroom.vllm_logs.evidence import Evidence
 
 _REFUSED = message_group("refusal")
+# pydantic prints the field, its message and a link below "N validation errors for".
+_MESSAGE_LINES = 3
 
 
 def examine(case: Case) -> Assessment | None:
     """Assesses a refusal by the argument parser or the engine."""
-    error = case.first(*_REFUSED)
-    if error is not None and error.id == "unknown_env" and (case.first_failure or case.has("exception")):
-        error = case.first(*(id_ for id_ in _REFUSED if id_ != "unknown_env"))  # vLLM only warns of a variable
+    error = next((item for item in case.all(*_REFUSED) if _ends_start(case, item)), None)
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
     strength = (
@@ -27,6 +28,14 @@ def examine(case: Case) -> Assessment | None:
         else Strength.NAMED
     )
     return Assessment(strength, proof(error), _explanation(error.id, error.facts))
+
+
+def _ends_start(case: Case, refusal: Evidence) -> bool:
+    """Whether the line is the reason itself: not a warning, and no heading above a message that is known."""
+    if refusal.id == "unknown_env":  # vLLM only warns of a variable
+        return not (case.first_failure or case.has("exception"))
+    named = (item for item in case.evidence if item.role == "exception" and item.id != "exception")
+    return refusal.id != "pydantic_extra" or not any(0 < item.line - refusal.line <= _MESSAGE_LINES for item in named)
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
@@ -49,6 +58,8 @@ def _explanation(id_: str, facts: Mapping[str, object]) -> str:
         dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
         if near := get_close_matches(str(facts.get("name")), dests, 1, 0.9):
             return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
+        if "EngineArgs" in str(facts.get("callee")):
+            return reason("keyword_unknown", facts)
     return reason(id_, facts)
 
 

@@ -375,6 +375,15 @@ def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | N
     return _flag_fix(planner, {name: None}, f"{flag_name(name)} {value} is refused here: without it vLLM chooses.")
 
 
+def _unknown_keyword_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """The keyword left out that this release's engine arguments lack; None where no release has such a setting."""
+    name = str(evidence.facts["name"])
+    if "EngineArgs" not in str(evidence.facts["callee"]) or flag_kind_ever(flag_name(name)) is None:
+        return None
+    why = f"{name} is a setting of other releases; this one starts without it."
+    return Fix("flag", why, steps=(f"leave {name} out of LLM(...), EngineArgs(...) or the file that sets it",))
+
+
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "argument_refused": _argparse_refusal_fix,
     "setting_out_of_range": _out_of_range_fix,
@@ -383,6 +392,7 @@ _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "heads_and_ranks": _tensor_parallel_fix,
     "lora_rank": _lora_rank_fix,
     "setting_unsupported": _unsupported_setting_fix,
+    "unexpected_keyword": _unknown_keyword_fix,
     "pydantic_extra": _literal_fix,
 }
 

@@ -4,13 +4,13 @@ named in comments instead of being left out silently."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.pod import secret_command, secret_key
+from legroom.exports.deploy.cluster.pod import ClusterSettings, env_entries, secret_command, secret_key
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.named_paths import create_commands, file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.deploy.serve_command import API_KEY_NAME, Phrase
@@ -113,7 +113,10 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
         "shmSize": f"{containers.shm_gib(server)}Gi",
         "vllmConfig": _chart_vllm_config(server),
     }
-    if env := [*_environment(server)]:
+    # The chart has a key of its own for the API key. Its own for HF_TOKEN would keep a pod waiting for a secret that
+    # only gated models need.
+    others = tuple(name for name in server.secrets if name != API_KEY_NAME)
+    if env := [*env_entries(replace(server, secrets=others), ClusterSettings())]:
         model["env"] = env
     if server.words.get("--enable-lora"):
         model["enableLoRA"] = True
@@ -124,17 +127,6 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
     if not on_node:
         model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
     return model
-
-
-def _environment(server: ExportedServer) -> Iterator[Any]:
-    """The model's `env` entries, secrets by reference; the API key is left out because the chart has its own key."""
-    for line in containers.container_env(server):
-        yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
-    for name in server.secrets:
-        # The chart's own key for HF_TOKEN keeps a pod waiting for a secret that only gated models need.
-        if name != API_KEY_NAME:
-            reference = {"name": server.name, "key": secret_key(name), "optional": True}
-            yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
 def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:

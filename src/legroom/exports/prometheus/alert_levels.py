@@ -10,7 +10,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy.exported_server import checkpoint_bytes
 from legroom.exports.deploy.serve_command import parse_command
-from legroom.exports.deploy.start_times import DISK_BYTES_S, StartTimes
+from legroom.exports.deploy.start_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, StartTimes
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
@@ -29,6 +29,8 @@ class AlertLevels:
     """A restart without large weights takes less: 25 s of imports, up to 71 s of engine start (`start_times.py`)."""
     start_limit_s: float = 600
     """Longer than a first start takes; a plan replaces it."""
+    first_start_limit_s: float = 3600
+    """Twice what a first start of 110 GB takes that come over a gigabit line; a plan replaces it."""
     crash_window_s: float = DEFAULT.crash_over_s
     """The window of a restart loop; a plan lengthens it, as a slow load leaves no time for so many starts in it."""
     unexplained_restarts: int = 5
@@ -98,7 +100,9 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     start = StartTimes(checkpoint, disk_bytes_s, 0)
     # One start more than the counted restarts, for the time served before the first.
     window_s = max(levels.crash_window_s, (levels.unexplained_restarts + 1) * start.expected_s)
-    return replace(levels, start_limit_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
+    first_s = replace(start, download_bytes_s=DOWNLOAD_BYTES_S).limit_s
+    window_s = math.ceil(window_s / 60) * 60
+    return replace(levels, start_limit_s=start.limit_s, first_start_limit_s=first_s, crash_window_s=window_s)
 
 
 def _parsed_speed_up(text: str | None) -> float:

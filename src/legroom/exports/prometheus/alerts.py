@@ -40,6 +40,9 @@ _WHERE = (
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 _SUBQUERY_S = 300
 """The resolution of subqueries over a day."""
+_CONTAINER = 'container=~".*vllm.*|kserve-container"'
+"""KServe names the container of a predictor so."""
+_REFUSED = "ErrImagePull|ImagePullBackOff|InvalidImageName|CreateContainerConfigError|CreateContainerError"
 _WANTED = (
     '{__name__=~"kube_horizontalpodautoscaler_status_desired_replicas|kube_deployment_spec_replicas|'
     'kube_statefulset_replicas"}'
@@ -72,6 +75,7 @@ def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: st
         _traffic_alert(levels),
         *_failure_alerts(measures, levels),
         *_missing_target_alerts(levels, job),
+        AlertCondition("VllmNeverStarted", _never_started_query(levels), levels.missing_for_s),
         AlertCondition("VllmTimeToFirstTokenHigh", ttft, levels.latency_for_s),
         AlertCondition("VllmInterTokenLatencyHigh", inter_token, levels.latency_for_s),
     )
@@ -181,6 +185,27 @@ def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition
         AlertCondition("VllmTargetsMissing", gone, levels.missing_for_s),
         AlertCondition(_MISSING, _missing_series_query(job), levels.missing_for_s),
     ]
+
+
+def _never_started_query(levels: AlertLevels) -> str:
+    """PromQL, on kube-state-metrics, of containers and Deployments that were not ready for a day and cannot start."""
+    day, limit = levels.time(_DAY_S), levels.time(levels.first_start_limit_s)
+    waits = f"kube_pod_container_status_waiting_reason{{{_CONTAINER}, reason"
+    crashed = f"kube_pod_container_status_restarts_total{{{_CONTAINER}}} >= {levels.detect.crash_restarts}"
+    never = f"max_over_time(kube_pod_container_status_ready{{{_CONTAINER}}}[{day}]) == 0"
+    # A container that starts again is not waiting meanwhile.
+    loops = f'max_over_time({waits}="CrashLoopBackOff"}}[{levels.time(levels.crash_window_s)}])'
+    refused = f'max by ({_GROUP}, pod, container) ({waits}=~"{_REFUSED}"}}) == 1'
+    # A pod that finds no node has no status of containers: its Deployment has, whose name the pod's begins with.
+    asking = f"kube_pod_container_resource_requests{{{_CONTAINER}}}"
+    named = f'label_replace({asking}, "deployment", "$1", "pod", "(.+)-[^-]+-[^-]+")'
+    unavailable = "kube_deployment_status_replicas_unavailable"
+    idle = f"max_over_time(kube_deployment_status_replicas_available[{day}]) == 0"
+    late = f"min_over_time({unavailable}[{limit}]) > 0 and {unavailable} offset {limit} and {idle}"
+    return (
+        f"max by ({_GROUP}, pod, container) ({crashed} and {never} and ignoring (reason) {loops})\nor\n{refused}\nor\n"
+        f"max by ({_GROUP}, deployment) ({late} and on (cluster, namespace, deployment) {named})"
+    )
 
 
 def _lowered_query(window: str) -> str:
@@ -302,6 +327,7 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
         "restart_window": duration(levels.crash_window_s),
         "down_for": duration(levels.down_for_s),
         "start_limit": duration(levels.start_limit_s),
+        "first_start_limit": duration(levels.first_start_limit_s),
         "traffic_window": duration(detect.no_traffic_s),
         "creep_per_hour": human_bytes(detect.creep_bytes_per_h),
         "creep_hours": f"{detect.creep_least_hours:g} hours",

@@ -54,29 +54,24 @@ class Prompt(NamedTuple):
 class BodyWalk:
     """State of reading one body: the media found, and how many more values and prefix keys are read."""
 
-    __slots__ = ("_keys_left", "_seed", "_unit", "left", "media")
+    __slots__ = ("_seed", "_unit", "keys_left", "left", "media")
 
     def __init__(self, unit: PrefixUnit | None = None, seed: int = 0) -> None:
         self.media: list[Media] = []
         self.left = MOST_WALKED
         self._unit = unit
         self._seed = seed
-        self._keys_left = MOST_KEYS_PER_REQUEST if unit is not None else 0
-
-    @property
-    def can_hash_more(self) -> bool:
-        """Whether more prefix hashes may be computed for this body."""
-        return self._keys_left > 0
+        self.keys_left = MOST_KEYS_PER_REQUEST if unit is not None else 0
 
     def chain_of(self, prompt: str | list[Any]) -> PrefixChain | None:
         """The prompt's prefix hashes; None where they are not wanted or this request has as many as it may."""
-        if self._unit is None or self._keys_left <= 0:
+        if self._unit is None or self.keys_left <= 0:
             return None
         if isinstance(prompt, str):
-            chain = chain_of_text(prompt, self._unit, self._seed, self._keys_left)
+            chain = chain_of_text(prompt, self._unit, self._seed, self.keys_left)
         else:
-            chain = chain_of_ids(prompt, self._unit, self._seed, self._keys_left)
-        self._keys_left -= len(chain.keys) if chain is not None else 0
+            chain = chain_of_ids(prompt, self._unit, self._seed, self.keys_left)
+        self.keys_left -= len(chain.keys) if chain is not None else 0
         return chain
 
 
@@ -198,7 +193,7 @@ def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
     talk = _measured_prompt(turns, walk, max(1, len(turns)))
     more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _prompt_of_keys(body, _PROMPT_KEYS)
     open_ended = talk.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
-    chain = walk.chain_of(_prefix_text(body, turns)) if walk.can_hash_more and not open_ended else None
+    chain = walk.chain_of(_prefix_text(body, turns)) if walk.keys_left and not open_ended else None
     ascii_only = talk.ascii_only and more.ascii_only
     return Prompt(0, talk.text_bytes + more.text_bytes, ascii_only, talk.messages, open_ended, chain)
 

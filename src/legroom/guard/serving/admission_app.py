@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
 
+from legroom.guard.log import LOG
 from legroom.guard.pool.admission import Admission
 from legroom.guard.request import refusals
 from legroom.guard.request.endpoints import DRAIN, METRICS, STATUS, Kind, client_of, kind_of, plain_path
@@ -34,6 +35,16 @@ class AdmissionApp:
         self.app = app
         self.admission = admission
         self.token = token
+        self._summary = ""
+
+    def log_limits(self, version: str, is_known: bool) -> None:
+        """Log what is admitted, where it changed; with a known pool also values for vLLM's own queue bounds."""
+        if (summary := self.admission.summary()) == self._summary:
+            return
+        self._summary = summary
+        LOG.info("%s", summary)
+        if is_known and (hint := self.admission.native_flags_hint(version)):
+            LOG.info("%s", hint)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -52,7 +52,6 @@ class Guard(AdmissionApp):
         self._peers: Peers | None = None
         self._engine_pids: tuple[int, ...] = ()
         self._server: Any = None
-        self._summary = ""
         try:
             planned = read_limits(Path(plan)) if plan else None
             file = Path(policy) if policy else None
@@ -134,13 +133,7 @@ class Guard(AdmissionApp):
         if not limits.known and (page := await self.call_server("GET", METRICS)) is not None:
             limits = limits_of_metrics(page.decode("utf-8", "replace")).completed_by(limits)
         self.admission.learn_engine(limits)
-        if (summary := self.admission.summary()) == self._summary:
-            return
-        self._summary = summary
-        LOG.info("%s", summary)
-        hint = self.admission.native_flags_hint(_vllm_version())
-        if hint and limits.known:
-            LOG.info("%s", hint)
+        self.log_limits(_vllm_version(), limits.known)
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
         """The body of this vLLM's answer, called in this process; None where it fails, takes 5 s or is not a 200."""

@@ -18,7 +18,6 @@ from uvicorn.server import ServerState
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.guard.log import LOG, log_bug
 from legroom.guard.pool.admission import Admission
-from legroom.guard.pool.admission_pool import PoolLimits
 from legroom.guard.pool.engine_usage import steps_of_page
 from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS
@@ -166,7 +165,6 @@ class Proxy(AdmissionApp):
         self._drain_until_s = math.inf
         self._learnt = EngineLimits()
         self._version = ""
-        self._logged: tuple[PoolLimits, bool] | None = None
 
     @property
     def clients(self) -> set[ClientConnection]:
@@ -281,12 +279,7 @@ class Proxy(AdmissionApp):
             self._version = str(json.loads(await self.call_server("GET", "/version") or b"{}")["version"])
         self._learnt = limits.completed_by(self._learnt)
         self.admission.learn_engine(self._learnt)
-        reached = (self.admission.pool.limits, self.admission.limits.known)
-        if reached != self._logged:
-            self._logged = reached
-            LOG.info("%s", self.admission.summary())
-            if limits.known and (hint := self.admission.native_flags_hint(self._version)):
-                LOG.info("%s", hint)
+        self.log_limits(self._version, limits.known)
         return limits.known
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:

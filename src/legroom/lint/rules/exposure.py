@@ -66,12 +66,13 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
 
 @checks(Node, "port-unreachable")
 def references_of_manifest(document: Node, context: Context) -> Findings:
-    """A Service without pods or with a port that they do not name, and an Ingress to a Service that is not there."""
-    kind, others = document.text("kind"), context.manifests
-    if kind not in ("Service", "Ingress") or "vllm" not in document.source.text.lower():
+    """Services without pods, Ingresses and ServiceMonitors without Services, and ports that those do not name."""
+    readers = {"Service": _broken_service, "Ingress": _missing_backend, "ServiceMonitor": _blind_monitor}
+    read = readers.get(document.text("kind"))
+    of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
+    if read is None or "vllm" not in document.source.text[of_monitor].lower():
         return
-    broken = _broken_service(document, others) if kind == "Service" else _missing_backend(document, others)
-    for node, message, suggestion in broken:
+    for node, message, suggestion in read(document, context.manifests):
         found = finding("port-unreachable", document.source.place(node.offset), message, suggestion)
         yield replace(found, severity="note")
 
@@ -90,7 +91,8 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
     selector, wanted = service.get("spec", "selector"), _labels(service, "spec", "selector")
     workloads = [each for each in manifests if each.text("kind") in _WORKLOADS]
     told = [_labels(_pod_of(each), "metadata", "labels") for each in workloads]
-    is_open = any("$" in value or "{{" in value for labels in (wanted, *told) for value in labels.values())
+    values = [*wanted.values(), *(labels.get(key, "") for labels in told for key in (wanted if labels else ()))]
+    is_open = not all(told) or any("$" in value or "{{" in value for value in values)
     if selector is None or not wanted or not workloads or is_open or any("/" in key for key in wanted):
         return
     chosen = [each for each, labels in zip(workloads, told, strict=True) if wanted.items() <= labels.items()]
@@ -118,6 +120,30 @@ def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tup
         is_told = name is not None and name.scalar and not re.search(r"[${]", "".join((name.scalar, *services)))
         if name is not None and is_told and workloads and name.scalar not in services:
             yield name, f"none of these files has a Service called {name.scalar}", "write the name of the server's"
+
+
+def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
+    """What keeps a ServiceMonitor from the Services of the linted manifests."""
+    services = [each for each in manifests if each.text("kind") == "Service"]
+    written = [each.source.text[each.offset : each.end] for each in services]
+    selector, wanted = monitor.get("spec", "selector"), _labels(monitor, "spec", "selector", "matchLabels")
+    if selector is None or not services or any(re.search(r"include|toYaml|template", text) for text in written):
+        return
+    told = [_labels(each, "metadata", "labels") for each in services]
+    if wanted and not any(
+        all(key in labels and _may_equal(value, labels[key]) for key, value in wanted.items()) for labels in told
+    ):
+        yield selector, "no Service of these files has the labels that are selected: nothing is scraped", "label it"
+    names = [port.text("name") for each in services for port in each.list("spec", "ports")]
+    for endpoint in monitor.list("spec", "endpoints"):
+        port = endpoint.get("port")
+        if port is not None and not any(_may_equal(port.scalar or "", name) for name in names):
+            yield port, f"no port of a Service here is called {port.scalar}", "give the Service's port this name"
+
+
+def _may_equal(first: str, second: str) -> bool:
+    """Whether two texts are the same, or a template fills one of them in."""
+    return first == second or "{{" in first + second or "$" in first + second
 
 
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from legroom.facts.metrics import MetricType, releases_of, role_of, type_of
 from legroom.lint.expressions import COMPARED, NAMES_ONLY, Expression
 from legroom.lint.promql_reader import (
@@ -274,18 +276,25 @@ _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "tim
 """Functions over a progress counter whose result says nothing about progress."""
 
 
+_NEARLY_FULL = 0.9
+
+
 @checks(Expression, "alert-full-pool")
 def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
     """An alert that fires on a full KV cache alone, without asking for waiting or preempted requests."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _PRESSURE:
         return
     levels = (operand for operand in operands(alert.text) if not operand.functions & NO_LEVEL)
-    if any("kv_use" in roles_in(operand.text, context) and _fires_above_level(operand) for operand in levels):
-        healthy = "which is healthy while nothing waits and nothing is preempted"
-        suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
-        yield finding(
-            "alert-full-pool", alert.locate(0), f"{_lead(alert)}fires on a full KV cache, {healthy}", suggestion
+    firing = [each for each in levels if "kv_use" in roles_in(each.text, context) and _fires_above_level(each)]
+    if firing:
+        message = (
+            f"{_lead(alert)}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
         )
+        suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
+        found = finding("alert-full-pool", alert.locate(0), message, suggestion)
+        limits = [each.number for operand in firing for each in operand.comparisons() if not each.scaled]
+        is_early = bool(limits) and max(limits) < _NEARLY_FULL  # it may be meant as a sign of load
+        yield replace(found, severity="note") if is_early else found
 
 
 def _lead(alert: Expression) -> str:

@@ -31,7 +31,8 @@ def secret_written_in_file(server: StartedServer, context: Context) -> Findings:
     for flag, name in SECRET_FLAGS.items():
         word = flag_word(server, flag)
         value = flag_value(server, word) if word else ""
-        if word and value and not value.startswith("--") and not _PLACEHOLDER.search(value):
+        is_reference = word is not None and "$" in server.words[server.words.index(word) :][:2][-1].raw
+        if word and value and not value.startswith("--") and not is_reference and not _PLACEHOLDER.search(value):
             message = f"the value of {flag} is written down here, and the process list shows it"
             yield finding(
                 "secret-written", server.place_of(word), message, f"set {name} from a secret store", len(flag)

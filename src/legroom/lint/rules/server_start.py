@@ -101,8 +101,8 @@ def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
 
 
 def _can_meet(profiles: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether some `compose up` starts services with these profiles together."""
-    return not {*profiles}.isdisjoint(others) or not (profiles or others)
+    """Whether some `compose up` starts services with these profiles together; one without profiles always starts."""
+    return not profiles or not others or not {*profiles}.isdisjoint(others)
 
 
 def _other_programs(server: StartedServer, context: Context, gpu: int) -> Iterator[tuple[str, bool]]:

@@ -68,8 +68,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
     """VLLM_* variables of another release, and misspelled ones."""
     release = context.release_of(server)
     for name, word in server.env.items():
-        if not name.startswith("VLLM_") or is_read_by_plugin(name):
-            continue
+        if not name.startswith("VLLM_") or is_read_by_plugin(name) or word.text.startswith(("http://", "https://")):
+            continue  # an address is a client's, also where a client shares the container
         history = env_history(name)
         if history is None:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)

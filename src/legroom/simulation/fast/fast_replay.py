@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from operator import add
 from typing import Any, NamedTuple
 
@@ -148,9 +149,10 @@ class FastReplay:
     def __init__(
         self, trace: Trace, settings: SchedulerSettings, cost: rows.StepCost | None = None, use_numba: bool = False
     ) -> None:
-        self.trace, self.settings, self.use_numba = trace, settings, use_numba
-        self.cost = cost or _NO_COST
         accepted, self.rejections = admissible_requests(trace, settings)
+        self.trace, self.num_asked, self.pauses_s = trace.first_questions(accepted)
+        self.settings, self.use_numba = settings, use_numba
+        self.cost = cost or _NO_COST
         contents = SharedContents({}, 0)
         if settings.enable_prefix_caching:
             contents = shared_contents(trace, settings.block_size)
@@ -213,6 +215,7 @@ class FastReplay:
         """The kernel's counters before the first step, as a table of one row."""
         rules, state = self.rules, rows.rows(rows.StateRow, 1, self.use_numba)
         rows.fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
+        rows.fill(state, "num_asked", [self.num_asked], self.use_numba)
         for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
             rows.fill(state, name, [1], self.use_numba)
         return state
@@ -228,6 +231,7 @@ class FastReplay:
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
         columns: dict[str, Any] = {
             "arrival": trace.arrivals,
+            "pause_s": self.pauses_s,
             "prompt": trace.prompt_lens,
             "tokens": trace.prompt_lens,
             "total": totals,
@@ -272,7 +276,7 @@ class FastReplay:
 
     def _timeline(self, interrupted: bool) -> Timeline:
         """The result of the replay; `interrupted` marks it as incomplete."""
-        trace = self.trace
+        trace = replace(self.trace, arrivals=array("d", self._column("arrival")))
         first_sched = self._column("first_sched")
         arrivals = first_sched if trace.in_seconds else array("q", (int(arrival) for arrival in trace.arrivals))
         return Timeline(

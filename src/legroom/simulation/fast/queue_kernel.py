@@ -170,6 +170,22 @@ def enqueue_arrivals(sim, rules):
 
 
 @compilable
+def ask_again(sim, rules):
+    """A user who was answered asks the next question after a pause; a refused one is followed by the next."""
+    state, requests = sim.state[0], sim.requests
+    while state.num_asked < rules.num_requests:
+        place = state.num_asked
+        asks = state.now + requests[place].pause_s
+        while place > state.next_arrival and requests[place - 1].arrival > asks:
+            requests[place].arrival = requests[place - 1].arrival
+            place -= 1
+        requests[place].arrival = asks
+        state.num_asked += 1
+        if requests[state.num_asked - 1].state != REJECTED:
+            return
+
+
+@compilable
 def skip_to_next_arrival(sim, rules):
     """Move the clock of an idle server to the next arrival. False if there is none."""
     state, requests = sim.state[0], sim.requests

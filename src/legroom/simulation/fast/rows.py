@@ -114,16 +114,16 @@ def _row_type(name: str, fields: str, starts_at_none: str = "") -> Any:
 StateRow = _row_type(
     "StateRow",
     "blocked cached_tokens failed finished free_cached free_uncached held_blocks held_slot_steps next_arrival "
-    "next_rank now num_decodes num_finishing num_hits num_prefills num_running num_waiting peak_blocks peak_running "
-    "peak_waiting preemptions prompt_tokens queue_head recomputed_tokens sample_width scheduled_tokens shared_decodes "
-    "spare_cell spare_extent spare_hold step steps stored stored_token_steps",
+    "next_rank now num_asked num_decodes num_finishing num_hits num_prefills num_running num_waiting peak_blocks "
+    "peak_running peak_waiting preemptions prompt_tokens queue_head recomputed_tokens sample_width scheduled_tokens "
+    "shared_decodes spare_cell spare_extent spare_hold step steps stored stored_token_steps",
 )
 """Current counts, and totals."""
 
 RequestRow = _row_type(
     "RequestRow",
     "arrival step_offset by_priority_rank cached chunk computed finish_s held_blocks last_hold peak preemptions "
-    "prefix_blocks prompt queued rank sched_s shared_blocks state token_s tokens total priority_rank",
+    "pause_s prefix_blocks prompt queued rank sched_s shared_blocks state token_s tokens total priority_rank",
     starts_at_none="finish first_sched first_token scheduled_step skipped_step prefix boundary suffix",
 )
 """One request. `tokens` of a decoding one is not updated: `step_offset + step` tokens are computed, and `computed` is
@@ -148,7 +148,7 @@ HoldRow = _row_type("HoldRow", "below extent start")
 SampleRow = _row_type("SampleRow", "preempted", starts_at_none="running used waiting")
 """Maxima over some steps."""
 
-_FLOATS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
+_FLOATS = frozenset({"now", "arrival", "pause_s", "sched_s", "token_s", "finish_s"})
 
 
 def rows(kind: Any, count: int, compiled: bool) -> Any:

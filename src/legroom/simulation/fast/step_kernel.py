@@ -20,6 +20,7 @@ from legroom.simulation.fast.pool_kernel import (
     take_free_blocks,
 )
 from legroom.simulation.fast.queue_kernel import (
+    ask_again,
     enqueue,
     enqueue_arrivals,
     last_step,
@@ -351,6 +352,7 @@ def collect_finishing(sim, rules):
         request.held_blocks = -(-(request.total - 1) // rules.block_size)
         request.finish = state.step + rules.batches_in_flight
         request.finish_s = state.now
+        ask_again(sim, rules)
 
 
 @compilable

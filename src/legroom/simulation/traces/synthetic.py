@@ -40,7 +40,8 @@ def read(spec: str, seed: int = 0) -> Trace:
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
     rng, users = random.Random(seed), _users(words)
     rate = users.rate(0.0) if users else _parse_number(words.get("rate", "1"), "rate")
-    count = int(_parse_number(words.get("requests", "1000"), "requests"))
+    usual = 1000 if not users else max(1000, min(3 * users.count, 20_000))  # each user asks a few times
+    count = int(_parse_number(words.get("requests", str(usual)), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
         raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
     prompt = _length_distribution(words.get("prompt", "lognormal(500,0.8)"))
@@ -67,7 +68,7 @@ def _users(words: dict[str, str]) -> Users | None:
         if "think" in words:
             raise LegroomError("think= is what users do between two questions", "add users=N")
         return None
-    users = Users(_parse_number(words["users"], "users"), _parse_seconds(words.get("think", f"{THINK_S:g}")))
+    users = Users(int(_parse_number(words["users"], "users")), _parse_seconds(words.get("think", f"{THINK_S:g}")))
     if "rate" in words:
         raise LegroomError("both rate= and users= say how many requests come", "give one of them")
     if not (1 <= users.count <= 1e6 and 0.1 <= users.think_s < 86400):
