@@ -1,5 +1,6 @@
 """What the documents say is what legroom does: examples run, commands print what is shown, links lead somewhere."""
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -221,3 +222,13 @@ def test_the_options_of_a_shown_command_exist(page, line, capsys):
         assert [option for option in re.findall(r"--[a-z][a-z-]*", own) if option not in shown] == []
     else:
         read_words(command, words)
+
+
+def test_no_message_names_a_page_that_a_wheel_does_not_have():
+    for source in (ROOT / "src/legroom").rglob("*.py"):
+        if "docs/" in (text := source.read_text("utf-8")):
+            docstrings = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)}
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Constant) and re.search(r"docs/[\w-]+\.md", str(node.value)):
+                    named = [each for each in docstrings if isinstance(each, ast.Constant) and each.value == node.value]
+                    assert named, f"{source}:{node.lineno} names a page"

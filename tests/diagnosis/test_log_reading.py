@@ -157,6 +157,8 @@ def test_packed_files_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.log.zst").write_bytes(zstandard.compress(SHORT_KV.encode()))
     (tmp_path / "a16.log").write_text(SHORT_KV, encoding="utf-16")
     (tmp_path / "cut.gz").write_bytes(gzip.compress((SHORT_KV + "\n" + "z" * 99).encode() * 400)[:-30])
+    # A log that was cut while its writer had it open begins with zeros.
+    (tmp_path / "truncated.log").write_bytes(b"\0" * 100_000 + SHORT_KV.encode())
     for path in tmp_path.iterdir():
         assert read_log(pieces_of_file(str(path))).runs[0].findings[0].cause == "kv_too_small_for_max_len"
 

@@ -49,7 +49,7 @@ class Case:
     minutes: int = MINUTES
     every_minutes: int = 1
     """Between two scrapes."""
-    rules_every_minutes: int = 2
+    rules_every_minutes: int = 5
     """Between two evaluations of the rules: what promtool spends its time on."""
     since: str = ""
     """The release from which on it can be told."""
@@ -136,6 +136,7 @@ CASES = (
         "a full pool, looked at now and then while one request makes room for the next",
         HEALTHY.but(kv_use=in_turn((1.0, 0.25, 1.0, 0.5)), running=in_turn((4, 1, 4, 2)), waiting=level(40)),
         fires="VllmKvPressure VllmKvPressureCritical",
+        rules_every_minutes=2,
     ),
     case(
         "a pool with room for one more at every look and a long queue",
@@ -174,6 +175,7 @@ CASES = (
     case(
         "one long prefill on an idle server: its blocks grow before its first token is counted",
         HEALTHY.but(**STILL, kv_use=f"0+0.01x{MINUTES}", running=level(1)),
+        rules_every_minutes=2,
     ),
     case("a request that can never be scheduled", IDLE.but(waiting=level(1)), fires="VllmEngineStuck"),
     case(
@@ -251,7 +253,12 @@ CASES = (
         replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x20 0+3000x20"),
     ),
     case("a server that never came up", Server({}, other={"up": level(0)}), fires="VllmDown"),
-    case("a server that was up and is gone for four minutes", Server({}, other={"up": "1x25 0x4"}), fires="VllmDown"),
+    case(
+        "a server that was up and is gone for four minutes",
+        Server({}, other={"up": "1x25 0x4"}),
+        fires="VllmDown",
+        rules_every_minutes=2,
+    ),
     case("a server that restarts within a minute", HEALTHY.but({"up": "1x20 0 1x9"})),
     case("a first start", Server({}, other={"up": "_x22 0x8"})),
     case("a replica that starts beside one that serves", HEALTHY, replace(STARTING, from_minute=22, instance="b:8000")),

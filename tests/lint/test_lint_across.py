@@ -233,3 +233,55 @@ def test_the_user_data_of_an_instance_is_a_script():
     run = "docker run --gpus all vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-32B --max-model-len 4096"
     text = f'instance_type = "g5.xlarge"\nuser_data = <<-EOF\n#!/bin/bash\n{run}\nEOF\n'
     assert found(("main.tf", text), rule="does-not-fit") == [("main.tf", "note")]
+
+
+VALUES = "vllm:\n  image: {tag: a}\n  args: [--model, m/m]\n  port: 1\nservice: {}\n"
+TEMPLATE = "kind: Deployment\nimage: 'a/vllm:{{ .Values.vllm.image.tag }}'\nport: {{ .Values.vllm.port }}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "paths"),
+    [("", ["chart/values.yaml"]), ("args: {{ .Values.vllm.args }}\n", []), ("all: {{ toYaml .Values }}\n", [])],
+)
+def test_a_value_that_no_template_reads_is_noted(more, paths):
+    chart = [("chart/values.yaml", VALUES), ("chart/templates/a.yaml", TEMPLATE + more)]
+    assert [path for path, _ in found(*chart, rule="flag-ignored")] == paths
+
+
+def test_values_of_a_workload_whose_template_is_not_there_are_left_alone():
+    values = VALUES + "router:\n  image: {tag: b}\n  args: []\n"
+    chart = [("values.yaml", values), ("templates/a.yaml", TEMPLATE + "args: {{ .Values.vllm.args }}\n")]
+    assert found(*chart, rule="flag-ignored") == []
+
+
+def test_a_variable_of_an_env_file_that_no_file_reads_has_no_effect():
+    compose = "services:\n  llm:\n    image: vllm/vllm-openai:v0.20.0\n    command: --model m/m\n"
+    read = ("compose.yaml", compose + "    environment: ['HF_TOKEN=${HF_TOKEN}']\n")
+    env = (".env", "# vllm\nHUGGING_FACE_HUB_TOKEN=x\nHF_TOKEN=y\nSMALL_MAX_MODEL_LEN=1\n")
+    lines = [each.place.line for each in lint_texts([read, env], LintOptions()).findings if each.rule == "env-unknown"]
+    assert lines == [2, 4]
+    handed = ("compose.yaml", compose + "    env_file: .env\n")
+    assert found(handed, env, rule="env-unknown") == []
+
+
+@pytest.mark.parametrize(
+    ("served", "count"), [("Qwen3.6-27B", 0), ("qwen3.5-27b", 1), ("qwen3.6-8b", 1), ("chat", 0), ("llama-3-8b", 0)]
+)
+def test_a_model_under_the_name_of_another_version_is_noted(served, count):
+    script = ("a.sh", f"vllm serve Qwen/Qwen3.6-27B-FP8 --served-model-name {served}\n")
+    assert len(found(script, rule="model-name")) == count
+
+
+def test_a_stand_in_of_vllm_downloads_no_model():
+    service = "services:\n  mock-vllm:\n    build: ./mock-vllm\n    image: acme/%s:1\n    ports: ['8000:8000']\n"
+    assert found(("compose.yaml", service % "mock-vllm"), rule="cache-lost") == []
+    assert found(("compose.yaml", service.replace("mock-", "") % "vllm"), rule="cache-lost")
+
+
+def test_an_address_is_a_clients_variable_and_a_reference_is_no_written_key():
+    client = "env: [{name: VLLM_URL, value: 'http://a:8000'}]"
+    pod = f"apiVersion: v1\nkind: Pod\nspec: {{containers: [{{image: 'vllm/vllm-openai:v0.20.0', {client}}}]}}\n"
+    assert found(("pod.yaml", pod), rule="env-unknown") == []
+    script = 'vllm serve m/m --api-key "$(cat key)"\n'
+    assert found(("a.sh", f"KEY={'k1' * 8}\nvllm serve m/m --api-key $KEY\n"), rule="secret-written") == []
+    assert found(("a.sh", script), rule="secret-written") == []

@@ -208,6 +208,7 @@ def test_a_line_is_noted(what):
         ("a.yaml", "vllm:\n- name: dshm\n  emptyDir: {medium: Memory}\n", "cache-lost"),
         ("a.yaml", "vllm:\n  password: ${PASSWORD}\n", "secret-written"),
         ("compose.yaml", "# vllm\nsecrets:\n  a_password:\n    file: ./secrets/a\n", "secret-written"),
+        ("values.yaml", "vllm:\n  existingSecret: hf-token-secret-2026\n", "secret-written"),
         ("values.yaml", "vllm:\n  repository: a/litellm\n  tag: main-v1.41.0\n", "image-moving"),
         ("a.sh", "vllm serve m/m > log &\nwait_for :8000/health\npython3 a.py\n", "command-doubtful"),
         ("a.sh", "#SBATCH --gres=gpu:4\nvllm serve m/m --tensor-parallel-size 4\n", "gpus-idle"),
@@ -411,6 +412,9 @@ def test_a_monitor_finds_the_service_and_the_port_that_it_names(labels, port, fo
     service += f"spec: {{ports: [{{name: {port}, port: 8000}}]}}\n"
     findings = lint_texts([("monitor.yaml", MONITOR), ("service.yaml", service)], LintOptions()).findings
     assert sum(each.rule == "port-unreachable" for each in findings) == found
+    template = ("monitor.yaml.j2", MONITOR.replace("app: vllm", "app: '{{ name }}'"))
+    findings = lint_texts([template, ("service.yaml", service)], LintOptions()).findings
+    assert sum(each.rule == "port-unreachable" for each in findings) == (found if labels != "{app: other}" else 0)
 
 
 def test_a_key_that_only_the_client_gets_is_noted():

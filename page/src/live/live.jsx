@@ -60,7 +60,7 @@ export function LiveArea() {
       <section class="panel lone">
         <h1>{t("live.title")}</h1>
         <p>{t("live.static")}</p>
-        <Command text="legroom ui --watch localhost:8000" />
+        <Command text="legroom ui --watch http://localhost:8000" />
       </section>
     );
   return <Fleet />;

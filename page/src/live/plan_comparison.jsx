@@ -14,7 +14,7 @@ export function PlanComparison({ comparison }) {
   const { plan, figures } = comparison;
   return (
     <section class="plan-comparison" aria-label={t("live.plan")}>
-      <h3>{t("live.plan")}</h3>
+      <h2>{t("live.plan")}</h2>
       <p class="soft">
         {t("live.plan_of", { model: plan.model, gpus: plan.gpus, gpu: plan.gpu, vllm: plan.vllm })}
       </p>

@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Command, ErrorNote, Notes, Tabs, VerdictBadge } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, gib, held, signed } from "../units.js";
@@ -41,7 +41,7 @@ export function ToRun({ plan, request }) {
         />
       )}
       {form === "command" && <Command text={commandLine(plan.command, plan.env)} />}
-      {form !== "command" && ready && <ErrorNote error={state.error} />}
+      {form !== "command" && (ready ? <ErrorNote error={state.error} /> : <Status>…</Status>)}
       {form !== "command" &&
         ready &&
         state.files?.map((file) => (

@@ -22,7 +22,8 @@ Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph"
 FAILING = ("failure", "host")
 FAILED_ALLOCATIONS = message_group("failed_allocation")
 SHORTAGE_WORDS = re.compile(
-    r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
+    r"(?i)(?<!might be due to )(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)"
+    r"[\w ]{0,20} memory"
     r"|(?:unable|failed) to allocate|cudaMalloc failed"
 )
 SENTENCE_LINES = 12

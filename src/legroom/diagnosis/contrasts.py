@@ -60,8 +60,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _words("bare_value").search(clause)):
                     settings = dict(_mentions(f"{last_flag} {next(filter(None, bare.groups()))}", release, shares))
-                if not failed:
-                    settings |= dict(_remedies(clause, last_flag or last_feature))
+                settings |= dict(_tried(clause, settings) if failed else _remedies(clause, last_flag or last_feature))
                 if settings:
                     yield settings, not failed, sentence if failed else clause
             elif taken_away := dict(_only_with(clause)):
@@ -99,6 +98,14 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
     if said:
         yield "gpu_memory_utilization", said[0]
     yield from ((name, value) for name, value in _VARIABLE.findall(clause) if name.startswith(("VLLM_", "PYTORCH_")))
+
+
+def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(`tried NAME`, the direction or empty) of each setting that a clause says did not help, without its value."""
+    for match in _words("tried").finditer(clause):
+        name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
+        if name not in valued:
+            yield f"tried {name}", (match["down"] and "lower") or (match["up"] and "raise") or ""
 
 
 def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:

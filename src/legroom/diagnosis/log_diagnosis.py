@@ -23,7 +23,7 @@ from legroom.diagnosis.recorded_memory import (
     records_beside,
     with_record,
 )
-from legroom.diagnosis.told_failure import told_evidence
+from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
 from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
@@ -39,10 +39,8 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
-_WORD = re.compile(r"[\u3040-\u9fff]{2}|[^\W\d_]{2,}")
-_FEW_WORDS = 15
-"""Fewer words beside an error are a heading or a label, not a story."""
 _KILLS = ("killed_word", "sigkill")
+_OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")
 
 
 @dataclass
@@ -127,7 +125,7 @@ def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequenc
     cases = []
     for number, events in enumerate(starts):
         last = bounds[number + 1] if number + 1 < len(bounds) else lines + 2
-        own = [evidence for evidence in contents.evidence if bounds[number] <= evidence.line < last]
+        own = [i for i in contents.evidence if bounds[number] <= i.line < last or (attempts and i.id == "gpus_listed")]
         startup = _with_utilization(startup_of(events), events) if events else Startup()
         cases.append(_make_case(own, startup, source, lines))
     return tuple(cases)
@@ -170,10 +168,12 @@ def _with_false_oom(item: Evidence) -> Evidence:
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    # Ray's OutOfMemoryError is of the node; vLLM's summary of a start names free memory, too.
-    nodes = {item.line for item in items if item.id == "ray_node_memory"}
-    own = [item for item in items if item.line not in nodes or item.id != "torch_oom_unsized"]
+    # What runs out beside the host's RAM is RAM unless its line names the card; a start's summary has free memory, too.
+    is_of_host = any(item.id in ("ray_node_memory", "host_ram_told") for item in items)
+    own = [i for i in items if i.id != "torch_oom_unsized" or not is_of_host or _OF_CARD.search(i.text)]
     own = [_with_false_oom(item) for item in own if "summary" not in item.facts]
+    if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
+        own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
     evidence = _promote_told_failures(_demote_own_kills(own))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
@@ -219,7 +219,7 @@ def _names_no_vllm(case: Case, text: str) -> bool:
         return False
     shown = {item.line for item in case.evidence if not item.is_told}
     others = [line for number, line in enumerate(text.split("\n"), 1) if number not in shown]
-    return len(_WORD.findall(" ".join(others))) >= _FEW_WORDS
+    return len(WORD.findall(" ".join(others))) >= FEW_WORDS
 
 
 def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:

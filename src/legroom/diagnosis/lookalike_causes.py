@@ -21,6 +21,7 @@ _INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _VLLM_FRAME = re.compile(r'File "(?:[^"]*/)?vllm/')
 _ONLY_VLLM = re.compile(r"(?i)vllm|--(?!force)[a-z]+-[a-z]")
 """vLLM by name, or a flag of it."""
+_NAMES_VLLM = re.compile(r"(?i)(?<!not )vllm")
 _LEVEL_CHARS = 160
 """The logger's level stands within this many characters of a line."""
 
@@ -35,7 +36,7 @@ def other_engine(case: Case) -> Evidence | None:
     by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
     if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
         return None
-    beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and "vllm" in other.text.lower()
+    beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and _NAMES_VLLM.search(other.text)
     return None if beside_vllm or (case.traceback_frames and not is_package and "image" not in other.facts) else other
 
 

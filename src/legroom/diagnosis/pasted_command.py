@@ -25,8 +25,10 @@ from legroom.vllm.parse import parse_flags
 SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
 _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
+    r"|\blegroom(?:\[\d+\])?: "
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
+_PERIOD = re.compile(r"[a-z]\. [A-Z]")
 _START = re.compile(
     r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
@@ -120,7 +122,8 @@ def plain_lines(lines: list[str]) -> Iterator[str]:
 
 def sentence_lines(lines: list[str]) -> Iterator[str]:
     """Every line, empty where vLLM or Python wrote it or where it is a command."""
-    return ("" if _LOGGED.search(line) or _START.match(line.lstrip(" $#>`")) else line for line in lines)
+    is_command = (_START.match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
+    return ("" if starts or _LOGGED.search(line) else line for line, starts in zip(lines, is_command, strict=True))
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:

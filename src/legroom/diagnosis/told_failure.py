@@ -8,13 +8,16 @@ from functools import cache
 from typing import cast
 
 from legroom.diagnosis.case import FAILED_ALLOCATIONS, FAILING
-from legroom.diagnosis.pasted_command import sentence_lines
+from legroom.diagnosis.pasted_command import prose, sentence_lines
 from legroom.facts import read_data
 from legroom.facts.log_messages import Role, typed_groups
 from legroom.vllm_logs.evidence import Evidence
 
 _NEAR_CHARS = 250
 """A moment stands in the sentence of the shortage, or in the one before or after it."""
+WORD = re.compile(r"[\u3040-\u9fff]{2}|[^\W\d_]{2,}")
+FEW_WORDS = 15
+"""Fewer words beside an error are a heading or a label, not a story."""
 _WRAPPED = re.compile(r"\n(?=[a-z(`'\"\d])")
 
 Told = tuple[str, Role, str | None, re.Pattern[str]]
@@ -55,6 +58,8 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     sizes = {float(each) * (int(experts) * 0.8 if experts else 1) for experts, each in size.findall(sentences)}
     if len(sizes) == 1 and not uncertain.search(text):
         yield Evidence("parameters_told", "setting", 1, "", {"billions": sizes.pop()}, is_told=True)
+    if prose("names_vllm").search(sentences) and len(WORD.findall(sentences)) >= FEW_WORDS:
+        yield Evidence("story_told", "platform", 1, "", is_told=True)
     for (id_, role, phase, _), match in (*shortages, *moments, *around):
         start, end = plain.rfind("\n", 0, match.start()) + 1, plain.find("\n", match.end())
         line = plain[start : end if end >= 0 else None].strip()[:400]

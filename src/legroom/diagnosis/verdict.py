@@ -294,7 +294,8 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
         return "cause above"
     if case.was_ready and not case.has("failure_told"):
         return "no problem found"
-    return "cause above" if case.was_ready or case.startup.vllm or case.startup.args_known else "not understood"
+    is_of_vllm = case.was_ready or case.startup.vllm or case.startup.args_known or case.has("story_told")
+    return "cause above" if is_of_vllm else "not understood"
 
 
 def _oom_without_site(case: Case) -> bool:
@@ -307,6 +308,7 @@ def _missing_lines(case: Case) -> list[str]:
     if case.is_unnamed:
         return ["which program this is: nothing here names vLLM or a setting of it; the command that started it tells"]
     needed = []
+    told = ("failure_told",) if case.was_ready else ("failure_told", "story_told")
     traceback, later, milestone = case.truncated_traceback, case.secondary_failure, case.unfinished_milestone
     if case.truncated_error is not None:
         needed.append(f"the rest of line {case.truncated_error.line}: the error breaks off in the middle")
@@ -332,7 +334,7 @@ def _missing_lines(case: Case) -> list[str]:
         )
     if not needed and case.first_failure is not None and case.first_failure.is_told:
         needed.append("what the server printed after the last line here: the error and the frames above it")
-    elif not needed and milestone is None and case.has("failure_told"):
+    elif not needed and milestone is None and case.has(*told):
         needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
     elif not needed and (milestone is not None or not case.was_ready):
         needed.append(

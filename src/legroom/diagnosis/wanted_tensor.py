@@ -23,7 +23,7 @@ _ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "ser
 
 def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
     """The planned run's tensors whose size, as torch prints it, is that of the failed allocation; empty if no plan."""
-    case, plan = planner.case, planner.failed_plan
+    case, plan = planner.case, planner.failed_plan or planner.plan_by_config
     if case.oom is None or plan is None:
         return ()
     settings, kv = plan.settings, plan.memory.kv
@@ -45,8 +45,11 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
 def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
     """Where the allocation failed, implied by its sizes where no traceback shows it; empty where ambiguous."""
     case, plan = planner.case, planner.failed_plan
-    if case.oom is None or plan is None or case.has_site_frame or not (planner.known.ranks_known or wanted):
+    if case.oom is None or case.has_site_frame or not (planner.known.ranks_known or wanted):
         return ""
+    if plan is None:  # the card is not known: a whole weight is allocated once
+        is_weight = bool(wanted) and all(tensor.moment == "load" for tensor in wanted)
+        return "build" if is_weight and case.phase_reached in (None, "startup_load") else ""
     if case.has("frame_scores"):
         return "" if case.site else "profile"  # attention runs after the weights are loaded
     computes = case.has("forward_frame")  # nothing is computed before the weights are there

@@ -18,6 +18,7 @@ from legroom.facts import pattern
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
+from legroom.lint.chart_values import unread_values
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
 from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, without_comments
@@ -181,6 +182,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 skipped.append(item)
             else:
                 parts.append((path, item))
+    parts += ((path, LintedPart((line,))) for path, line in unread_values(texts))
     shared = _shared_by_all(texts, parts)
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
     with_exporter = {

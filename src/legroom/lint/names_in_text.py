@@ -19,6 +19,7 @@ PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
 _CLIENTS_OWN = pattern("names_in_text.clients_own")
 """Names that a client of the server, its script or its build has for itself."""
 _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
+_SETTING, _HANDED_ON = pattern("names_in_text.setting"), pattern("names_in_text.handed_on")
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE)_\w+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
 """A flag of several words: `--device` and `--task` are flags of other programs too."""
@@ -35,6 +36,7 @@ _TOKEN = pattern("names_in_text.token")
 _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
 _OF_SERVER = pattern("names_in_text.of_server")
 """What only the container of a server has: clients name vLLM in their variables alone."""
+_MOCK = re.compile(r"(?i)(?:image|context|build|command|dockerfile):[^\n]*(?:\bmock|[-_]mock|inference-sim\b)")
 _WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
 
 Mistake = tuple[int, Mapping[str, str]]
@@ -54,7 +56,10 @@ def without_other_services(path: str, text: str) -> str:
         ends = [*(at for at, _ in starts[1:]), len(text)]
     blocks = [(at, end, named) for (at, named), end in zip(starts, ends, strict=True)]
     blocks = [each for each in blocks if first is not None or _WORKLOAD.search(text[each[0] : each[1]])]
-    others = [(at, end) for at, end, named in blocks if not named and not _OF_SERVER.search(text[at:end])]
+    bodies = [(at, end, named, text[at:end]) for at, end, named in blocks]
+    others = [
+        (at, end) for at, end, named, body in bodies if not (named or _OF_SERVER.search(body)) or _MOCK.search(body)
+    ]
     if len(others) == len(blocks) and "vllm" in "/".join(path.lower().split("/")[-2:]):
         return text  # which of them is vLLM's is not told
     for at, end in others:
@@ -66,6 +71,8 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
     """Variables that no release reads and no file uses, flags that are gone, and gated models without a token."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
         yield from _unread_variables(text, around, is_built=kind == "dockerfile")
+    if kind == "env":
+        yield from _lost_variables(text, around)
     releases = [known_release(version) for version in {*_PINNED.findall(around)} & {*known_releases()}]
     for word in _FLAG.finditer(text):
         name = flag_name(word[0])
@@ -110,3 +117,14 @@ def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistak
         instead = f"write the flag {flag}" if not history and flag in flags_of(latest()) else "leave it out"
         row = {"rule": "env-unknown", "message": message, "suggestion": instead}
         yield found.start(2), row
+
+
+def _lost_variables(text: str, around: str) -> Iterator[Mistake]:
+    """Settings of an env file that no file reads, where no line hands the whole env file on."""
+    if _SERVICES.search(around) is None or _HANDED_ON.search(around):
+        return
+    for found in _SETS_VARIABLE.finditer(text):
+        name = found[2]
+        if _SETTING.fullmatch(name) and not re.search(rf"\$[{{(]?{name}\b|[\"']{name}[\"']", around):
+            message = f"no file here reads {name}: it has no effect"
+            yield found.start(2), {"rule": "env-unknown", "message": message, "suggestion": "use the name that is read"}

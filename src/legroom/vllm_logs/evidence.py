@@ -44,7 +44,9 @@ _MIN_OPENING_CHARS = 4
 _MIN_UNIQUE_CHARS = 20
 """Of a message that breaks off so much at least is needed to know it; shorter beginnings are of several."""
 _NEGATED = re.compile(r"(?i)\b(?:no|not|without|never|any) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)")
-_FAILED = re.compile(r"(?i)OOM|memory error|out[ -]of|fail|crash|\bdie|\berror|exception|rais|kill|allocat|不足|报错")
+_FAILED = re.compile(
+    r"(?i)OOM|memory error|out[ -]of|fail|crash|\bdie|\berror|exception|rais|kill|allocat|asks for \d|不足|报错"
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
 _FEWEST_WORDS_OF_SENTENCE = 12
 """A line of code has fewer spaces between its words."""
@@ -273,10 +275,12 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:
         unallocated = max(reserved - torch, 0)
+    if largest := numbers.get("largest_bytes"):  # XLA prints the free memory and its largest piece
+        unallocated, numbers["free_bytes"] = max(numbers["free_bytes"] - largest, 0), largest
     return TorchOom(
         evidence.line,
         wanted,
-        str(evidence.facts.get("platform", "CUDA")),
+        "TPU" if window.startswith("Attempting to") else str(evidence.facts.get("platform", "CUDA")),
         numbers.get("gpu_count"),
         numbers.get("total_bytes"),
         numbers.get("free_bytes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import itertools
 import subprocess
 import sys
 import zlib
@@ -161,9 +162,8 @@ def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:
             for piece in rest:
                 yield decoder.decode(piece).encode("utf-8", "replace")
             return
-    sample = first[:65536]
+    sample = first[:65536].replace(b"\0", b"")  # a log that was cut while its writer had it open is filled with zeros
     unprintable = len(sample) - len(sample.translate(None, _CONTROL))
     if unprintable > max(8, len(sample) // 20):
         raise LegroomError(f"{name} is a binary file, not a log", "give the text that vLLM printed")
-    yield first
-    yield from rest
+    yield from (piece.replace(b"\0", b"") for piece in itertools.chain((first,), rest))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import gib, human_bytes
 
@@ -27,6 +28,8 @@ def examine(case: Case) -> Assessment | None:
         strength = Strength.NAMED  # a twentieth of the card in unused pieces is no side effect
     elif oom.unallocated_bytes < (oom.total_bytes or 0) // (50 if oom.pools_bytes else 100):
         strength = Strength.USUAL  # what rounding, and the pool of graphs, leave on a full card
+    if any("tried expandable_segments" in settings for settings, _ in case.reported):
+        strength = Strength.USUAL  # by the text joined pieces did not help
     unused, free = oom.unallocated_bytes, oom.free_bytes or 0
     sizes = {"unused": unused, "free": free, "both": unused + free, "wanted": oom.wanted_bytes}
     why = reason("unused_pieces", {name: gib(size) for name, size in sizes.items()})
@@ -49,6 +52,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = planner.case.oom
     is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
     name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"
+    if oom is not None and oom.platform == "TPU":
+        yield known_fix("clean_device")
+        return
     is_npu = oom is not None and oom.platform == "NPU"
     env = {"PYTORCH_NPU_ALLOC_CONF" if is_npu else name: "expandable_segments:True"}
     several = planner.known.ranks > 1 and not is_npu

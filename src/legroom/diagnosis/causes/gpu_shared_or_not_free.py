@@ -391,7 +391,7 @@ def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
     layout = planner.failed_plan.layout if planner.failed_plan is not None else None
     total, weights = planner.total_bytes, layout.weights.bytes if layout else planner.accounting.weights_bytes
     needed = layout.budget_bytes - layout.kv_cache.bytes + planner.one_request_bytes if layout else 0
-    if total and weights and max(weights, needed) > total:
+    if total and weights and weights > total:
         small = f"even free, this card is too small: the weights take {gib(weights)} of {gib(total)}; a smaller"
         return replace(free_it, steps=(f"{small} checkpoint, or more GPUs", *free_it.steps))
     if layout is None or layout.kv_cache.bytes >= planner.one_request_bytes > 0:

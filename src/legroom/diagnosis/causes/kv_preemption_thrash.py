@@ -34,6 +34,8 @@ def examine(case: Case) -> Assessment | None:
         return None
     if case.has("failed_execution_dump") and not failed:
         strength = Strength.POSSIBLE  # the step crashed; a preemption before it is a side show
+    elif case.has("engine_dead") and not failed:
+        strength = Strength.FAINT  # a preemption ends no engine
     elif not failed and case.has("exception") and case.last_error is not None:
         last = max(item.line for item in (*preempted, *full, *waiting, *counted))
         if case.last_error.line > last:

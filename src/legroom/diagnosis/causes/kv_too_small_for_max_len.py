@@ -50,6 +50,10 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
         return Assessment(Strength.LIKELY, proof(told), f"The pool does not hold one request of max_model_len.{has}")
     failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
+    is_cut = failed is not None and case.last_error is None and not case.has("request_served")
+    if is_cut and (tokens := _tokens_of_blocks(case)):
+        why = reason("blocks_below_length", {"tokens": f"{tokens:,}", "length": f"{case.startup.args.max_model_len:,}"})
+        return Assessment(Strength.SUGGESTED, proof(case.first("kv_sized"), failed), why)
     if left is None or failed is None or case.last_error or not last or last[0].id != "available_kv":
         return None
     return Assessment(Strength.SUGGESTED, proof(last, failed), reason("stopped_at_the_check", {"left": gib(left)}))
@@ -62,8 +66,15 @@ def longest_fitting_len(case: Case) -> int | None:
             return fits
     wanted, needed, has = _printed_shortage(case)
     if wanted is None or needed is None or has is None or needed <= 0 or has <= _ROUNDED:
-        return None
+        return _tokens_of_blocks(case)
     return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
+
+
+def _tokens_of_blocks(case: Case) -> int | None:
+    """What the printed KV blocks hold, where that is less than max_model_len; else None."""
+    args = case.startup.args
+    tokens = (case.number("kv_sized", "blocks_count") or 0) * (args.block_size or 16)
+    return tokens if 0 < tokens < (args.max_model_len or 0) else None
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:

@@ -187,6 +187,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "Weights and peak are above the budget, and the card has room."
     shares = ({"gpu_memory_utilization": share} for share in (MAX_UTILIZATION, 0.9, 0.85, 0.8))
     single = [
+        _share_by_parts_fix(planner),
         # Which share was given is not known: the largest has room for whatever peak was measured.
         planner.first_change_that_fits("raise_util", shares, why) if not planner.utilization_known else None,
         planner.pull_lever("raise utilization", why),
@@ -211,6 +212,19 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield savings_fix(planner, missing)
     elif not any(single) and combined is None and not (split and planner.unpredicted_pool_bytes):
         yield other_hardware(planner)
+
+
+def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
+    """The share that weights, peak and one request need, where the plan has a pool and V0 does not print the share."""
+    is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
+    if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
+        return None
+    layout = plan.layout
+    parts = layout.weights.high + layout.activation.high + layout.non_torch.high
+    share = math.ceil(20 * (parts + plan.memory.kv.needed_bytes + GIB) / layout.total_bytes) / 20
+    why = reason("share_by_parts", {"parts": gib(parts), "total": gib(layout.total_bytes)})
+    flags = {"gpu_memory_utilization": share}
+    return Fix("raise_util", why, flags, command=planner.command(flags), is_unplanned=True) if share < 1 else None
 
 
 def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:

@@ -22,7 +22,9 @@ def examine(case: Case) -> Assessment | None:
     shards = case.last("shards")
     percent = shards.number("percent_count") if shards else None
     strength = Strength.NONE
-    if case.site == "quant":
+    if case.has("kernel_workspace") and case.is_oom:
+        strength = Strength.NAMED
+    elif case.site == "quant":
         strength = Strength.SHOWN
     elif case.site == "load" and percent is not None and percent < 100 and "frame_create_weights" not in case.frames:
         strength = Strength.LIKELY
@@ -37,12 +39,18 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case) -> str:
-    """Why the failed allocation is a second copy of weights, with its size where printed."""
+    """Why the failed allocation is a kernel's workspace or a second copy of weights, with its size where printed."""
+    if case.has("kernel_workspace"):
+        return (
+            "A kernel's workspace did not fit beside the weights: its size follows the kernel and the tokens of a step."
+        )
     return reason("second_copy", {"wanted": f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: another release, a quantized checkpoint, a lower utilization, more GPUs."""
+    if planner.case.has("kernel_workspace"):
+        yield known_fix("other_kernel")
     if any(mark in item.text for item in planner.case.all("frame_quant") for mark in _MLA_MARKS):
         yield known_fix("mla_weights_as_they_are")
     named = " ".join(item.text for item in planner.case.all("frame_quant"))

@@ -104,7 +104,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if _freed_nothing(planner.case):
         yield known_fix("sleep_mode_on")
-    if planner.case.has("training_step"):
+    if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         yield known_fix("smaller_training_step")
     is_start = planner.case.has("sleep_on") and planner.case.site in ("kv", "graph", "sampler", "warmup")
     if _is_first_mapping(planner.case) or (is_start and not _has_trainer(planner.case)):

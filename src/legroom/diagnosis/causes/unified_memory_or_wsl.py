@@ -25,8 +25,8 @@ def examine(case: Case) -> Assessment | None:
     if driver:
         why = reason("holders_not_listed" if driver.id == "tegra_assert" else "driver_without_pages")
         is_named = driver.id == "driver_no_memory" or case.has("unified")
-        strength = Strength.NAMED if is_named else Strength.SUGGESTED
-        return Assessment(strength, proof(driver, case.first("oom_killer")), why)
+        other = Strength.USUAL if "MIG" in driver.text else Strength.SUGGESTED  # NVML tells nothing of a slice
+        return Assessment(Strength.NAMED if is_named else other, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
     if oom and refuses_one_block(case):
         why = (

@@ -34,7 +34,7 @@ def _strength(case: Case) -> Strength:
         return Strength.SUGGESTED if case.last("shards") and not case.has_site_frame else Strength.SHOWN
     if (case.site and case.site != "quant") or case.has("forward_frame"):
         return Strength.NONE  # nothing is computed before the weights are there
-    return Strength.LIKELY if nothing_was_freed(case) else Strength.USUAL
+    return Strength.LIKELY if nothing_was_freed(case) or case.has("first_card_told") else Strength.USUAL
 
 
 def fill_the_budget(case: Case) -> bool:

@@ -60,7 +60,7 @@ def _explanation(id_: str, facts: Mapping[str, object]) -> str:
             return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
         if "EngineArgs" in str(facts.get("callee")):
             return reason("keyword_unknown", facts)
-    return reason(id_, facts)
+    return reason(id_, {"limit_count": "length", **facts})
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def checked_fixes(
     tight first one, more GPUs go last where the number of ranks is known. `is_memory`: the failure is of memory."""
     forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
-    for fix in (_reported_fix(planner) if is_memory else None, *fixes):
+    for fix in (_reported_fix(planner, is_memory), *fixes):
         if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
         checked = _check_fix(planner, fix)
@@ -55,9 +55,9 @@ def checked_fixes(
     return tuple(passed)
 
 
-def _reported_fix(planner: FixPlanner) -> Fix | None:
-    """The first change with which the server started by the text's own words; None without one."""
-    for settings, worked in planner.case.reported:
+def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
+    """The first change, of a failure that is no memory the release, with which it started by the text's own words."""
+    for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
         unset = tuple(f"unset {name}" for name, value in settings.items() if name.isupper() and value is None)
@@ -86,6 +86,10 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     if fix.kind == "lower_util" or (case.is_oom and case.site in ("", "serving", *_AFTER_POOL)):
         larger_fails.add("gpu_memory_utilization")
     failed = [(name, value) for settings, worked in case.reported if not worked for name, value in settings.items()]
+    tried = {name.removeprefix("tried "): value for name, value in failed if name.startswith("tried ")}
+    changed = (*fix.flags, *fix.env)
+    if tried and changed and all(_is_tried(planner, fix, name, tried) for name in changed):
+        return True
     if "gpu_memory_utilization" in larger_fails and fix.flags.get("gpu_memory_utilization", 0) > case.failed_share:
         return True  # beside whatever other change
     return bool(fix.flags) and all(
@@ -98,11 +102,19 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     )
 
 
+def _is_tried(planner: FixPlanner, fix: Fix, name: str, tried: Mapping[str, str]) -> bool:
+    """Whether the text says that a change of this setting in this direction, without its value, did not help."""
+    if name in fix.env or name not in tried:
+        return any(each in fix.env.get(name, "") for each in tried)
+    now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
+    return not tried[name] or ((fix.flags[name] or 0) < now) == (tried[name] == "lower")
+
+
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
     """Whether a fix does nothing but what a dead end of the same finding warns of."""
     verb, name, bound = rule.groups()
     is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom", "cpu_below_desired", "cpu_kv_short")
-    if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven:
+    if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven or fix.is_unplanned:
         return False
     value, now = fix.flags[name], planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name)
     if not isinstance(value, int | float) or not isinstance(now, int | float):

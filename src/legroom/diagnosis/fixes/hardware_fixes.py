@@ -19,6 +19,8 @@ _QUANTIZED_NAME = re.compile(
     r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
 )
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
+_EVEN_SPLITS = (2, 4, 8)
+"""Ranks that divide the attention heads of nearly every model."""
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
 
 
@@ -55,9 +57,13 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     planned = _idle_gpus_fix(planner, why) or planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why)
+    ranks, gpus = planner.known.ranks, planner.known.gpus or 0
+    if not planner.known.ranks_known and ranks < gpus and gpus in _EVEN_SPLITS:
+        flags = {"tensor_parallel_size": gpus}
+        why = f"{why} The text tells of {gpus} GPUs and of no split."
+        return Fix("more_or_fewer_gpus_tp_pp", why, flags, command=planner.command(flags), is_unplanned=True)
     if not planner.known.ranks_known:
         return None  # the number to double is not known
-    ranks = planner.known.ranks
     stages = planner.known.args.pipeline_parallel_size or 1
     size = 2 * ranks // stages if stages < ranks else 2 * ranks
     now = "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"

@@ -127,12 +127,10 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
     services = [each for each in manifests if each.text("kind") == "Service"]
     written = [each.source.text[each.offset : each.end] for each in services]
     selector, wanted = monitor.get("spec", "selector"), _labels(monitor, "spec", "selector", "matchLabels")
-    if selector is None or not services or any(re.search(r"include|toYaml|template", text) for text in written):
+    if selector is None or not services or re.search(r"include|toYaml|template", "".join(written)):
         return
     told = [_labels(each, "metadata", "labels") for each in services]
-    if wanted and not any(
-        all(key in labels and _may_equal(value, labels[key]) for key, value in wanted.items()) for labels in told
-    ):
+    if not any(all(key in each and _may_equal(value, each[key]) for key, value in wanted.items()) for each in told):
         yield selector, "no Service of these files has the labels that are selected: nothing is scraped", "label it"
     names = [port.text("name") for each in services for port in each.list("spec", "ports")]
     for endpoint in monitor.list("spec", "endpoints"):
@@ -142,8 +140,8 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 
 def _may_equal(first: str, second: str) -> bool:
-    """Whether two texts are the same, or a template fills one of them in."""
-    return first == second or "{{" in first + second or "$" in first + second
+    """Whether two texts are the same, or a template fills in one that is given."""
+    return first == second or (bool(first and second) and re.search(r"\{\{|\$", first + second) is not None)
 
 
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")

@@ -274,8 +274,6 @@ _PRESSURE |= {"prompt_tokens_recomputed"}
 _PROGRESS = frozenset({"request_success", "generation_tokens", "prompt_tokens"})
 _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "time", "timestamp"})
 """Functions over a progress counter whose result says nothing about progress."""
-
-
 _NEARLY_FULL = 0.9
 
 
