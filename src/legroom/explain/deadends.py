@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +75,7 @@ def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str
 
 def entry_of_record(record: Mapping[str, Any]) -> Entry:
     """A valid record as an entry. Its rates are claims, not counts."""
+    chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
     graph, text = record["transition_graph"], {"en": record["signature"], "zh": record["signature_zh"]}
     renamed = {
         **graph,
@@ -87,9 +87,7 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         "cause": {"en": record["root_cause"], "zh": record["root_cause_zh"]},
         "dead_ends": [_claimed_change(item, "fail_rate") for item in record["dead_ends"]],
         "workarounds": [
-            _claimed_change(item, "success_rate", chinese)
-            for item, chinese in zip_longest(record["workarounds"], record["workarounds_zh"], fillvalue="")
-            if item
+            _claimed_change(item, "success_rate", zh) for item, zh in zip(record["workarounds"], chinese, strict=False)
         ],
         "confused_with": graph["frequently_confused_with"],
         "documentation": record["official_doc_url"],
