@@ -172,6 +172,11 @@ LINES = {
         "x: --gpu=1 --startup-probe=tcpSocket.port=8000,failureThreshold=1\nvllm: 1\n",
         "start-too-short",
     ),
+    "two defaults of one variable": (
+        "compose.yml",
+        "services:\n  vllm:\n    command: --model ${MODEL:-a/m}\n  web:\n    environment:\n    - MODEL=${MODEL:-b/m}\n",
+        "env-meaning",
+    ),
     "a program that listens everywhere": (
         "run.py",
         "import subprocess\nsubprocess.run(f'python3 -m vllm.entrypoints.openai.api_server --port {port}')\n",
@@ -208,6 +213,7 @@ def test_a_line_is_noted(what):
         ("a.yaml", "vllm:\n- name: dshm\n  emptyDir: {medium: Memory}\n", "cache-lost"),
         ("a.yaml", "vllm:\n  password: ${PASSWORD}\n", "secret-written"),
         ("compose.yaml", "# vllm\nsecrets:\n  a_password:\n    file: ./secrets/a\n", "secret-written"),
+        ("compose.yml", "services:\n  vllm: {x: '${MODEL:-a}'}\n  web: {x: '${MODEL:-a}'}\n", "env-meaning"),
         ("values.yaml", "vllm:\n  existingSecret: hf-token-secret-2026\n", "secret-written"),
         ("values.yaml", "vllm:\n  repository: a/litellm\n  tag: main-v1.41.0\n", "image-moving"),
         ("a.sh", "vllm serve m/m > log &\nwait_for :8000/health\npython3 a.py\n", "command-doubtful"),

@@ -174,6 +174,10 @@ export function ModelsArea({ params, active }) {
   );
 }
 
+// Who looks for `coder` finds Qwen2.5-Coder-7B by that name, not as the model that is built alike.
+const shownName = ({ name, ids }, { words }) =>
+  !ids[0] || words.toLowerCase().split(/\s+/).every((word) => name.includes(word)) ? name : ids[0].split("/").pop();
+
 const planOf = (row, { gpu, gpus, gpu_used, context, users }) => {
   const wish = { want_context: readLength(context), want_users: users.trim() };
   const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu, ...wish });
@@ -199,7 +203,7 @@ function Fitting({ rows, asked, label }) {
   const columns = [
     nameColumn("name", t("models.model"), (row) => (
       <>
-        <a href={planOf(row, row.asked)}>{row.name}</a> {row.asked.words && <span class="soft gives-up">{row.ids[0]}</span>} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
+        <a href={planOf(row, row.asked)}>{shownName(row, row.asked)}</a> {row.asked.words && <span class="soft gives-up">{row.ids[0]}</span>} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
       </>
     )),
     figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
@@ -226,7 +230,7 @@ function Missing({ rows, asked }) {
       <ul>
         {rows.map((row) => (
           <li key={row.name}>
-            <a href={planOf(row, asked)}>{row.name}</a> <span class="soft">{t(Number(asked.gpus) > 1 ? "models.lacks_each" : "models.lacks", { gib: gib(row.short_bytes) })}</span>
+            <a href={planOf(row, asked)}>{shownName(row, asked)}</a> <span class="soft">{t(Number(asked.gpus) > 1 ? "models.lacks_each" : "models.lacks", { gib: gib(row.short_bytes) })}</span>
           </li>
         ))}
       </ul>
