@@ -110,3 +110,10 @@ def test_a_size_of_the_embedding_is_a_weight_where_the_card_is_not_known() -> No
 def test_a_preemption_ends_no_engine() -> None:
     text = "vLLM: after a sequence group is preempted the async loop fails and the engine is dead"
     assert not any(finding.cause == "kv_preemption_thrash" for finding in diagnosed(text).proven_findings[:1])
+
+
+def test_a_setting_that_vllm_itself_names_was_not_tried() -> None:
+    line = (
+        "RuntimeError: Worker failed with error 'max_num_seqs (512) exceeds available Mamba cache blocks (300). Each'"
+    )
+    assert first(line).fixes[0].flags == {"max_num_seqs": 296}

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import USEFUL_CONTEXT, with_advice, with_longer_context_first, with_quick_advice
+from legroom.planning import advice
+from legroom.planning.advice import USEFUL_CONTEXT, with_longer_context_first, with_quick_advice
 from legroom.planning.capacity_search import USUAL_UTILIZATION
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
@@ -19,6 +20,17 @@ FAILING = [
     ("qwen3-32b", "h100", "0.19.0", ServeArgs(gpu_memory_utilization=0.7)),
     ("llama-3.1-8b", "l4", "0.11.0", ServeArgs(gpu_memory_utilization=0.7, max_model_len=4096)),
 ]
+ADVISED = {}
+"""Several tests look at parts of the advice on one plan, which is made once."""
+
+
+def with_advice(planned, **options):
+    target = planned.target
+    key = (target.model.name, target.gpu.name, target.gpus, target.gpus_given, str(target.release))
+    key = (*key, repr(planned.args), repr(options))
+    if key not in ADVISED:
+        ADVISED[key] = advice.with_advice(planned, **options)
+    return ADVISED[key]
 
 
 @pytest.mark.parametrize(("model", "card", "vllm", "args"), FAILING)

@@ -17,7 +17,6 @@ Contrast = tuple[Mapping[str, Any], bool, str]
 
 _SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
 _CLAUSE = re.compile(r"(?<=[A-Za-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
-_START_CHECK = re.compile(r"(?i)less than desired gpu memory utilization")
 _STEP = re.compile(r"(?i)\b(?:same|again)\b.{0,80}?\b(with(?:out)? .{1,120})$")
 """A step that repeats a run with a change; what comes of it is the next step."""
 _CONDITION = re.compile(r"(?i)[\s>*-]*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
@@ -103,7 +102,7 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
 
 def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(`tried NAME`, the direction or empty) of each setting that a clause says did not help, without its value."""
-    for match in _words("tried").finditer(_START_CHECK.sub("", clause)):
+    for match in _words("tried").finditer(clause) if _words("in_vain").search(clause) else ():
         name = "gpu_memory_utilization" if match["share"] else re.sub("[ -]", "_", match["name"].lower())
         if name not in valued:
             yield f"tried {name}", (match["down"] and "lower") or (match["up"] and "raise") or ""

@@ -11,6 +11,7 @@ from legroom.diagnosis.ledger import Ledger
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import Diagnosis
 from legroom.facts.releases import logged_release
+from legroom.planning.plan_document import as_json
 from legroom.vllm_logs.log_masking import mask_log_values, masked_log_text
 
 _LONGEST_TEXT = 1000
@@ -85,7 +86,7 @@ def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
 
     return {
         "kind": fix.kind,
-        "flags": {name: _as_json_value(value) for name, value in fix.flags.items()},
+        "flags": as_json(fix.flags),
         "env": dict(fix.env),
         "steps": list(fix.steps),
         "command": list(fix.command),
@@ -102,7 +103,7 @@ def deployment_json(case: Case) -> dict[str, Any]:
     """Release, model, flags and card of the run, as far as the log shows them."""
     startup = case.startup
     args = {
-        name: _as_json_value(value)
+        name: as_json(value)
         for name in startup.args.__dataclass_fields__
         if (value := getattr(startup.args, name)) not in (None, {}, (), "") and name not in ("model", "usage", "others")
     }
@@ -142,12 +143,3 @@ def _ledger_entries(ledger: Ledger) -> dict[str, int]:
     """The ledger's known entries in bytes, by name."""
     entries = {name: getattr(ledger, name) for name in ledger.__dataclass_fields__}
     return {name: value for name, value in entries.items() if value is not None}
-
-
-def _as_json_value(value: Any) -> Any:
-    """Tuples as lists and keys as strings, as JSON has them."""
-    if isinstance(value, (tuple, list)):
-        return [_as_json_value(inner) for inner in value]
-    if isinstance(value, dict):
-        return {str(key): _as_json_value(inner) for key, inner in value.items()}
-    return value

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.entry import Entry, EntryDeadEnd, Localized, Signature, Version, Workaround, document_problems
+from legroom.explain.entry import Entry, EntryDeadEnd, Workaround, document_problems
 from legroom.files import read_text, replace_file
 from legroom.home import home
+from legroom.json_records import record_from_json
 
 
 def record_id(entry: Entry) -> str:
@@ -53,8 +54,8 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
         "official_doc_section": entry.documentation_section,
         "error_code": entry.error_code or entry.id,
         "verification_tier": entry.verification_tier,
-        "confidence": entry.confidence,
-        "fix_success_rate": entry._share_of_threads(entry.with_fix),
+        "confidence": entry.share_of_threads(entry.confirmed),
+        "fix_success_rate": entry.share_of_threads(entry.with_fix),
         "resolvable": entry.resolvable,
         "first_seen": entry.first_seen,
         "last_confirmed": entry.last_confirmed,
@@ -74,49 +75,34 @@ def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str
 
 def entry_of_record(record: Mapping[str, Any]) -> Entry:
     """A valid record as an entry. Its rates are claims, not counts."""
-    graph = record["transition_graph"]
     chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
-    copied = ("id", "domain", "category", "subcategory", "os_specific", "error_code", "resolvable")
-    return Entry(
-        **{name: record[name] for name in copied},
-        label=record["subcategory"] or record["category"],
-        phase=None,
-        title=Localized(_shortened(record["signature"]), _shortened(record["signature_zh"])),
-        signatures=(
-            Signature(Localized(record["signature"], record["signature_zh"]), record["regex"], record["signature"]),
-        ),
-        cause_type=record["root_cause_type"],
-        cause=Localized(record["root_cause"], record["root_cause_zh"]),
-        versions=tuple(Version(**version) for version in record["versions"]),
-        dead_ends=tuple(
-            EntryDeadEnd(
-                Localized(item["action"]),
-                Localized(item["why_fails"]),
-                Localized(item["condition"]),
-                claimed_rate=item["fail_rate"],
-            )
-            for item in record["dead_ends"]
-        ),
-        workarounds=tuple(
-            Workaround(
-                Localized(item["action"], zh),
-                Localized(item["how"]),
-                Localized(item["condition"]),
-                claimed_rate=item["success_rate"],
-            )
-            for item, zh in zip(record["workarounds"], chinese, strict=False)
-        ),
-        leads_to=tuple(graph["leads_to"]),
-        preceded_by=tuple(graph["preceded_by"]),
-        confused_with=tuple(graph["frequently_confused_with"]),
-        documentation=record["official_doc_url"],
-        documentation_section=record["official_doc_section"],
-        threads=(),
-        updated=record["last_updated"],
-        tags=tuple(record["tags"]),
-        aliases=tuple(record["aliases"]),
-        record=record,
-    )
+    graph, text = record["transition_graph"], {"en": record["signature"], "zh": record["signature_zh"]}
+    renamed = {
+        **graph,
+        "label": record["subcategory"] or record["category"],
+        "phase": None,
+        "title": {language: _shortened(words) for language, words in text.items()},
+        "signatures": [{"text": text, "pattern": record["regex"], "example": record["signature"]}],
+        "cause_type": record["root_cause_type"],
+        "cause": {"en": record["root_cause"], "zh": record["root_cause_zh"]},
+        "dead_ends": [_claimed_change(item, "fail_rate") for item in record["dead_ends"]],
+        "workarounds": [
+            _claimed_change(item, "success_rate", zh) for item, zh in zip(record["workarounds"], chinese, strict=False)
+        ],
+        "confused_with": graph["frequently_confused_with"],
+        "documentation": record["official_doc_url"],
+        "documentation_section": record["official_doc_section"],
+        "threads": (),
+        "updated": record["last_updated"],
+        "record": record,
+    }
+    return record_from_json(Entry, {**record, **renamed})
+
+
+def _claimed_change(item: Mapping[str, Any], rate: str, chinese: str = "") -> dict[str, Any]:
+    """A dead end or a workaround of a record with its claimed rate, as an entry has it."""
+    texts = {name: {"en": item[name]} for name in ("action", "why_fails", "how", "condition") if name in item}
+    return {**texts, "action": {"en": item["action"], "zh": chinese}, "claimed_rate": item[rate]}
 
 
 def _change_record(entry: Entry, item: EntryDeadEnd | Workaround) -> dict[str, Any]:

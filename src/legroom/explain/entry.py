@@ -192,11 +192,6 @@ class Entry:
         return sum(bool(thread.worked) for thread in self.threads)
 
     @property
-    def confidence(self) -> float | None:
-        """The share of its threads that confirm the cause; None where too few were counted."""
-        return self._share_of_threads(self.confirmed)
-
-    @property
     def verification_tier(self) -> str:
         """The kind of source: confirmed in threads, inferred from logs or derived from source."""
         if self.record is not None:
@@ -215,7 +210,7 @@ class Entry:
         """The date (YYYY-MM) of the newest public thread that confirms the cause; None without one."""
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
-    def _share_of_threads(self, number: int) -> float | None:
+    def share_of_threads(self, number: int) -> float | None:
         """The number as a share of the counted threads, from 0 to 1; None where they are too few."""
         total = len(self.threads)
         return round(number / total, 2) if total >= MIN_THREADS_FOR_RATE else None
@@ -241,22 +236,8 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
             for v in entry.versions
         ],
         "os_specific": dict(entry.os_specific),
-        "dead_ends": [
-            {
-                **_texts(d, ("action", "why_fails", "condition"), language),
-                "claimed_fail_rate": d.claimed_rate,
-                "counted": count_json(entry.counted(d.kind)),
-            }
-            for d in entry.dead_ends
-        ],
-        "workarounds": [
-            {
-                **_texts(w, ("action", "how", "condition"), language),
-                "claimed_success_rate": w.claimed_rate,
-                "counted": count_json(entry.counted(w.kind)),
-            }
-            for w in entry.workarounds
-        ],
+        "dead_ends": [_change_json(entry, item, "why_fails", "fail", language) for item in entry.dead_ends],
+        "workarounds": [_change_json(entry, item, "how", "success", language) for item in entry.workarounds],
         "leads_to": list(entry.leads_to),
         "preceded_by": list(entry.preceded_by),
         "confused_with": list(entry.confused_with),
@@ -275,6 +256,14 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "tags": list(entry.tags),
         "aliases": list(entry.aliases),
     }
+
+
+def _change_json(
+    entry: Entry, item: EntryDeadEnd | Workaround, reason: str, outcome: str, language: Language
+) -> dict[str, Any]:
+    """A dead end or a workaround: its texts, the rate that its record claims, and the counted threads."""
+    texts = _texts(item, ("action", reason, "condition"), language)
+    return {**texts, f"claimed_{outcome}_rate": item.claimed_rate, "counted": count_json(entry.counted(item.kind))}
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:

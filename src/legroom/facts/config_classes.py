@@ -47,12 +47,6 @@ def is_recorded(release: Release) -> bool:
     return bool(release_facts("config_fields", release))
 
 
-def config_class(name: str, release: Release) -> Mapping[str, Any]:
-    """Bounds (ge, gt, le, lt) and choices of each field of a vLLM config class; empty where not recorded."""
-    fields: Mapping[str, Any] = release_facts("config_fields", release).get(name, {})
-    return fields
-
-
 @cache
 def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
     """The rule of the config field that a flag sets; empty where no class has one."""
@@ -134,17 +128,10 @@ class BackendTable:
         backend = {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}
         return list(self._reasons_of_backend(backend, needs))
 
-    def runs(self, name: str) -> bool:
-        """Whether a backend has kernels for the card."""
-        return bool(self._value_for_card(self.facts["backends"][name]["runs"]))
-
-    def supports_decode_context_parallel(self, name: str) -> bool:
-        """Whether a backend supports decode context parallelism; True where the facts do not say."""
-        return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
-
-    def masks_images(self, name: str) -> bool:
-        """Whether a backend supports bidirectional attention among the tokens of one image (mm_prefix)."""
-        return bool(self._value_for_card(self.facts["backends"][name]["mm_prefix"]))
+    def supports(self, name: str, feature: str) -> bool | None:
+        """Whether a backend has a feature on the card (`runs`: kernels for it); None where the facts do not say."""
+        value = self._value_for_card(self.facts["backends"][name][feature])
+        return None if value is None else bool(value)
 
     def _reasons_of_backend(self, backend: Mapping[str, Any], needs: LayerNeeds) -> Iterator[str]:
         """Why a backend cannot serve the layer, in vLLM's own phrases; nothing where it can."""

@@ -50,10 +50,8 @@ def build_of(known: Release) -> Build:
 
 def last_build_with(capability: tuple[int, int]) -> tuple[Build, Build | None] | None:
     """The newest build that runs on a GPU, and the next one, which does not; None where no build runs on it."""
-    for index in reversed(range(len(builds()))):
-        if builds()[index].has_kernels_for(capability):
-            return builds()[index], builds()[index + 1] if index + 1 < len(builds()) else None
-    return None
+    pairs = zip(builds(), (*builds()[1:], None), strict=True)
+    return next((pair for pair in reversed(list(pairs)) if pair[0].has_kernels_for(capability)), None)
 
 
 def first_build_with(capability: tuple[int, int]) -> Build | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from legroom.black_box import AllocatorState
@@ -120,14 +120,13 @@ class FragmentReport:
     @property
     def has_problem(self) -> bool:
         """Whether a request failed, memory leaks, or fragmentation is high."""
-        return any(part.part in ("failed_request", "leak") for part in self.parts) or self.is_fragmented
+        return bool(self.part("failed_request") or self.part("leak") or self.is_fragmented)
 
     @property
     def is_fragmented(self) -> bool:
         """Whether free pieces between used blocks are many bytes, and a large share of the reserved ones."""
-        pieces = next((part.bytes or 0 for part in self.parts if part.part == "free_in_pieces"), 0)
-        reserved = self.reading.state.reserved_bytes
-        return pieces >= _FRAGMENTED_BYTES and pieces >= _FRAGMENTED_RATIO * reserved
+        part, reserved = self.part("free_in_pieces"), self.reading.state.reserved_bytes
+        return part is not None and (part.bytes or 0) >= max(_FRAGMENTED_BYTES, _FRAGMENTED_RATIO * reserved)
 
     def part(self, name: PartName) -> MemoryPart | None:
         return next((part for part in self.parts if part.part == name), None)
@@ -330,8 +329,7 @@ def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterabl
             f"{human_bytes(total)} more are allocated than before; {human_bytes(worst.bytes)} of them in "
             f"{worst.blocks:,} blocks from {worst.place}"
         )
-        rows = [{"place": site.place, "bytes": site.bytes, "blocks": site.blocks} for site in grown[:_MAX_SITES]]
-        yield MemoryPart("leak", total, text, {"sites": rows})
+        yield MemoryPart("leak", total, text, {"sites": [asdict(site) for site in grown[:_MAX_SITES]]})
     elif not (earlier.sites and later.sites):
         growth = later.state.allocated_bytes - earlier.state.allocated_bytes
         if growth >= _MIN_LEAK_BYTES:

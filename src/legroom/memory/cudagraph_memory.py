@@ -43,11 +43,9 @@ def fuses_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
     if settings.engine == "V0" or settings.release.before(rows[0]["since"]):
         return False
     beside = by_release(rows, settings.release)
-    if settings.data_parallel_size > 1 and not beside["data_parallel"]:
-        return False
-    if settings.pipeline_parallel_size > 1 and not beside["pipeline_parallel"]:
-        return False
-    return settings.tensor_parallel_size > 1 and is_nvlink_server(gpu) and is_compiled(settings)
+    is_alone = settings.data_parallel_size == 1 or beside["data_parallel"]
+    is_alone = bool(is_alone and (settings.pipeline_parallel_size == 1 or beside["pipeline_parallel"]))
+    return is_alone and settings.tensor_parallel_size > 1 and is_nvlink_server(gpu) and is_compiled(settings)
 
 
 def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes: Iterable[int]) -> int:
@@ -62,14 +60,11 @@ def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes:
         by_ranks = fit["fused_largest_mib"][f"{gpu.compute_capability[0]}.x"]
         largest_fused = by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB
     custom_below = 8 * MIB if _has_custom_all_reduce(settings, gpu) else 0  # CustomAllreduce's max_size
-    token = model.hidden_size * element_bytes(settings)
-    layer_mib = 0.0
-    for size in sizes:
-        summed_bytes = size * token
-        if summed_bytes <= largest_fused:
-            layer_mib += fused_mib
-        else:
-            layer_mib += custom_mib if summed_bytes < custom_below else nccl_mib
+    summed_bytes = (size * model.hidden_size * element_bytes(settings) for size in sizes)
+    layer_mib = sum(
+        fused_mib if summed <= largest_fused else custom_mib if summed < custom_below else nccl_mib
+        for summed in summed_bytes
+    )
     return int(len(model.layers) * layer_mib * MIB)
 
 

@@ -203,14 +203,7 @@ def failure_at_best(
     pools = [max(rank.kv_cache.bytes, rank.kv_cache.high - larger) for rank in memory.ranks]
     best = [_at_best(rank, pool) for rank, pool in zip(memory.ranks, pools, strict=True)]
     graphs = replace(memory.graphs, bytes=memory.graphs.low)
-    return (
-        _startup_check(memory.ranks[0], free, settings, gpu)
-        or _first_of(_weights_load(rank, free, gpu) for rank in best)
-        or _first_of(_profile_run(rank, free, gpu) for rank in best)
-        or kv_plan(model, settings, gpu, pools).failure
-        or _first_of(_graph_capture(rank, graphs, free, settings, gpu) for rank in best)
-        or _first_of(_serving_peak(rank, gpu) for rank in best)
-    )
+    return first_failure(best, kv_plan(model, settings, gpu, pools), graphs, settings, gpu, free)
 
 
 def _at_best(rank: Layout, pool: int) -> Layout:

@@ -3,24 +3,20 @@ allocator rounds pinned tensors up to a power of two, so a buffer may take nearl
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
+from legroom.memory.deployment_memory import DeploymentMemory
 from legroom.memory.layout import Failure
 from legroom.memory.weights.loaded import SHARD_BYTES, offloaded_tensors, on_one_card, weight_segments, weights
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib
-from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, other_value
+from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, json_value, other_value
 from legroom.vllm.traits import traits
-
-if TYPE_CHECKING:
-    from legroom.memory.deployment_memory import DeploymentMemory
-
 
 API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES = 2 * GIB, 2 * GIB, 5 * GIB
 """Allowances per process. The CPU build of 0.32 holds 0.6 GiB in each; a worker on a GPU adds the driver's host
@@ -290,12 +286,7 @@ def _registers_plain_memory(settings: HostSettings) -> bool:
 
 def _kv_transfer_config(args: ServeArgs) -> Mapping[str, Any]:
     """--kv-transfer-config as a mapping; empty where it is not given or not a JSON object."""
-    text = other_value(args, "--kv-transfer-config")
-    try:
-        config = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return config if isinstance(config, Mapping) else {}
+    return json_value(args, "--kv-transfer-config") or {}
 
 
 def _number(args: ServeArgs, flag: str) -> float:

@@ -177,9 +177,8 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
     rows = constants()["cached"][settings.runner if settings.engine == "V1" else "V1"]
     fit = by_release(rows, settings.release)
     last = pp_rank == settings.pipeline_parallel_size - 1
-    logits = (
-        min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * FLOAT32_BYTES if last else 0
-    )
+    sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens) if last else 0
+    logits = sequences * model.vocab_size * FLOAT32_BYTES
     forward = profile_run.forward_bytes(model, settings, gpu, pp_rank)
     per_forward = fit["per_forward_byte"]
     if not profile_run.is_compiled(settings):
@@ -192,17 +191,10 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
     if not gpu.unified:
         return ()
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    system, servers = _unified_system_bytes(gpu), int(constants()["unified"]["servers_mib"] * MIB)
-    system_share = max(0, system - own)
-    servers_share = max(0, servers - max(0, own - system))
-    return tuple(
-        term
-        for term in (
-            Term("the system", system_share, "shares this memory: kernel, services, desktop"),
-            Term("vLLM's other processes", servers_share, "the API server and its tokenizer share this memory too"),
-        )
-        if term.bytes
-    )
+    servers = int(constants()["unified"]["servers_mib"] * MIB) - max(0, own - _unified_system_bytes(gpu))
+    why = "the API server and its tokenizer share this memory too"
+    system = Term("the system", system_bytes(gpu), "shares this memory: kernel, services, desktop")
+    return tuple(term for term in (system, Term("vLLM's other processes", max(0, servers), why)) if term.bytes)
 
 
 def system_bytes(gpu: Gpu) -> int:

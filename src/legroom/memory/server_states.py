@@ -9,7 +9,7 @@ segment at a time, each rounded up to a power of two; level 2 discards them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
@@ -21,6 +21,7 @@ from legroom.memory.activation.layer_peaks import expert_scratch
 from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling
 from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.caching_allocator import CachingAllocator
+from legroom.memory.deployment_memory import DeploymentMemory
 from legroom.memory.dtypes import INT32_BYTES
 from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.layout import Layout
@@ -28,10 +29,6 @@ from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.memory.weights.loaded import buffer_bytes, unused_bytes, weight_segments
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
-
-if TYPE_CHECKING:
-    from legroom.memory.deployment_memory import DeploymentMemory
-
 
 StateName = Literal["serving", "asleep_1", "asleep_2", "updating_weights"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Model
@@ -15,23 +14,19 @@ from legroom.memory.activation.profile_run import element_bytes
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, segment_bytes
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.figure_cache import cached_by_model
+from legroom.memory.kv.kv_plan import KvPlan
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.weights.loaded import stored_modules
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, cdiv, round_up
 from legroom.vllm.args import EngineSettings
-from legroom.vllm.traits import is_pooling
-
-if TYPE_CHECKING:
-    from legroom.memory.kv.kv_plan import KvPlan
+from legroom.vllm.traits import VOCABULARY_PADDING, is_pooling
 
 Factors = tuple[tuple[int, str], ...]
 
 _SAMPLER_BYTES = {"logits as float32": FLOAT32_BYTES, "sorted indices": 8, "buffers of the radix sort": 12}
 """Bytes a logit of the sampler's tensors: torch.sort returns 64-bit indices, and sorts values and indices in a buffer
 of both (torch.cuda.memory history of 0.26)."""
-_VOCAB_PADDING = 64
-"""vLLM's DEFAULT_VOCAB_PADDING_SIZE: rows of the embedding, and so columns of the logits, come in multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +75,14 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
         # Tensors that grow with the vocabulary: logits, the sampler's copies, log-probabilities of prompts.
         sequences = (min(settings.max_num_seqs, settings.max_num_batched_tokens), "sequences")
         tokens = (settings.max_num_batched_tokens, "batched tokens")
-        for columns in {model.vocab_size, round_up(model.vocab_size, _VOCAB_PADDING)}:
+        for columns in {model.vocab_size, round_up(model.vocab_size, VOCABULARY_PADDING)}:
             vocabulary = (columns, "vocabulary")
             for name, each in {"logits": element_bytes(settings), **_SAMPLER_BYTES}.items():
                 yield Tensor(name, (sequences, vocabulary, (each, "bytes")), "sampling", "max_num_seqs")
             table = (sequences, vocabulary, (FLOAT32_BYTES, "bytes"))
             yield Tensor("token counts of the sampler", table, "load", "max_num_seqs")
-            yield Tensor(
-                "log-probabilities of prompts",
-                (tokens, vocabulary, (FLOAT32_BYTES, "bytes")),
-                "serving",
-                "max_num_batched_tokens",
-            )
+            table = (tokens, vocabulary, (FLOAT32_BYTES, "bytes"))
+            yield Tensor("log-probabilities of prompts", table, "serving", "max_num_batched_tokens")
     yield from _encoder_tensors(model, settings)
     if kv is not None:
         setting = "num_gpu_blocks_override" if settings.num_gpu_blocks_override else "gpu_memory_utilization"

@@ -115,19 +115,16 @@ def planned_servers(
 def _planned_server(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
     """The server of a manifest with a plan for each GPU it may run on, or why there is no plan."""
     open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
-    undecided = next(
-        (problem for problem in open_values if dest_name(problem.flag) in ServeArgs.__dataclass_fields__), None
-    )
-    if undecided is not None:
+    of_memory = (problem for problem in open_values if dest_name(problem.flag) in ServeArgs.__dataclass_fields__)
+    if (undecided := next(of_memory, None)) is not None:
         why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
         return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
     fatal = tuple(problem for problem in what.problems if problem.stops_vllm and problem not in open_values)
     if fatal and what.release_hint is not None and what.is_vllms_own:
         return FileServer(name, what, refused_flags=fatal)
     if not what.args.model:
-        return FileServer(
-            name, what, unknown="it names no model", hint="the model may come from a variable or a script"
-        )
+        hint = "the model may come from a variable or a script"
+        return FileServer(name, what, unknown="it names no model", hint=hint)
     given = what.gpu_count if machine is None or machine.gpus is None else machine.gpus
     if given is not None and what.args.gpus_needed > given and not _spans_nodes(what):
         return FileServer(name, what, gpus_short=what.args.gpus_needed - given)

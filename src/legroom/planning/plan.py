@@ -49,8 +49,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
     for rank in memory.ranks:
-        reason = _out_of_memory_in_band(rank, memory, settings, target)
-        if reason:
+        if reason := _out_of_memory_in_band(rank, memory, settings, target):
             return "tight", reason
     if lacks_room_for_page_cache(target, settings, memory):
         files = gib(read_bytes(target.model, target.gpu, settings, memory), 1)
@@ -103,9 +102,8 @@ def _starts_as_smaller_card(target: Target, settings: EngineSettings) -> str:
     tokens = given.max_num_batched_tokens or min(settings.max_num_batched_tokens, _SMALLER_BATCH[1])
     smaller = replace(settings, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     fails = deployment_memory(target.model, target.gpu, smaller, target.seen, others).failure
-    return (
-        "" if fails else "the card was not named: it starts with the default batch of a smaller card, not with this one"
-    )
+    starts = "the card was not named: it starts with the default batch of a smaller card, not with this one"
+    return "" if fails else starts
 
 
 _SMALLER_BATCH = (256, 2048)

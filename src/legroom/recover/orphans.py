@@ -8,7 +8,7 @@ a parent that is not Python has adopted them. A parent PID of 1 alone proves not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Literal
 
@@ -80,7 +80,8 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
                 yield Holder("zombie", process.name, reason, process, gpu_bytes=gpu_bytes)
         elif engine_part(process):
             state, reason, top = _engine_state(snapshot, process)
-            owner = _user_of_unreadable(snapshot, top) if state == "suspect" else ""
+            hidden = _unreadable_member(snapshot, top) if state == "suspect" else None
+            owner = (hidden.user or "another user") if hidden else ""
             yield Holder(state, process.title, reason, process, gpu_bytes=gpu_bytes, top=top, owner=owner)
         elif _SERVER.search(process.title) and process.is_python and process.loads_vllm:
             yield _server_holder(snapshot, process, gpu_bytes)
@@ -113,8 +114,8 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
     group = snapshot.tree(top.pid)
     if not snapshot.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
-    if hidden := _unreadable_member(group):
-        whose = _user_of_unreadable(snapshot, top.pid)
+    if hidden := _unreadable_member(snapshot, top.pid):
+        whose = hidden.user or "another user"
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
     daemons = {process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)}
@@ -129,14 +130,9 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
     return "dead", f"its API server is gone: {which} {adopter}, and no process talks to it", top.pid
 
 
-def _unreadable_member(group: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    return next((member for member in group if not member.is_readable), None)
-
-
-def _user_of_unreadable(snapshot: MachineSnapshot, top: int) -> str:
-    """The user of the first unreadable process under this PID; empty where all are readable."""
-    hidden = _unreadable_member(snapshot.tree(top))
-    return (hidden.user or "another user") if hidden is not None else ""
+def _unreadable_member(snapshot: MachineSnapshot, top: int) -> ProcessInfo | None:
+    """The first process under this PID that cannot be looked into; None where all can."""
+    return next((member for member in snapshot.tree(top) if not member.is_readable), None)
 
 
 def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:

@@ -117,7 +117,6 @@ def _restart_command(crashed: CrashedServer) -> RestartCommand:
     from legroom.planning.advice import with_advice
     from legroom.planning.plan import plan, plan_on_named_card, ready_command
 
-    assert crashed.command is not None
     deployment = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
     fatal = [problem for problem in deployment.problems if problem.stops_vllm]
     if fatal:

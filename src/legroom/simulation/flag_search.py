@@ -10,7 +10,7 @@ from functools import cache
 from itertools import product
 from math import ceil
 from operator import le
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.simulation.disaggregation import Disaggregation, replay_disaggregated
@@ -18,13 +18,11 @@ from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
 from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.tiers.host_tier import TierSettings
+from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import ReplayEngine, simulate
 from legroom.sweeps import ProcessExecutor, SweepExecutor
-
-if TYPE_CHECKING:
-    from legroom.simulation.tiers.host_tier import TierSettings
-    from legroom.simulation.timeline import Timeline
 
 MAX_REPLICAS = 1024
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.model import Attention, Experts, latent, recurrent
+from legroom.memory.kv.groups import CacheGroup
 from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import offload_marks, stored_modules
+from legroom.planning.plan import Plan
 from legroom.simulation.scheduler_settings import LayerGroup
 from legroom.simulation.step_time import Hardware
+from legroom.simulation.trace import Trace
 from legroom.units import cdiv
 from legroom.vllm.args import WITHOUT_CACHE, draft_method
-
-if TYPE_CHECKING:
-    from legroom.memory.kv.groups import CacheGroup
-    from legroom.planning.plan import Plan
-    from legroom.simulation.trace import Trace
 
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
 _MEASURED_CLOCK_HZ = 1.98e9

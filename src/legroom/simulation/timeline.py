@@ -205,13 +205,9 @@ class Timeline:
     def as_json(self) -> dict[str, Any]:
         """The document that `legroom simulate --json` prints."""
         tally = self.tally
-        document = {
-            "steps": tally.steps,
-            "finished": tally.finished,
-            "preemptions": tally.preemptions,
-            "recomputed_tokens": tally.recomputed_tokens,
-            "peak_blocks": tally.peak_blocks,
-            "peak_running": tally.peak_running,
+        counted = ("steps", "finished", "preemptions", "recomputed_tokens", "peak_blocks", "peak_running")
+        document: dict[str, Any] = {
+            **{name: getattr(tally, name) for name in counted},
             "rejected": len(self.rejections),
             "wasted_slot_ratio": round(self.wasted_slot_ratio, 6),
             "queue": _percentiles_json(self.queue_steps, "_steps"),

@@ -45,7 +45,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         # Up to 0.28 the selected backend is asked for DCP, not the backends before the selection.
         if settings.decode_context_parallel_size > 1 and not needs.decode_context_parallel:
             chosen = named or _first_backend(table, needs)
-            if chosen and not table.supports_decode_context_parallel(chosen):
+            if chosen and table.supports(chosen, "decode_context_parallel") is False:
                 yield (
                     "Decode Context Parallelism (DCP) requires attention implementations to return the softmax LSE "
                     f"during decode, but {chosen} does not.",
@@ -117,7 +117,7 @@ def _forced_backend(model: Model, table: BackendTable) -> str:
     heads = {mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.layers)}
     if not model.architecture.startswith("Gemma4") or len(heads) < 2:
         return ""
-    return "" if table.masks_images("FLASH_ATTN") else "TRITON_ATTN"
+    return "" if table.supports("FLASH_ATTN", "mm_prefix") else "TRITON_ATTN"
 
 
 def _first_backend(table: BackendTable, needs: LayerNeeds) -> str:

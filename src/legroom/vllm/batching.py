@@ -80,11 +80,8 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
         large = gpu.total_bytes >= 70 * GIB and (release.before("0.9.0") or "a100" not in name)
     huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB and not gpu.unified
     tokens = 16384 if huge or (large and offline) else 8192 if large or offline else 2048
-    if release.before("0.8.0"):
-        return tokens, 256
-    if release.before("0.8.4"):
-        return tokens, 1024
-    return tokens, 1024 if large or huge else 256
+    many = release.at_least("0.8.0") and (large or huge or release.before("0.8.4"))
+    return tokens, 1024 if many else 256
 
 
 def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool:

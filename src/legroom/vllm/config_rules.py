@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from legroom.facts.config.fields import LENGTH_NAMES
-from legroom.facts.config_classes import config_class, field_of_flag, interfaces, is_recorded, known_names
+from legroom.facts.config_classes import field_of_flag, interfaces, is_recorded, known_names, release_facts
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
-from legroom.units import cdiv
+from legroom.units import round_up
 from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, named_backend, other_value
 from legroom.vllm.flag_values import FIELDS
-from legroom.vllm.traits import built_encoders, is_pooling, replicates_encoders, traits
+from legroom.vllm.traits import VOCABULARY_PADDING, built_encoders, is_pooling, replicates_encoders, traits
 
-_VOCABULARY_STEP = 64
-"""vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
 Refusal = tuple[str, str]
 """vLLM's message, and what to do."""
 
@@ -71,7 +69,7 @@ def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
         value = _json_value(args, dest)
         if value is None:
             continue
-        fields = config_class(class_name, release)
+        fields = release_facts("config_fields", release).get(class_name, {})
         for key, item in value.items():
             yield from _json_refusals(flag_name(dest), class_name, key, item, fields)
 
@@ -198,7 +196,7 @@ def _shard_refusals(settings: EngineSettings, model: Model, release: Release) ->
     ranks = settings.tensor_parallel_size
     expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
     hint = "use another --tensor-parallel-size"
-    padded = cdiv(model.vocab_size, _VOCABULARY_STEP) * _VOCABULARY_STEP
+    padded = round_up(model.vocab_size, VOCABULARY_PADDING)
     if padded % ranks:
         yield f"{padded} is not divisible by {ranks}", hint
     for layer in dict.fromkeys(model.layers):
@@ -211,12 +209,9 @@ def _shard_refusals(settings: EngineSettings, model: Model, release: Release) ->
                 message = "If tensor parallel world size does not divide num_groups, then num_groups must equal 1."
                 yield message, hint
             shared = (widths.get(name, 0) for name in ("intermediate_size", "num_heads", "num_k_heads", "num_v_heads"))
-            for width in shared:
-                if width % ranks:
-                    yield f"{width} is not divisible by {ranks}", hint
-        dense = block if isinstance(block, Dense) else None
-        if dense is not None and dense.intermediate_size % ranks:
-            yield f"{dense.intermediate_size} is not divisible by {ranks}", hint
+            yield from ((f"{width} is not divisible by {ranks}", hint) for width in shared if width % ranks)
+        if isinstance(block, Dense) and block.intermediate_size % ranks:
+            yield f"{block.intermediate_size} is not divisible by {ranks}", hint
         if isinstance(block, Experts) and block.intermediate_size % expert_ranks:
             yield f"{block.intermediate_size} is not divisible by {expert_ranks}", hint
     for encoder in built_encoders(settings.given, model, release):

@@ -31,6 +31,9 @@ _V2_ARCHITECTURES = (
 
 _V2_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark"}
 _V2_REFUSED_SPEC_METHODS = {"suffix", "medusa", "mlp_speculator", "custom_class"}
+_V2_REFUSED_FLAGS = ["--enable-dbo", "--logits-processors", "--enable-prompt-embeds", "--kv-sharing-fast-prefill"]
+_V2_REFUSED_FLAGS += ["--ec-transfer-config", "--enable-return-routed-experts", "--enable-elastic-ep"]
+"""Up to 0.28.0."""
 _V1_REFUSED_FLAGS = (
     ("--logits-processor-pattern", "0.10.2"),
     ("--preemption-mode", "0.10.2"),
@@ -189,34 +192,22 @@ def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> 
     """Whether a feature is in use that V2 lacks up to 0.28.0."""
     method = draft_method(args.speculative_config)
     pipeline = (args.pipeline_parallel_size or 1) > 1
-    allowed = _V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"}
-    mtp = method.endswith("_mtp")
-    if method and method not in allowed and not mtp:
-        return True
-    if method == "eagle3" and pipeline:
-        return True
-    if (args.prefill_context_parallel_size or 1) > 1 and not traits(model).mla:
-        return True
-    unsupported = (
-        "--enable-dbo",
-        "--logits-processors",
-        "--enable-prompt-embeds",
-        "--kv-sharing-fast-prefill",
-        "--ec-transfer-config",
-        "--enable-return-routed-experts",
-        "--enable-elastic-ep",
+    allowed = {"", *(_V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"})}
+    against = (
+        method not in allowed and not method.endswith("_mtp"),
+        method == "eagle3" and pipeline,
+        (args.prefill_context_parallel_size or 1) > 1 and not traits(model).mla,
+        pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher",
+        any(is_given(args, name) for name in _V2_REFUSED_FLAGS),
     )
-    external = pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher"
-    return external or any(is_given(args, name) for name in unsupported)
+    return any(against)
 
 
 def _v2_refuses(args: ServeArgs) -> bool:
     """Whether a feature is in use that V2 lacks from 0.29.0 on."""
     spec = args.speculative_config or {}
     method = draft_method(spec)
-    pipeline = (args.pipeline_parallel_size or 1) > 1
-    if method in _V2_REFUSED_SPEC_METHODS or spec.get("use_heterogeneous_vocab"):
-        return True
-    if spec.get("parallel_drafting") and method not in ("dflash", "dspark"):
-        return True
-    return pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher"
+    external = other_value(args, "--distributed-executor-backend") == "external_launcher"
+    refused = method in _V2_REFUSED_SPEC_METHODS or bool(spec.get("use_heterogeneous_vocab"))
+    refused = refused or (bool(spec.get("parallel_drafting")) and method not in ("dflash", "dspark"))
+    return refused or (external and (args.pipeline_parallel_size or 1) > 1)

@@ -79,7 +79,7 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
     """Raises LegroomError (RefusedByVllm with vLLM's message) for combinations that the release refuses."""
-    for check in (_check_tokens, _check_heads, _check_stages, _check_block_size, _check_pool, _check_state_blocks):
+    for check in (_check_tokens, _check_heads, _check_sizes, _check_state_blocks):
         check(settings, model)
     for vllm_message, hint in config_refusals(settings, model, settings.release):
         raise RefusedByVllm(vllm_message, hint, vllm_message)
@@ -124,24 +124,15 @@ def _check_heads(settings: EngineSettings, model: Model) -> None:
         )
 
 
-def _check_stages(settings: EngineSettings, model: Model) -> None:
-    """Raises LegroomError where the pipeline stages are more than the layers."""
+def _check_sizes(settings: EngineSettings, model: Model) -> None:
+    """Raises LegroomError for more stages than layers, a --block-size of no backend, and no blocks at all."""
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
+    size, blocks = settings.block_size, settings.num_gpu_blocks_override
     if stages > layers:
         why = f"--pipeline-parallel-size {stages} is more than the {layers} layers of {model.name or 'the model'}"
         raise LegroomError(why, f"use {layers} stages or fewer")
-
-
-def _check_block_size(settings: EngineSettings, model: Model) -> None:
-    """Raises LegroomError for a --block-size that is neither a multiple of 16 nor 1 or 8."""
-    size = settings.block_size
     if size is not None and size % 16 and size not in (1, 8) and traits(model).heads is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
-
-
-def _check_pool(settings: EngineSettings, model: Model) -> None:
-    """Raises LegroomError for --num-gpu-blocks-override below 1."""
-    blocks = settings.num_gpu_blocks_override
     if blocks is not None and blocks < 1 and not traits(model).bidirectional:
         message = f"--num-gpu-blocks-override {blocks} is out of range"
         raise LegroomError(message, "--num-gpu-blocks-override takes a whole number from 1 up")

@@ -8,6 +8,8 @@ from legroom.memo import Memo
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, other_value
 
+VOCABULARY_PADDING = 64
+"""vLLM's DEFAULT_VOCAB_PADDING_SIZE: rows of the embedding, and so columns of the logits, come in multiples of it."""
 _POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward"}
 
 

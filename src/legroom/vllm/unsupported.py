@@ -480,7 +480,7 @@ def _is_own_config(model: Model) -> bool:
 def _sparse_kernel_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """An uncertain reason where no sparse MLA kernel that DeepSeek-V4 needs is built for the card."""
     table = backend_table(release, gpu.compute_capability) if traits(model).compressed_mla else None
-    if table is not None and not any(table.runs(name) for name in table.names if name.endswith("_DSV4")):
+    if table is not None and not any(table.supports(name, "runs") for name in table.names if name.endswith("_DSV4")):
         message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
         yield Unsupported("unsupported_gpu", message, "it may not run there: use Hopper or Blackwell", certain=False)
 

@@ -46,7 +46,8 @@ class Scanner:
         self.bytes = 0
         self.counts: Counter[bytes] = Counter()
         self._sampled: set[bytes] = set()
-        self._once: tuple[bytes, ...] = _once_marks()
+        once = (message for message in message_patterns() if message.role == "once")  # the first one is enough
+        self._once = tuple(mark.encode() for message in once for mark in message.marks)
         self._finder: LiteralFinder | None = None
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[LogPassage]:
@@ -205,9 +206,3 @@ def _json_escaped(mark: str) -> str:
     for character, written in (('"', '\\"'), ("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         mark = mark.replace(character, written)
     return mark
-
-
-@cache
-def _once_marks() -> tuple[bytes, ...]:
-    """The literal texts of messages with the role `once`: the first one found is enough."""
-    return tuple(mark.encode() for message in message_patterns() if message.role == "once" for mark in message.marks)

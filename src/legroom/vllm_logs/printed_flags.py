@@ -85,13 +85,8 @@ _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P
 
 def engine_facts(config: str) -> dict[str, Any]:
     """Settings by vLLM's Python names, from the `Initializing ... LLM engine` line; those it lacks are left out."""
-    facts: dict[str, Any] = {}
-    for name, pattern in _ENGINE_FACTS.items():
-        match = pattern.search(config)
-        if match:
-            value = _python_literal(match["value"])
-            if value is not None:
-                facts[name] = value
+    found = {name: match["value"] for name, pattern in _ENGINE_FACTS.items() if (match := pattern.search(config))}
+    facts = {name: value for name, text in found.items() if (value := _python_literal(text)) is not None}
     sizes = _CAPTURE_SIZES.search(config)
     if sizes:
         facts["cudagraph_capture_sizes"] = tuple(int(size[:9]) for size in re.findall(r"\d+", sizes["sizes"]))
@@ -101,10 +96,8 @@ def engine_facts(config: str) -> dict[str, Any]:
 def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, Any]) -> ServeArgs:
     """The flags in the texts of `non-default args` and `Namespace`, completed by the engine's settings `facts`."""
     given: dict[str, Any] = {}
-    if namespace is not None:
-        given |= _read_printed_or_truncated(namespace)
-    if mapping is not None:
-        given |= _read_printed_or_truncated(mapping)
+    for text in (namespace, mapping):
+        given |= _read_printed_or_truncated(text) if text is not None else {}
     model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
     chosen = {name: _typed_value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
     for name, value in facts.items():

@@ -268,18 +268,10 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
             id_ = "profiling_activation_peak"
     elif id_ == "sampler_warmup_oom":
         id_ = "cudagraph_capture_oom"
-    elif id_ == "free_memory_lt_requested":
-        return StartupFailure(
-            id_, event.line_number, event.text, _int_of_event(event, "needed_bytes"), _int_of_event(event, "free_bytes")
-        )
-    return StartupFailure(
-        id_,
-        event.line_number,
-        event.text,
-        _int_of_event(event, "needed_bytes"),
-        _int_of_event(event, "available_bytes"),
-        _int_of_event(event, "estimated_len_count"),
-    )
+    available = "free_bytes" if id_ == "free_memory_lt_requested" else "available_bytes"
+    figures = (event.fields.get(name) for name in ("needed_bytes", available, "estimated_len_count"))
+    needed, left, longest = (figure if isinstance(figure, int) else None for figure in figures)
+    return StartupFailure(id_, event.line_number, event.text, needed, left, longest)
 
 
 def _process_of_line(line: str) -> str:
@@ -305,11 +297,6 @@ def _largest_value(events: list[StartupEvent], name: str) -> Any:
 
 def _smallest_value(events: list[StartupEvent], name: str) -> Any:
     return min(_values_of_name(events, name), default=None)
-
-
-def _int_of_event(event: StartupEvent, name: str) -> int | None:
-    value = event.fields.get(name)
-    return value if isinstance(value, int) else None
 
 
 def _text_or_none(value: Value | None) -> str | None:

@@ -18,9 +18,8 @@ def examine(case: Case) -> Assessment | None:
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
-        return Assessment(
-            Strength.NAMED, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}"
-        )
+        why = f"A media item is larger than the encoder cache was made for.{numbers}"
+        return Assessment(Strength.NAMED, proof(cache), why)
     short = case.first("mm_profile_too_short")
     if short and not case.last_error and not case.was_ready:
         return Assessment(Strength.POSSIBLE, proof(short), reason("media_encoded_at_once", short.facts))
@@ -105,10 +104,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _bounded_media_fix(planner: FixPlanner) -> Fix:
     """Limits on media per prompt and their size; no media where one dummy item already exceeds the card."""
-    limit = smaller_media_fix(
-        planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
-    )
-    case = planner.case
+    why = "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
+    case, limit = planner.case, smaller_media_fix(planner, why)
     is_above_card = case.oom is not None and case.ledger.larger_than_card and case.site != "serving"
     return known_fix("smaller_dummy_image") if is_above_card and "mm_processor_kwargs" not in limit.flags else limit
 

@@ -150,6 +150,7 @@ def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
         )
         return (own,) if _has_trainer(case) else ()
     is_asleep = case.has("cumem_oom", "sleep_freed", "frame_wake", "sleep_on")
+    is_asleep = is_asleep or any(settings["sleep"].partition("=")[0] in item.text for item in case.evidence)
     ways = settings["offload"] if is_asleep else f"{settings['sleep']}; {settings['offload']}"
     own = f"and its own part off the card: {ways}"
     return (own,) if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", own)

@@ -24,9 +24,7 @@ def examine(case: Case) -> Assessment | None:
     """Assesses a driver without pages, free memory that could not be allocated, or a shared-memory platform."""
     driver = case.first("driver_no_memory", "tegra_assert")
     if driver:
-        why = reason("driver_without_pages")
-        if driver.id == "tegra_assert":
-            why = reason("holders_not_listed")
+        why = reason("holders_not_listed" if driver.id == "tegra_assert" else "driver_without_pages")
         is_named = driver.id == "driver_no_memory" or case.has("unified")
         other = Strength.USUAL if "MIG" in driver.text else Strength.SUGGESTED  # NVML tells nothing of a slice
         return Assessment(Strength.NAMED if is_named else other, proof(driver, case.first("oom_killer")), why)
@@ -45,11 +43,9 @@ def examine(case: Case) -> Assessment | None:
         has_sign = has_much_free or case.platform.unified or case.platform.wsl or case.has("prefetch_ram_short")
         if case.phase == "serving" and (oom.free_bytes or 0) < 2 * oom.wanted_bytes:
             has_sign = has_much_free  # pieces of a full card, which a request while serving finds too small
-        return Assessment(
-            Strength.NAMED if has_sign and not has_other_reason else Strength.USUAL,
-            proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")),
-            why,
-        )
+        strength = Strength.NAMED if has_sign and not has_other_reason else Strength.USUAL
+        proven = proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl"))
+        return Assessment(strength, proven, why)
     return _assess_shared_memory(case)
 
 
@@ -65,9 +61,8 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     """A shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
-    strength = (
-        Strength.LIKELY if is_page_cache_counted(case) or not case.has("free_below_desired") else Strength.POSSIBLE
-    )
+    is_counted = is_page_cache_counted(case) or not case.has("free_below_desired")
+    strength = Strength.LIKELY if is_counted else Strength.POSSIBLE
     if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
         strength = Strength.POSSIBLE  # vLLM's own account says that the budget is short
     if case.platform.unified and case.is_oom and case.oom is None and case.has("page_cache_told"):
@@ -96,11 +91,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if pool is not None:
         lower = planner.lower_utilization(pool // 4, why)
     weights, total = planner.accounting.weights_bytes, planner.total_bytes
+    free, checked = (case.number("free_below_desired", name) or 0 for name in ("free_bytes", "total_bytes"))
     if refuses_one_block(case):
         yield known_fix("smaller_blocks")
     elif case.platform.integrated or (is_page_cache_counted(case) and (weights or 0) > (total or math.inf)):
         yield from (_larger_gpu_share_fix(case), lower, drop)
-    elif can_start_with_lower_utilization(case) or (case.platform.unified and _is_third_free(case)):
+    elif can_start_with_lower_utilization(case) or (case.platform.unified and 3 * free > checked > 0):
         yield from (utilization_within_free_memory(planner), drop, wait)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
         yield from (wsl, drop, lower)
@@ -113,12 +109,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield known_fix("pool_in_bytes")  # the cache is measured as vLLM's
             lower = None  # a smaller budget holds even fewer blocks
         yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
-
-
-def _is_third_free(case: Case) -> bool:
-    """Whether a third of the shared memory was free at start-up, by vLLM's own check."""
-    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
-    return free is not None and total is not None and 3 * free > total
 
 
 def _larger_gpu_share_fix(case: Case) -> Fix:

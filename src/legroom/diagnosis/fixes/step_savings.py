@@ -48,8 +48,7 @@ def smaller_step_tokens(planner: FixPlanner) -> int:
 
 def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
     """Fewer tokens a step, where more than any default were asked for, with the share that is missing."""
-    # LLM(...) takes twice the tokens of a server by default.
-    if (planner.known.args.max_num_batched_tokens or 0) <= 2 * LARGEST_DEFAULT_TOKENS:
+    if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
         return None
     flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
     why = "The peak of the profile run follows the tokens of a step, which are far above the default."

@@ -263,24 +263,18 @@ def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | No
     return ((replace(experts, shared_intermediate_size=width) if experts else shared),) * count
 
 
-def _width_at(widths: object, index: int) -> int:
-    """The width of one layer in a per-layer list; 0 without one."""
-    if not isinstance(widths, (list, tuple)) or index >= len(widths) or not isinstance(widths[index], int):
-        return 0
-    return int(widths[index])
-
-
 def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     """Each layer's dense MLP with its own width, beside experts where the model has them."""
     hidden, width = int_field(config, "hidden_size"), _mlp_width(config, "gemma4")
     widths = config.get("intermediate_size")
+    own_widths = dict(enumerate(widths)) if isinstance(widths, (list, tuple)) else {}
     shared = int(config.get("num_kv_shared_layers") or 0)
     wide = bool(config.get("use_double_wide_mlp"))
     experts = _expert_block(config, "") if config.get("enable_moe_block") or config.get("num_experts") else None
     out: list[FeedForward | None] = []
     for i in range(count):
-        own = _width_at(widths, i) or width
-        dense = Dense(hidden, own * (2 if wide and i >= count - shared else 1))
+        own = own_widths.get(i) if isinstance(own_widths.get(i), int) else 0
+        dense = Dense(hidden, (own or width) * (2 if wide and i >= count - shared else 1))
         out.append(replace(experts, parallel_dense=dense) if experts else dense)
     return tuple(out)
 

@@ -9,47 +9,29 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.config.fields import int_field
 
-_NAMES = {
-    "full_attention": "full",
-    "attention": "full",
-    "global": "full",
-    "global_attention": "full",
-    "full": "full",
-    "sliding_attention": "sliding",
-    "sliding_window": "sliding",
-    "local": "sliding",
-    "local_attention": "sliding",
-    "sliding": "sliding",
-    "chunked_attention": "chunked",
-    "conv": "short_conv",
-    "short_conv": "short_conv",
-    "mamba": "mamba",
-    "mamba1": "mamba",
-    "mamba2": "mamba",
-    "linear_attention": "linear",
-    "hybrid": "mamba+full",
-    "moe": "none",
-    "mlp": "none",
-    "deepseek_sparse_attention": "full",
-    "minimax_m3_sparse": "full",
-    "heavily_compressed_attention": "full",
-    "compressed_sparse_attention": "full",
+_SPARSE = ["deepseek_sparse_attention", "minimax_m3_sparse"]
+_SPARSE += ["heavily_compressed_attention", "compressed_sparse_attention"]
+_KINDS = {
+    "full": ("full_attention", "attention", "global", "global_attention", "full", *_SPARSE),
+    "sliding": ("sliding_attention", "sliding_window", "local", "local_attention", "sliding"),
+    "chunked": ("chunked_attention",),
+    "short_conv": ("conv", "short_conv"),
+    "mamba": ("mamba", "mamba1", "mamba2"),
+    "linear": ("linear_attention",),
+    "mamba+full": ("hybrid",),
+    "none": ("moe", "mlp"),
 }
+"""Kinds of layers, and how configs name them."""
+_NAMES = {name: kind for kind, names in _KINDS.items() for name in names}
 
-_FULL_EVERY = {
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "gemma4": 6,
-    "gpt_oss": 2,
-    "cohere2": 4,
-    "cohere2_moe": 4,
-    "olmo3": 4,
-    "exaone4": 4,
-    "exaone_moe": 4,
-    "mellum": 4,
+_INTERLEAVED = {
+    2: ("gemma2", "gpt_oss"),
+    4: ("cohere2", "cohere2_moe", "olmo3", "exaone4", "exaone_moe", "mellum"),
+    5: ("gemma3n",),
+    6: ("gemma3", "gemma4"),
 }
 """Interleaved families: the last layer of every N has full attention."""
+_FULL_EVERY = {family: every for every, families in _INTERLEAVED.items() for family in families}
 
 _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 """Interleaved families: the first layer of every N has full attention."""
@@ -139,12 +121,8 @@ def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
     if any("block_type" in block for block in blocks):
         names = {"mamba": "mamba2", "attention": "full"}
         return tuple(names.get(str(block.get("block_type")), "none") for block in blocks)
-
-    def no_op(block: Mapping[str, Any]) -> bool:
-        attention = block.get("attention") or {}
-        return bool(attention.get("no_op") or attention.get("replace_with_linear"))
-
-    return tuple("none" if no_op(block) else "full" for block in blocks)
+    attentions = (block.get("attention") or {} for block in blocks)
+    return tuple("none" if each.get("no_op") or each.get("replace_with_linear") else "full" for each in attentions)
 
 
 def _state_space_pattern(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:

@@ -21,10 +21,9 @@ def media_items(row: Config, config: Config, *, patch: int, merge: int, image_si
     class_token = 1 if "class_token" in row.get("style", ()) else 0
     grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)
     return tuple(
-        item
+        grid.largest_item(kind, spec)
         for kind, given in specs.items()
         for spec in (given if isinstance(given, list) else [given])
-        for item in grid.items(kind, spec)
     )
 
 
@@ -49,22 +48,19 @@ class _Grid:
     def __init__(self, config: Config, patch: int, merge: int, side: int, class_token: int) -> None:
         self.config, self.patch, self.merge, self.side, self.class_token = config, patch, merge, side, class_token
 
-    def items(self, kind: str, spec: Config) -> list[MediaItem]:
-        """A list of the one largest item of this kind, with its tokens and patches by the spec's way of counting."""
+    def largest_item(self, kind: str, spec: Config) -> MediaItem:
+        """The largest item of this kind, with its tokens and patches by the spec's way of counting."""
         dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
-        if "frames_up_to" in spec:
-            return [self._sampled_video(kind, spec, dates)]
-        if "max_pixels" in spec:
-            return [self._pixel_limited_item(kind, spec, dates)]
-        if "steps" in spec:
-            return [self._growing_video(kind, spec, dates)]
-        if "tiles" in spec:
-            return [self._tiled_image(kind, spec, dates)]
+        counted = {"frames_up_to": self._sampled_video, "max_pixels": self._pixel_limited_item}
+        counted |= {"steps": self._growing_video, "tiles": self._tiled_image}
+        for way, build in counted.items():
+            if way in spec:
+                return build(kind, spec, dates)
         tokens = int(spec.get("tokens") or 0) or self._stated_tokens(spec) or max(self.side // self.merge, 1) ** 2
         patches = int(spec.get("patches") or 0) or (
             self.side**2 + self.class_token if spec.get("square", "tokens" not in spec) else tokens * self.merge**2
         )
-        return [MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)]
+        return MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)
 
     def _pixel_limited_item(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """Qwen-VL: the largest image has max_pixels; a video shares them among pairs of frames."""
@@ -96,7 +92,7 @@ class _Grid:
 
     def _growing_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """A video of as many frames as fit into max_model_len; `steps` of the spec describes one step of frames."""
-        step = self._one_tile_image() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
+        step = self._one_tile_image() if spec["steps"] == "tile" else self.largest_item("image", spec["steps"])
         return MediaItem(
             kind,
             step.tokens,
@@ -149,7 +145,5 @@ class _Grid:
         processor = self._processor_config(kind)
         size = processor.get("size")
         edge = size.get("longest_edge") if isinstance(size, Mapping) else None
-        for value in (edge, processor.get("max_pixels")):
-            if isinstance(value, int) and value >= self.patch**2:
-                return value
-        return 0
+        limits = (edge, processor.get("max_pixels"))
+        return next((limit for limit in limits if isinstance(limit, int) and limit >= self.patch**2), 0)

@@ -63,11 +63,8 @@ def _tower_family(config: Config) -> str:
     described = re.fullmatch(r"\S+ \((\S+) text\)", str(config.get("model_type") or ""))
     text = nested_text_config(config) or {}
     language = described.group(1) if described else str(text.get("model_type") or "")
-    known = families()
-    for name in (f"{stated}+{inner}", f"{stated}+{language}", stated, stated.removesuffix("_text"), inner):
-        if name in known:
-            return name
-    return ""
+    names = (f"{stated}+{inner}", f"{stated}+{language}", stated, stated.removesuffix("_text"), inner)
+    return next((name for name in names if name in families()), "")
 
 
 def _default_encoder(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:

@@ -62,12 +62,9 @@ def _text_configs(config: Config) -> list[Config]:
 
 def _quantization_section(config: Config) -> Config | None:
     """The `quantization_config` or `compression_config` of the model; None where it is not quantized."""
-    for candidate in _text_configs(config):
-        for key in ("quantization_config", "compression_config"):
-            section = candidate.get(key)
-            if isinstance(section, Mapping) and section:
-                return section
-    return None
+    keys = ("quantization_config", "compression_config")
+    sections = (text.get(key) for text in _text_configs(config) for key in keys)
+    return next((section for section in sections if isinstance(section, Mapping) and section), None)
 
 
 def _method_name(section: Config) -> str:
@@ -87,20 +84,14 @@ def _method_name(section: Config) -> str:
 
 def _first_int(section: Config, *names: str, default: int) -> int:
     """The first of these fields that is a number, else the default."""
-    for name in names:
-        value = section.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return int(value)
-    return default
+    values = (section.get(name) for name in names)
+    return next((int(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)), default)
 
 
 def _unquantized_modules(section: Config, *names: str) -> tuple[str, ...]:
     """The first of these fields that is a list: the names of modules kept unquantized; empty where none is."""
-    for name in names:
-        value = section.get(name)
-        if isinstance(value, (list, tuple)) and value:
-            return tuple(str(item) for item in value)
-    return ()
+    values = (section.get(name) for name in names)
+    return next((tuple(map(str, value)) for value in values if isinstance(value, (list, tuple)) and value), ())
 
 
 def _group_size(size: int) -> int | None:

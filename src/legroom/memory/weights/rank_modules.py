@@ -20,7 +20,7 @@ from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
 from legroom.vllm.args import EngineSettings, draft_method, head_kind, predicts_itself, redundant_experts
-from legroom.vllm.traits import is_pooling
+from legroom.vllm.traits import VOCABULARY_PADDING, is_pooling
 
 
 def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:
@@ -80,8 +80,6 @@ def lora_buffers(modules: Iterable[Module], model: Model, settings: EngineSettin
     yield Module("lora", "indices", 14 * tokens, dtype="float32")
 
 
-_VOCABULARY_PADDING = 64
-"""vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
 _ATTENTION_SCALARS = 4
 """vLLM's _k_scale, _v_scale, _q_scale and _prob_scale: each takes 512 bytes of the allocator."""
 _QUANTIZED_SCALARS = 5
@@ -200,12 +198,12 @@ def _vocabulary_rows(build: _Build) -> int:
     if build.shape.whole_embeddings:
         return build.model.vocab_size
     rows = build.model.vocab_size + extra_vocabulary(build.settings)
-    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
+    return round_up(rows, VOCABULARY_PADDING) // build.ranks.tensor
 
 
 def _table_rows(rows: int, build: _Build) -> int:
     """Rows of a position or type table: replicated, or padded and split like the vocabulary."""
-    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
+    return round_up(rows, VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
 
 
 def _embeddings(build: _Build) -> Iterator[Module]:

@@ -112,9 +112,8 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
 def _mrope_factor(model: Model, settings: EngineSettings) -> int:
     """The factor on the length of M-RoPE tables: 4 from 0.7.3 on; 1 for Qwen3-VL and Qwen3.5 in 0.32 (0.28.0: 4)."""
     release = settings.release
-    if release.before("0.7.3") or (release.at_least("0.32.0") and model.model_type.startswith("qwen3")):
-        return 1
-    return 4
+    is_plain = release.before("0.7.3") or (release.at_least("0.32.0") and model.model_type.startswith("qwen3"))
+    return 1 if is_plain else 4
 
 
 def _element_bytes(

@@ -38,16 +38,10 @@ def offered_cards(
     gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = (), used_bytes: int = 0
 ) -> tuple[Card, ...]:
     """The cards of a machine, with the programs on them by the card's number, and what is in use of every card."""
-    in_use = (OtherProgram("in use", used_bytes),) if used_bytes else ()
-    return tuple(
-        Card(
-            number,
-            each,
-            desktop_bytes(each) + reserve_bytes(each),
-            (*in_use, *(its for at, its in others if at == number)),
-        )
-        for number, each in enumerate(gpus)
-    )
+    in_use = [OtherProgram("in use", used_bytes)] if used_bytes else []
+    programs = [(*in_use, *(its for at, its in others if at == number)) for number in range(len(gpus))]
+    reserves = [desktop_bytes(gpu) + reserve_bytes(gpu) for gpu in gpus]
+    return tuple(map(Card, range(len(gpus)), gpus, reserves, programs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +153,9 @@ def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement
                 high = middle
         pools = _grow_pools(needs, pools, growing, low)
         full = {each.server.name for each in needs if pools[each.server.name] >= each.most_pool_bytes}
-        blocked = _cannot_grow(problem, needs, placement, pools, growing - full)
+        larger = {each.server.name: pools[each.server.name] + each.block_bytes for each in needs}
+        one_block_more = {name: {**pools, name: larger[name]} for name in growing - full}
+        blocked = {name for name, more in one_block_more.items() if not _pools_fit(problem, needs, placement, more)}
         if not (growing & (full | blocked)):
             break
         growing -= full | blocked
@@ -189,18 +185,6 @@ def _pools_fit(
             if more > problem.room_bytes(card, shift, here):
                 return False
     return True
-
-
-def _cannot_grow(
-    problem: PackingProblem,
-    needs: Sequence[ServerNeeds],
-    placement: Placement,
-    pools: Mapping[str, float],
-    growing: set[str],
-) -> set[str]:
-    """The servers whose KV cache cannot grow by a block."""
-    larger = {each.server.name: pools[each.server.name] + each.block_bytes for each in needs}
-    return {name for name in growing if not _pools_fit(problem, needs, placement, {**pools, name: larger[name]})}
 
 
 def _whole_blocks(needs: ServerNeeds, pool: float) -> int:

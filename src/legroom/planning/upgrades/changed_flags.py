@@ -81,9 +81,8 @@ def _changed_given_flags(words: list[str], before: Release, after: Release) -> I
     for flag, problem in problems.items():
         if flag in known and not problem.stops_vllm:
             continue
-        kind: ChangedFlagKind = "ignored" if not problem.stops_vllm else "refused"
-        if problem.kind == "renamed":
-            kind = "renamed"
+        is_renamed, is_refused = problem.kind == "renamed", problem.stops_vllm
+        kind: ChangedFlagKind = "renamed" if is_renamed else "refused" if is_refused else "ignored"
         yield ChangedFlag(flag, kind, values.get(flag, "") or "on", problem.instead or None, problem.message)
     old, new = flags_of(before), flags_of(after)
     for part in command_parts(words, before):
@@ -106,9 +105,8 @@ def _resolved_defaults(
             continue
         if field == "cudagraph_mode" and old.engine != new.engine:
             continue  # V0 has no such modes
-        yield _new_default(
-            f"cudagraph_mode of {flag}" if field == "cudagraph_mode" else flag, *values, new.release.version
-        )
+        name = f"cudagraph_mode of {flag}" if field == "cudagraph_mode" else flag
+        yield _new_default(name, *values, new.release.version)
 
 
 def _declared_defaults(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
@@ -119,9 +117,9 @@ def _declared_defaults(words: list[str], before: Release, after: Release) -> Ite
         if not name.startswith("--") or name in names or name not in there:
             continue
         values = default(name, before), default(name, after)
-        if None in values or values[0] == values[1] or any(_is_source_text(value) for value in values):
-            continue
-        yield _new_default(name, *values, after.version)
+        is_source = any(isinstance(value, str) and _SOURCE_TEXT.fullmatch(value) for value in values)
+        if None not in values and values[0] != values[1] and not is_source:
+            yield _new_default(name, *values, after.version)
 
 
 def _given_names(words: list[str], release: Release) -> set[str]:
@@ -133,11 +131,6 @@ def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
     """A `ChangedFlag` for a default that becomes another in `release`."""
     why = f"not given: its default was {_value_text(old)} and is {_value_text(new)} in vLLM {release}"
     return ChangedFlag(flag, "new_default", old, new, why)
-
-
-def _is_source_text(value: Any) -> bool:
-    """Whether a default is an expression of vLLM's source and not a value."""
-    return isinstance(value, str) and _SOURCE_TEXT.fullmatch(value) is not None
 
 
 def _unread_variables(args: ServeArgs, before: Release, after: Release) -> Iterator[ChangedFlag]:
