@@ -128,9 +128,10 @@ def test_weights_above_the_budget_are_answered_by_hardware_not_by_batches() -> N
             ),
         )
     )
-    fixes = first(log).fixes
-    assert not any({"max_num_seqs", "max_num_batched_tokens"} & fix.flags.keys() for fix in fixes)
-    assert "14.20 GiB" in fixes[0].why
+    found = first(log)
+    assert found.cause == "weights_too_big"
+    assert "14.20 GiB" in found.why
+    assert not any({"max_num_seqs", "max_num_batched_tokens"} & fix.flags.keys() for fix in found.fixes)
     assert "10.85 GiB" in fixes[0].why
 
 

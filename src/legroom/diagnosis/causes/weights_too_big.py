@@ -66,6 +66,9 @@ def _explanation(case: Case) -> str:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
+    if fill_the_budget(case) and (weights := case.startup.weights_bytes):
+        share = case.startup.args.gpu_memory_utilization or 0.9
+        return reason("weights_over_budget", {"weights": gib(weights), "budget": gib(round(share * oom.total_bytes))})
     if fill_the_budget(case):
         return "torch holds more than the budget and the profile run asks for little: the weights fill the card."
     sizes = {"torch": oom.torch_bytes, "total": oom.total_bytes, "wanted": oom.wanted_bytes}
