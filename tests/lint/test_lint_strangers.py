@@ -210,6 +210,7 @@ def test_a_service_called_vllm_sets_a_variable_that_vllm_refuses():
     assert judged(SERVICE, "s.yaml") == [("service-named-vllm", "warning")]
     assert judged(SERVICE.replace("{name: vllm}", "{name: vllm-server}"), "s.yaml") == []
     assert judged(SERVICE + "---\napiVersion: v1\nkind: Pod\nspec: {enableServiceLinks: false}\n", "s.yaml") == []
+    assert judged(SERVICE + '---\napiVersion: v1\nkind: ConfigMap\ndata:\n  VLLM_PORT: "8000"\n', "s.yaml") == []
 
 
 def test_a_mapping_of_flags_is_a_command_line():

@@ -38,7 +38,7 @@ _ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
 _SIGNS = {
     "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
-    "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b",
+    "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b|\bVLLM_PORT[\"']?:\s*[\"']?\d",
 }
 _SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")

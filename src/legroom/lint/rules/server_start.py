@@ -209,5 +209,6 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
         found = finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
-        is_told = not context.servers or any(map(context.is_release_told, context.servers))
-        yield found if is_told else replace(found, severity="note")  # vLLM reads it from 0.4.3 on
+        told = [server for server in context.servers if context.is_release_told(server)]
+        reads_it = any(not context.release_of(server).before("0.4.3") for server in told)
+        yield found if reads_it or not context.servers else replace(found, severity="note")
