@@ -307,3 +307,20 @@ def test_the_words_of_the_start_check_are_no_attempt() -> None:
         "memory utilization (0.835, 101.61 GiB).\n"
     )
     assert dict(first(text).fixes[0].flags) == {"gpu_memory_utilization": 0.82}
+
+
+@pytest.mark.parametrize(
+    ("stages", "gpu", "expected"),
+    [(2, "h100", ""), (4, "a100-40gb", "19,21,21,19"), (8, "l4", "9,11,11,10,10,10,10,9")],
+)
+def test_layers_move_from_the_ends_to_all_inner_stages(stages: int, gpu: str, expected: str) -> None:
+    text = (
+        "(Worker_PP0 pid=1) INFO 01-02 03:04:05 [gpu_worker.py:9] Available KV cache memory: 0.20 GiB\n"
+        "(Worker_PP1 pid=2) INFO 01-02 03:04:05 [gpu_worker.py:9] Available KV cache memory: 2.10 GiB\n"
+        "ValueError: To serve at least one request with the models's max seq len (32768), (2.50 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (0.20 GiB).\n"
+    )
+    line = f"vllm serve meta-llama/Llama-3.1-70B --max-model-len 32768 --pipeline-parallel-size {stages}"
+    found = diagnosis(text, line, gpu).findings
+    fixes = next(item for item in found if item.cause == "tp_kv_head_replication_or_pp_imbalance").fixes
+    assert "".join(fix.env.get("VLLM_PP_LAYER_PARTITION", "") for fix in fixes) == expected

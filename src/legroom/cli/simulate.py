@@ -184,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:
+    """The trace file, or the load of --synthetic; LegroomError where both or neither is given."""
     if args.synthetic is not None:
         if args.trace is not None:
             raise LegroomError(f"both {args.trace} and --synthetic say what the load is", "give one of them")

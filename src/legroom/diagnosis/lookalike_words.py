@@ -61,8 +61,8 @@ def _missing_package(line: MatchedLine) -> str | None:
     return package_of(module) if module else None
 
 
-def _install_command(line: MatchedLine) -> str:
-    """The command that installs the missing module, or what its package says instead."""
+def _install_advice(line: MatchedLine) -> str:
+    """`pip install PACKAGE`, or the advice that legroom's table has in brackets in place of a package."""
     package = _missing_package(line) or "PACKAGE"
     return package.strip("()") if package.startswith("(") else f"pip install {package}"
 
@@ -290,7 +290,7 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "package": _missing_package,
     "package_why": _origin("module", 0),
     "install_step": _origin("module", 1),
-    "install": _install_command,
+    "install": _install_advice,
     "architecture": lambda line: line.get("uninspected") or line.get("unwritten"),
     "first_release": _architecture_since_text,
     "upgrade_step": _upgrade_step,

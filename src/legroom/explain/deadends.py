@@ -170,7 +170,7 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """What is wrong with an imported record, a sentence each; empty where it is valid."""
+    """What is wrong with a record of an error knowledge base, a sentence each; empty where it is valid."""
     from legroom.regex import pattern_error
 
     problems = document_problems(record, "record.schema.json", entry_of_record)

@@ -289,7 +289,7 @@ def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, f
             await verdicts.warm_up()
         app.is_ready = True
 
-    async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             await app(scope, receive, send)
             return
@@ -303,4 +303,4 @@ def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, f
         verdicts.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    serve_asgi(asgi, listening, context, log_level="critical")
+    serve_asgi(app_with_lifespan, listening, context, log_level="critical")

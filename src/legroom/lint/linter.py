@@ -220,7 +220,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             elif finding.rule in options.ignore or comments[path].silences(finding):
                 silenced[finding] = None
             else:
-                distinct[_settled(finding, path in examples)] = None
+                distinct[_with_file_severity(finding, path in examples)] = None
     named = {
         path: each.named_release for path, part in parts for each in part.subjects if isinstance(each, StartedServer)
     }
@@ -277,8 +277,8 @@ def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
     return [replace(each, message=each.message + also[each]) for each in firsts.values()]
 
 
-def _settled(finding: LintFinding, is_example: bool) -> LintFinding:
-    """The finding with the severity that its file allows: an example may show a mistake on purpose."""
+def _with_file_severity(finding: LintFinding, is_example: bool) -> LintFinding:
+    """The finding as a note where a chart's user decides; an error in an example as a warning."""
     if finding.rule in _LEFT_TO_USER and _OF_TEMPLATE.search(finding.place.path):
         return replace(finding, severity="note")
     return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding

@@ -137,7 +137,7 @@ def _wait_for_exit(holders: Sequence[Holder], seconds: float) -> None:
 
 
 def _unlink_dead_segments(dead: Sequence[Holder], rescan: Callable[[], MachineSnapshot]) -> list[Freed]:
-    """Unlinks the shared-memory segments of dead holders that no process maps in a new scan."""
+    """Unlinks segments of dead holders that no process maps in a new scan; an outcome for each, unlinked or not."""
     wanted = [holder for holder in dead if holder.segment]
     if not wanted:
         return []

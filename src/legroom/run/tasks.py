@@ -44,7 +44,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(question: Question) -> Answer:
-    """The task before the first start: parse the command, add --shutdown-timeout, compute the expected memory."""
+    """Before the first start: the command with --shutdown-timeout, its GPUs and its expected memory, as JSON."""
     command = read_command(question["words"], question["vllm"], os.environ)
     gpus = visible_gpus({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []

@@ -72,15 +72,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _layer_partition(planner: FixPlanner) -> str:
-    """VLLM_PP_LAYER_PARTITION: layers per pipeline stage, comma-separated; empty where layers or stages are unknown."""
+    """VLLM_PP_LAYER_PARTITION: layers per pipeline stage, fewer at both ends; empty without inner stages or a model."""
     stages = planner.known.args.pipeline_parallel_size or 1
-    if planner.failed_plan is None or stages < 2:
+    layers = len(planner.failed_plan.target.model.layers) if planner.failed_plan is not None else 0
+    if stages < 3 or layers <= stages:
         return ""
-    layers = len(planner.failed_plan.target.model.layers)
-    inner = -(-(layers + 2) // stages)
-    ends = [inner - 1] + [inner] * (stages - 2) + [inner - 1]
-    ends[len(ends) // 2] -= sum(ends) - layers
-    return ",".join(str(count) for count in ends)
+    end = (layers - 1) // stages
+    inner, larger = divmod(layers - 2 * end, stages - 2)
+    return ",".join(map(str, (end, *[inner + 1] * larger, *[inner] * (stages - 2 - larger), end)))
 
 
 CAUSE = Cause(

@@ -214,12 +214,12 @@ class Proxy(AdmissionApp):
         took_s = self.admission.clock() - begun_s
         LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), took_s)
 
-    def on_signal(self, stop: asyncio.Event) -> None:
-        """Start to drain; a second signal some time later ends the drain."""
+    def on_signal(self, drain_requested: asyncio.Event) -> None:
+        """Sets `drain_requested`; a second signal some time later ends the drain at once."""
         now_s = self.admission.clock()
         if self.is_draining and now_s > self._drain_until_s - self.options.drain_timeout_s + REPEATED_SIGNAL_S:
             self._drain_until_s = now_s
-        stop.set()
+        drain_requested.set()
 
     async def _sweep_forever(self) -> None:
         while True:

@@ -102,7 +102,7 @@ class DiskBackedTier(host.HostTier):
     def lookup(
         self, key: host.ChunkKey, places: dict[host.ChunkKey, int], access: host.ChunkAccess
     ) -> host.LookupResult:
-        """As `HostTier.lookup`; a chunk that is only a file is PENDING until read, RETRY until looked up."""
+        """As `HostTier.lookup`; beyond it RETRY until the disk has answered, then PENDING while the file is read."""
         self._poll()
         answer = super().lookup(key, places, access)
         if answer is not host.LookupResult.MISS:
