@@ -15,8 +15,8 @@ zlib.Z_DEFAULT_COMPRESSION = 9
 FOLDERS = ("catalog/entries", "facts/data", "facts/data/models", "facts/data/vllm")
 """`legroom.facts.read_texts` reads them, packed or not; the wheel leaves the folders out (`pyproject.toml`)."""
 TEXTS = {
-    *("diagnosis_texts", "env", "evidence", "known_bugs", "line_mistakes", "lookalikes", "metric_roles", "metrics"),
-    *("node_labels", "sentences_zh", "startup_lines", "trainers"),
+    *("alerts", "diagnosis_texts", "env", "evidence", "known_bugs", "line_mistakes", "lookalikes", "metric_roles"),
+    *("metrics", "lint_rules", "node_labels", "page_schemas", "sentences_zh", "startup_lines", "trainers"),
 }
 """Files of `facts/data` that a plan does not read: packed apart, as `facts/data/texts`."""
 
@@ -45,4 +45,7 @@ class PackedFolders(BuildHookInterface):
 
 
 def _without_spaces(path: Path) -> str:
-    return json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False, separators=(",", ":"))
+    content = json.loads(path.read_text("utf-8"))
+    if path.stem == "lookalikes":
+        content["rows"] = [{name: row[name] for name in row if name != "source"} for row in content["rows"]]
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

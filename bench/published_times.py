@@ -41,7 +41,7 @@ from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, roofline, why_no_step_time
 
-SERVER = ROOT / "src/legroom/simulation/step_server.json"
+SERVER = ROOT / "src/legroom/facts/data/step_server.json"
 BAND = SERVER.with_name("step_band.json")
 INSIDE = 0.93
 """More than nine of ten: the fit to servers has seen the loads."""

@@ -35,7 +35,7 @@ from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import Efficiency, Hardware, ServerEfficiency, class_of, roofline
 from legroom.vllm.args import ServeArgs
 
-OUT = ROOT / "src/legroom/simulation/step_fit.json"
+OUT = ROOT / "src/legroom/facts/data/step_fit.json"
 STEPS = (ROOT / "tests/fixtures/h200_steps_0.32.json", ROOT / "tests/fixtures/h200_steps_experts_0.32.json")
 SAME_LAYERS = {"mistral": "llama"}
 """Families whose layers are those of another."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from legroom.cli.main import main
+from legroom.facts import DATA_FOLDER
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
@@ -20,8 +21,6 @@ from legroom.simulation.step_time import Efficiency, ServerEfficiency, class_of,
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
-
-SIMULATION = Path(__file__).parents[2] / "src/legroom/simulation"
 
 
 def _plan(model: str, vllm: str = "0.32.0", gpu: str = "h200", **flags: Any) -> Plan:
@@ -162,7 +161,7 @@ def test_attention_of_short_requests_costs_by_kv_head() -> None:
 
 
 def test_the_fit_states_its_residuals_on_what_did_not_make_it() -> None:
-    text = (SIMULATION / "step_fit.json").read_text(encoding="utf-8")
+    text = (DATA_FOLDER / "step_fit.json").read_text(encoding="utf-8")
     document = json.loads(text)
     rank = hardware(_plan("llama-3.1-8b"))
     assert roofline(rank) == roofline(rank, Efficiency(**document["fitted"]))
@@ -266,7 +265,7 @@ def test_without_graphs_every_step_is_started_kernel_by_kernel() -> None:
 def test_starting_the_kernels_of_experts_is_a_share_of_starting_the_others() -> None:
     rank = hardware(_plan("qwen3-30b-a3b", enforce_eager=True))
     whole, half = (roofline(rank, server=ServerEfficiency(expert_launch_ratio=ratio)).launch for ratio in (1.0, 0.5))
-    fitted = json.loads((SIMULATION / "step_fit.json").read_text(encoding="utf-8"))["fitted"]
+    fitted = json.loads((DATA_FOLDER / "step_fit.json").read_text(encoding="utf-8"))["fitted"]
     assert whole - half == pytest.approx(0.5 * 48 * fitted["expert_launch_layer_s"])
 
 

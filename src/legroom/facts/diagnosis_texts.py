@@ -72,7 +72,8 @@ class Lookalike:
     """Ids of the messages in `evidence.json` that prove it."""
     why: str
     fixes: tuple[LookalikeFix, ...]
-    source: str
+    source: str = ""
+    """Where vLLM raises it; a wheel leaves it out."""
     strength: str = "NAMED"
     """How strongly such a line shows it: a name of `diagnosis.finding.Strength`."""
     unnamed: Mapping[str, str] = field(default_factory=dict)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from legroom.deployments import container_images as images
+from legroom.facts import read_data
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
@@ -298,8 +297,8 @@ def similarity(first: str, second: str) -> float:
 
 @cache
 def rules_by_id() -> dict[str, Rule]:
-    """Every rule of `rules.json`, by its id."""
-    rows = json.loads(Path(__file__).with_name("rules.json").read_text("utf-8"))["rules"]
+    """Every rule of `lint_rules.json`, by its id."""
+    rows = read_data("lint_rules.json")["rules"]
     return {row["id"]: Rule(**row) for row in rows}
 
 

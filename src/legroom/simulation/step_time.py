@@ -10,14 +10,12 @@ attention layers, or kernel by kernel. Fits: `step_fit.json` (measured steps, `b
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.simulation.fast.accounting import min_host_seconds, step_seconds
 from legroom.simulation.fast.rows import StepCost
 
@@ -47,9 +45,9 @@ def class_of(work: Hardware) -> str:
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
     """The error band of a plan's step time: narrow where measured, wider from published loads, else widest."""
-    data, name, settings = _fit_data("step_band.json"), class_of(work), plan.settings
+    data, name, settings = read_data("step_band.json"), class_of(work), plan.settings
     measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
-    fit = _fit_data("step_fit.json")
+    fit = read_data("step_fit.json")
     on_gpu = fit["left_out_families"][name]["gpu"]["took"][1:3]
     on_host = fit["left_out_hosts"][name]["host"]["took"][1:3]
     why = why_unfamiliar(plan, work)
@@ -72,7 +70,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
 
 def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
     """What differs from the published servers that are predicted best, as clauses."""
-    settings, measured = plan.settings, _fit_data("step_band.json")["measured"]
+    settings, measured = plan.settings, read_data("step_band.json")["measured"]
     reasons = {
         "the kernels for these weights, or this engine, were not measured": (
             settings.engine not in measured["engines"] or _weight_format(plan, work) not in measured["weights"]
@@ -108,12 +106,6 @@ def _weight_format(plan: Plan, work: Hardware) -> str:
     if work.is_fp8 and not (checkpoint and checkpoint.rules):
         return "fp8"
     return plan.settings.quantization or (checkpoint.method if checkpoint else "16-bit")
-
-
-@cache
-def _fit_data(name: str) -> Any:
-    """The contents of a JSON data file of this package."""
-    return json.loads(resources.files("legroom.simulation").joinpath(name).read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -268,8 +260,8 @@ class ServerEfficiency:
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
     """The step cost of one rank on its GPU; `reached` and `server` replace the fitted efficiencies; or LegroomError."""
-    reached = reached or Efficiency(**_fit_data("step_fit.json")["fitted"])
-    server = server or ServerEfficiency(**_fit_data("step_server.json")["fitted"])
+    reached = reached or Efficiency(**read_data("step_fit.json")["fitted"])
+    server = server or ServerEfficiency(**read_data("step_server.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
         hint = "give --step-ms instead"
         raise LegroomError("the bandwidth of this GPU is not known, so seconds cannot be estimated", hint)

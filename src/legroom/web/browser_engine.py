@@ -32,7 +32,7 @@ _ROOMS = (
     *("guard/policy.py", "guard/request", "sidecar/__init__.py", "worker/__init__.py", "worker/plugin.py"),
 )
 """The packages and files that the endpoints import."""
-_WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")
+_WEB_FILES = ("__init__.py", "schemas.py", "endpoints")
 
 
 @cache

@@ -1,11 +1,11 @@
-"""The JSON Schemas of requests and answers, from `schemas.json`; requests are checked against them."""
+"""The JSON Schemas of requests and answers, from `facts/data/page_schemas.json`; requests are checked against them."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from legroom.facts import read_data
 
 _REQUESTS = {
     "math": "PlanRequest",
@@ -29,7 +29,7 @@ def response_name(endpoint: str) -> str:
 @cache
 def schemas() -> dict[str, Any]:
     """The JSON schemas of all requests and answers, by name."""
-    return json.loads(Path(__file__).with_name("schemas.json").read_text("utf-8"))  # type: ignore[no-any-return]
+    return read_data("page_schemas.json")  # type: ignore[no-any-return]
 
 
 def check_request(endpoint: str, request: Any) -> str:

@@ -1,17 +1,16 @@
-"""The alerts: their conditions and texts. The texts are in `alerts.json`, the thresholds in `alert_levels.py`."""
+"""The alerts: their conditions and texts (`facts/data/alerts.json`); the thresholds are in `alert_levels.py`."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from legroom.exports.prometheus import measures as record
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration
 from legroom.exports.prometheus.measures import Measures
+from legroom.facts import read_data
 from legroom.facts.metrics import role_of
 from legroom.facts.releases import Release
 from legroom.planning.plan_document import PlanDocument
@@ -61,8 +60,7 @@ class AlertCondition:
 @cache
 def alert_texts() -> Mapping[str, Mapping[str, Any]]:
     """Summary, description and runbook texts of every alert, by alert name."""
-    text = Path(__file__).with_name("alerts.json").read_text("utf-8")
-    return json.loads(text)["alerts"]  # type: ignore[no-any-return]
+    return read_data("alerts.json")["alerts"]  # type: ignore[no-any-return]
 
 
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
