@@ -16,7 +16,7 @@ FOLDERS = ("catalog/entries", "facts/data", "facts/data/models", "facts/data/vll
 """`legroom.facts.read_texts` reads them, packed or not; the wheel leaves the folders out (`pyproject.toml`)."""
 TEXTS = {
     *("alerts", "diagnosis_texts", "env", "evidence", "known_bugs", "line_mistakes", "lookalikes", "metric_roles"),
-    *("metrics", "lint_rules", "node_labels", "page_schemas", "sentences_zh", "startup_lines", "trainers"),
+    *("metrics", "lint_rules", "node_labels", "sentences_zh", "startup_lines", "trainers"),
 }
 """Files of `facts/data` that a plan does not read: packed apart, as `facts/data/texts`."""
 

@@ -1,4 +1,4 @@
-import { useEffect, useId, useState } from "preact/hooks";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
 import { Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY, isExample } from "../setup.js";
@@ -177,14 +177,19 @@ function ByText({ setup, onPick, onRefused, draft }) {
     onPick(next);
     return next;
   };
+  // Leaving the field and pressing its button both read: the newest answer counts, and none after another change.
+  const turn = useRef(0);
+  useEffect(() => void (turn.current += 1), [setup]);
   const read = async (written = text) => {
+    const mine = (turn.current += 1);
     setState({ servers: null, error: null });
     try {
       const { servers } = await engine.call("read", { text: written, vllm: setup.vllm, language: t.language });
+      if (mine !== turn.current) return undefined;
       setState({ servers, error: null });
       return servers.length === 1 ? pick(servers[0]) : undefined;
     } catch (error) {
-      return setState({ servers: null, error });
+      return mine === turn.current ? setState({ servers: null, error }) : undefined;
     }
   };
   draft.current = text.trim() ? read : null;

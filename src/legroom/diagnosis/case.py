@@ -170,6 +170,11 @@ class Case:
         """Bytes of the card (total, torch, other processes, free, requested) when the first allocation failed."""
         return ledger_of(self.oom)
 
+    @property
+    def budget_bytes(self) -> float:
+        """The server's share (0.9 where not printed) of the card that the failed allocation names; 0 without one."""
+        return (self.startup.args.gpu_memory_utilization or 0.9) * (self.ledger.total_bytes or 0)
+
     @cached_property
     def block_pool_bytes(self) -> int | None:
         """The KV pool by V0's block counts: its CPU blocks fill swap_space, and a GPU block is as large."""
@@ -253,8 +258,7 @@ class Case:
         if self.has("model_executed") and self.oom is not None:
             # The V0 engine names its model step, of the profile run too, which alone the share does not bound.
             total, unused = self.ledger.total_bytes or 0, self.ledger.unused_bytes or 0
-            budget = (self.startup.args.gpu_memory_utilization or 0.9) * total
-            is_above = (self.ledger.allocated_bytes or 0) > budget > 0
+            is_above = (self.ledger.allocated_bytes or 0) > self.budget_bytes > 0
             # A tenth of the card in one piece, and no piece of an earlier step is kept: the first pass.
             is_first = self.oom.wanted_bytes > total // 10 > 0 and unused < total // 100 and not self.oom.pools_bytes
             # Other ranks still print what they profiled.

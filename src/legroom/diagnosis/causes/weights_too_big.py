@@ -39,14 +39,13 @@ def _strength(case: Case) -> Strength:
 
 def fill_the_budget(case: Case) -> bool:
     """Whether the printed weights exceed the budget, or torch does by far and the profile run asks for little."""
-    oom, startup = case.oom, case.startup
+    oom, weights = case.oom, case.startup.weights_bytes
     if case.site != "profile" or oom is None or not oom.total_bytes:
         return False
-    budget = (startup.args.gpu_memory_utilization or 0.9) * oom.total_bytes
-    if startup.weights_bytes or "frame_vision" in case.frames:
-        return (startup.weights_bytes or 0) > budget
+    if weights or "frame_vision" in case.frames:
+        return (weights or 0) > case.budget_bytes
     # The sampler holds four tensors of that size: logits, probabilities, their sorted copy and its indices.
-    return nothing_was_freed(case) and (oom.torch_bytes or 0) - budget > 4 * oom.wanted_bytes
+    return nothing_was_freed(case) and (oom.torch_bytes or 0) - case.budget_bytes > 4 * oom.wanted_bytes
 
 
 def nothing_was_freed(case: Case) -> bool:
@@ -66,10 +65,9 @@ def _explanation(case: Case) -> str:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
-    if fill_the_budget(case) and (weights := case.startup.weights_bytes):
-        share = case.startup.args.gpu_memory_utilization or 0.9
-        return reason("weights_over_budget", {"weights": gib(weights), "budget": gib(round(share * oom.total_bytes))})
     if fill_the_budget(case):
+        if weights := case.startup.weights_bytes:
+            return reason("weights_over_budget", {"weights": gib(weights), "budget": gib(round(case.budget_bytes))})
         return "torch holds more than the budget and the profile run asks for little: the weights fill the card."
     sizes = {"torch": oom.torch_bytes, "total": oom.total_bytes, "wanted": oom.wanted_bytes}
     return reason("full_while_built", {name: gib(size) for name, size in sizes.items()})

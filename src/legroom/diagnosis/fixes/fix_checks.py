@@ -56,7 +56,7 @@ def checked_fixes(
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The first change, of a failure that is no memory the release, with which it started by the text's own words."""
+    """The change with which the text says that it started; for a failure beside memory only another release."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}

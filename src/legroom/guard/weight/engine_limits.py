@@ -177,9 +177,14 @@ def limits_of_metrics(page: str) -> EngineLimits:
     return replace(smallest, ranks=sum(limits.ranks for limits in engine_limits))
 
 
+def _blocks_per_engine(total: Any, engines: int) -> int | None:
+    """One engine's blocks of the sum that vLLM reports over its data-parallel engines (0.9+); None where unknown."""
+    return (_positive_int(total) or 0) // engines or None
+
+
 def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
     """Limits of one engine from the labels of a `vllm:cache_config_info` row that covers `engines` engines."""
-    blocks = (_positive_int(row.get("num_gpu_blocks")) or 0) // engines or None  # the row has the sum (0.9+)
+    blocks = _blocks_per_engine(row.get("num_gpu_blocks"), engines)
     size = _positive_int(row.get("effective_attention_block_size")) or _positive_int(row.get("block_size"))
     full, length = _full_length_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
     caching = _bool_or_none(row.get("enable_prefix_caching"))
@@ -203,7 +208,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
     ranks = _num_engines(parallel)
-    blocks = (_positive_int(getattr(cache, "num_gpu_blocks", None)) or 0) // ranks or None  # it is the sum (0.9+)
+    blocks = _blocks_per_engine(getattr(cache, "num_gpu_blocks", None), ranks)
     size = _block_tokens(cache, parallel)
     reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
     full, _ = _full_length_request(blocks, *reported)
