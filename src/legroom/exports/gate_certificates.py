@@ -30,19 +30,20 @@ class KeyPair:
 
 
 def new_authority() -> KeyPair:
+    """A new self-signed certificate authority, valid for ten years."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _x509_name("legroom gate CA")
     builder = _certificate_builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)
     return _pem_key_pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTIFICATE_DAYS) -> KeyPair:
-    """A server's certificate for these DNS names."""
+def new_certificate(authority: KeyPair, names: Sequence[str]) -> KeyPair:
+    """A server's certificate for these DNS names, valid for a year and signed by the authority."""
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signing_key = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _certificate_builder(_x509_name(names[0]), signer.subject, key, days, is_authority=False)
+    builder = _certificate_builder(_x509_name(names[0]), signer.subject, key, _CERTIFICATE_DAYS, is_authority=False)
     alternative = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
@@ -100,6 +101,7 @@ def _certificate_builder(
 
 
 def _pem_key_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    """The certificate and its unencrypted private key as PEM."""
     pem = serialization.Encoding.PEM
     kind, sealing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return KeyPair(certificate.public_bytes(pem), key.private_bytes(pem, kind, sealing))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.cluster.pod import READ_ONLY_CONTAINER
+from legroom.exports.deploy.cluster.pod import READ_ONLY_CONTAINER, one_pod_per_host
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.facts.gpus import gpu
@@ -127,6 +127,7 @@ def gate_dns_names(namespace: str) -> tuple[str, ...]:
 
 
 def _metadata(namespace: str, name: str = NAME_IN_CLUSTER) -> dict[str, Any]:
+    """Name, namespace and labels of one of the gate's objects."""
     return {"name": name, "namespace": namespace, "labels": _SELECTOR}
 
 
@@ -154,12 +155,7 @@ def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    spread = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": _SELECTOR},
-    }
+    """The Deployment of the webhook, with its certificate mounted."""
     user = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER)
     certificate = {"name": "tls", "secret": {"secretName": f"{NAME_IN_CLUSTER}-tls"}}
     pod = {
@@ -167,7 +163,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
-        "topologySpreadConstraints": [spread],
+        "topologySpreadConstraints": [one_pod_per_host(_SELECTOR)],
         "securityContext": {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(options)],
         "volumes": [certificate, {"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}}],

@@ -46,6 +46,7 @@ def compose_document(server: ExportedServer) -> dict[str, Any]:
 
 
 def _service(server: ExportedServer) -> dict[str, Any]:
+    """The compose service that runs vLLM."""
     service: dict[str, Any] = {"image": containers.image(server)}
     if containers.needs_legroom(server):
         service["build"] = "."

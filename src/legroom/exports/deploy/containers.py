@@ -138,6 +138,7 @@ def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
 
 
 def shm_gib(server: ExportedServer) -> int:
+    """GiB of /dev/shm that the ranks need."""
     return server.host.shm_bytes // GIB
 
 

@@ -8,7 +8,6 @@ from legroom.exports.deploy.serve_command import ServeCommand
 from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S, StartTimes
 from legroom.facts.flags import env_default
 from legroom.facts.release_support import ENDPOINTS_SWITCH
-from legroom.facts.releases import Release
 from legroom.masking import is_secret
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
@@ -30,30 +29,29 @@ class EnvVariable:
 
 
 def server_environment(
-    plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str], times: StartTimes
+    plan: PlanDocument, words: ServeCommand, given: Mapping[str, str], times: StartTimes
 ) -> tuple[EnvVariable, ...]:
     """The server's variables: the given ones, the engine start timeout and the allocator setting, with reasons."""
-    broken = _why_broken(plan, words, release)
+    broken = _why_broken(plan, words)
     names = [name for name, value in given.items() if name not in _OF_ONE_MACHINE and not is_secret(name, value)]
     kept = {name: _without_breaking_segments(name, given[name], broken) for name in names}
     shown = ((name, value) for name, value in kept.items() if value or not given[name])
     lines = [EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in shown]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
-    if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and env_default(ready, release) is not None:
+    if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and env_default(ready, plan.release) is not None:
         why = f"vLLM gives up on its engine after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
         lines.append(EnvVariable(ready, str(times.limit_s), why))
-    if not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
+    if not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words):
         spare, burst = gib(plan.layout.headroom_bytes), gib(plan.layout.activation_bytes)
         why = f"only {spare} of the card stays free beside {burst} of activations, so PyTorch's cache must not fragment"
         lines.append(EnvVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
     return tuple(lines)
 
 
-def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
+def allocator_objection(plan: PlanDocument, words: ServeCommand) -> str:
     """Why expandable segments are not set, as a sentence; empty where they help and are set."""
-    broken = _why_broken(plan, words, release)
-    if broken:
+    if broken := _why_broken(plan, words):
         return broken
     if not plan.gpu.name.startswith("NVIDIA"):
         return "expandable segments are known to work on NVIDIA cards only"
@@ -64,25 +62,25 @@ def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Releas
     return ""
 
 
-def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]) -> tuple[str, ...]:
+def env_remarks(plan: PlanDocument, words: ServeCommand, given: Mapping[str, str]) -> tuple[str, ...]:
     """Comments about variables and allocator settings that are left out."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
     remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
-    broken = _why_broken(plan, words, release)
+    broken = _why_broken(plan, words)
     allocator = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
     left_out = [name for name, value in allocator.items() if _without_breaking_segments(name, value, broken) != value]
     remarks += [f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out]
-    if not allocator and (objection := allocator_objection(plan, words, release)):
+    if not allocator and (objection := allocator_objection(plan, words)):
         remarks.append(f"No allocator settings: {objection}.")
     return tuple(remarks)
 
 
-def _why_broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
+def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
     """Why expandable segments break this server at the plan's tensor-parallel size; empty where they do not."""
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
     if ranks > 1 and words.get("--disable-custom-all-reduce") is None:
         return f"custom all-reduce of {ranks} ranks cannot share memory of expandable segments"
-    if words.get("--enable-sleep-mode") is not None and release.before("0.20.1"):
+    if words.get("--enable-sleep-mode") is not None and plan.release.before("0.20.1"):
         return "sleep mode asserts against expandable segments before vLLM 0.20.1"
     if words.get("--kv-transfer-config") is not None or words.get("--kv-offloading-size") is not None:
         return "KV connectors pin addresses that expandable segments may move"

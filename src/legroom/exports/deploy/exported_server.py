@@ -189,14 +189,13 @@ def planned_server(
     """The server of a plan, with the flags that determine memory written out."""
     options = options or ServerOptions()
     release = plan.release
-    words = _with_memory_flags(parse_command(plan.command, release), plan, release)
+    words = _with_memory_flags(parse_command(plan.command, release), plan)
     if _has_guard(words):
         options = replace(options, guard=True)
     given = dict(plan.env)
     local = words.count("--data-parallel-size-local")  # 0: this node only receives requests
     engines = plan.engines if local is None else local
-    sizes = (int(plan.args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
-    gpus = engines * max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
+    gpus = engines * max(1, gpus_per_engine(plan.args) // (words.count("--nnodes") or 1))
     checkpoint = checkpoint_bytes(plan, words)
     is_local = is_model_folder(words.model)
     words, drain_s = _with_shutdown_timeout(words, release, options)
@@ -215,8 +214,8 @@ def planned_server(
         release=release,
         words=words,
         lines=lines,
-        env=server_environment(plan, words, release, given, times),
-        remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
+        env=server_environment(plan, words, given, times),
+        remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, given)),
         secrets=tuple(dict.fromkeys((*words.secrets, *secret_names, *own_secrets, *hub, *guard))),
         gpus=gpus,
         plan=plan,
@@ -224,6 +223,12 @@ def planned_server(
         host=host_needs_of(words, gpus, engines, checkpoint, plan, given),
         options=options,
     )
+
+
+def gpus_per_engine(args: Mapping[str, Any]) -> int:
+    """GPUs of one data-parallel engine: tensor x pipeline x prefill-context parallel size of these vLLM arguments."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+    return math.prod(int(args.get(size) or 1) for size in sizes)
 
 
 def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
@@ -261,7 +266,7 @@ def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
 def host_needs_of(
     words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
 ) -> HostNeeds:
-    """CPU cores and bytes of host memory that the server with so many GPUs and engines needs."""
+    """CPU cores and bytes of host memory that the server needs; `given`: its environment variables."""
     args = parse_flags(words.words(), plan.release).args
     shares = plan.host.shares if plan.host else ()
     offloaded = sum(int(share["bytes"]) for share in shares if share["what"].startswith("offloaded weights"))
@@ -279,15 +284,12 @@ def host_needs_of(
     return host_needs(settings)
 
 
-def _with_memory_flags(words: ServeCommand, plan: PlanDocument, release: Release) -> ServeCommand:
+def _with_memory_flags(words: ServeCommand, plan: PlanDocument) -> ServeCommand:
     """The command with the planned values of the flags that determine memory written out."""
-    table = flags_of(release)
     for dest in _PINNED:
-        flag = flag_name(dest)
-        value = plan.args.get(dest)
-        if words.get(flag) is not None or value is None or flag not in table:
-            continue
-        words = words.with_phrase(Phrase(flag, (f"{value:g}" if isinstance(value, float) else str(value),)))
+        flag, value = flag_name(dest), plan.args.get(dest)
+        if words.get(flag) is None and value is not None and flag in flags_of(plan.release):
+            words = words.with_phrase(Phrase(flag, (f"{value:g}" if isinstance(value, float) else str(value),)))
     return words
 
 
@@ -302,6 +304,7 @@ def _with_shutdown_timeout(words: ServeCommand, release: Release, options: Serve
 
 
 def _has_guard(words: ServeCommand) -> bool:
+    """Whether the command names the guard as --middleware."""
     return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
 
 

@@ -120,11 +120,10 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
         model["env"] = env
     if server.words.get("--enable-lora"):
         model["enableLoRA"] = True
-    on_node = server.local_model
-    if mounts := [*(model_mounts(server) if on_node else ()), *file_mounts(server)]:
+    if mounts := [*model_mounts(server), *file_mounts(server)]:
         model["extraVolumeMounts"] = mounts
-        model["extraVolumes"] = [*(model_volumes(server) if on_node else ()), *file_volumes(server)]
-    if not on_node:
+        model["extraVolumes"] = [*model_volumes(server), *file_volumes(server)]
+    if not server.local_model:
         model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
     return model
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -100,8 +99,10 @@ def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: N
         "args": [*commented_words(flags, lambda word: literal(shlex.quote(word)))],
         "resources": pod.resource_requests(server),
     }
-    downloading = [*pod.env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
-    serving = _secrets_among(server, set(server.secrets) - _DOWNLOADING)
+    fetching, serving = (
+        tuple(name for name in server.secrets if (name in _DOWNLOADING) == used) for used in (True, False)
+    )
+    downloading = [*pod.env_entries(replace(server, env=(), secrets=fetching), settings)]
     env = [*pod.env_entries(replace(server, secrets=serving), settings)]
     if server.options.image is None:
         why = "The template refuses root, which vLLM's image would run as."
@@ -117,14 +118,10 @@ def _pod_template(server: ExportedServer, settings: pod.ClusterSettings, over: N
         grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
         template["terminationGracePeriodSeconds"] = Commented(why, grace_s)
     if downloading:
-        fetching = {"name": _DOWNLOADER, "env": downloading}
-        template["initContainers"] = [Commented("It fetches the model, before vLLM starts.", fetching)]
+        downloader = {"name": _DOWNLOADER, "env": downloading}
+        template["initContainers"] = [Commented("It fetches the model, before vLLM starts.", downloader)]
     template["containers"] = [main]
     memory = {"medium": "Memory", "sizeLimit": f"{containers.shm_gib(server)}Gi"}
     why = "In place of the template's own size: ranks communicate through /dev/shm."
     template["volumes"] = [Commented(why, {"name": "dshm", "emptyDir": memory})]
     return template
-
-
-def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
-    return tuple(name for name in server.secrets if name in names)

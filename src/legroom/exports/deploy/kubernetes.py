@@ -26,7 +26,7 @@ _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalP
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> pod.ClusterSettings:
-    """The options of a server over `nodes`, LegroomError if wrong; `keeps_volumes`: a LeaderWorkerSet keeps its."""
+    """Parsed options of a server over so many nodes; `keeps_volumes`: those of pods outlive them. Else LegroomError."""
     replicas = _positive_count(options, "replicas", 1)
     most = _positive_count(options, "autoscale", 0)
     if most and most <= replicas:
@@ -166,14 +166,8 @@ def _deployment(server: ExportedServer, settings: pod.ClusterSettings) -> dict[s
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
     template = pod.pod_spec(server, settings)
     if settings.many_replicas:
-        constraint = {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": pod.pod_selector(server)},
-        }
         why = "On nodes of their own where there are enough: one that fails takes one replica."
-        template["topologySpreadConstraints"] = Commented(why, [constraint])
+        template["topologySpreadConstraints"] = Commented(why, [pod.one_pod_per_host(pod.pod_selector(server))])
     spec: dict[str, Any] = {
         **replicas,
         "strategy": strategy,

@@ -228,13 +228,14 @@ def file_volumes(server: ExportedServer) -> list[Any]:
 
 
 def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The container's mount of the model's folder, read-only at the same path."""
-    return [{"name": "model", "mountPath": server.model, "readOnly": True}]
+    """The container's read-only mount of the model's folder at the same path; empty for a model of the Hub."""
+    return [{"name": "model", "mountPath": server.model, "readOnly": True}] if server.local_model else []
 
 
 def model_volumes(server: ExportedServer) -> list[Any]:
-    """The pod's volume of the model's folder on the node."""
-    return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
+    """The pod's volume of the model's folder on the node; empty for a model of the Hub."""
+    volume = {"name": "model", "hostPath": {"path": server.model}}
+    return [Commented("The model is a folder of the node.", volume)] if server.local_model else []
 
 
 def paths_on_node(server: ExportedServer) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def _head_comments(result: PackResult) -> Iterator[str]:
 
 
 def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
-    """The first shift's servers, started one by one, as profiling counts memory that others allocate meanwhile."""
+    """The servers of the first shift, which start one after another; all of them without shifts."""
     shifts = result.request.shifts
     return [server for server in servers if not shifts or _pack_name(server) in shifts[0].awake]
 

@@ -65,6 +65,7 @@ def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace |
 
 
 def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
+    """The lines of the unit's [Unit] section, below the plan as comments."""
     yield from comment_lines(*plan_headline(server.plan))
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_escaped_description(server.model)}"
@@ -175,4 +176,5 @@ def quoted(word: str, *, expanded: bool = True) -> str:
 
 
 def _escaped_description(text: str) -> str:
+    """The text for `Description=`: one line, with `%` doubled."""
     return text.replace("%", "%%").replace("\n", " ")

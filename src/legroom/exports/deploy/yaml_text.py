@@ -49,6 +49,7 @@ def without_comments(value: Any) -> Any:
 
 
 def _comment_lines(text: str, indent: int) -> list[str]:
+    """The text as wrapped lines that start with `# ` at this indent."""
     lead = " " * indent + "# "
     return wrap(text, max(100, indent + 60), lead, lead)
 
@@ -74,7 +75,7 @@ def _mapping_entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
         yield from _comment_lines(value.comment, indent)
         value = value.value
     space = " " * indent
-    if (isinstance(value, (list, tuple)) and value) or (isinstance(value, Mapping) and value):
+    if isinstance(value, (Mapping, list, tuple)) and value:
         yield f"{space}{lead}"
         yield from _yaml_lines(value, indent + 2)
     elif isinstance(value, str) and (lines := _block_scalar_lines(value)):
@@ -110,16 +111,10 @@ def _list_item_lines(value: Any, indent: int) -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     """The value as one-line YAML, double-quoted where plain text would be misread; empty collections as {}, []."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
+    if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
-    if isinstance(value, Mapping):
-        return "{}"
-    if isinstance(value, (list, tuple)):
-        return "[]"
+    if isinstance(value, (Mapping, list, tuple)):
+        return "{}" if isinstance(value, Mapping) else "[]"
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
@@ -127,6 +122,7 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped_character(character: str) -> str:
+    """The character as it is written between double quotes."""
     if character in '"\\':
         return "\\" + character
     if character.isprintable():

@@ -110,24 +110,16 @@ def _dashboard_variables(measures: Measures) -> list[Any]:
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
     running = measures.series("running")[0]
-    queries_by_name, chosen = {}, ""
+    variables: list[Any] = [dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")]
+    chosen: list[str] = []
     for name, label, title in _VARIABLES:
-        queries_by_name[name] = (title, f"label_values({running}{{{chosen}}}, {label})")
-        chosen += f'{", " if chosen else ""}{label}=~"${name}"'
-    queries = [
-        dashboard.QueryVariable(name)
-        .label(label)
-        .query(query)
-        .datasource(_data_source())
-        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(VariableSort.ALPHABETICAL_ASC)
-        .multi(True)
-        .include_all(True)
-        .all_value(".*")
-        .current(VariableOption(selected=True, text="All", value="$__all"))
-        for name, (label, query) in queries_by_name.items()
-    ]
-    return [dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"), *queries]
+        variable = dashboard.QueryVariable(name).label(title).datasource(_data_source())
+        variable.query(f"label_values({running}{{{', '.join(chosen)}}}, {label})")
+        variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+        variable.multi(True).include_all(True).all_value(".*")
+        variables.append(variable.current(VariableOption(selected=True, text="All", value="$__all")))
+        chosen.append(f'{label}=~"${name}"')
+    return variables
 
 
 def _panel_builder(panel: Panel) -> Any:
@@ -160,13 +152,11 @@ def _panel_builder(panel: Panel) -> Any:
 
 
 def _threshold_steps(panel: Panel) -> Any:
+    """The SDK's builder of the panel's colour thresholds, green below the first."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 
-    steps = [
-        Threshold(value=None, color="green"),
-        *(Threshold(value=value, color=colour) for value, colour in panel.levels),
-    ]
+    steps = [Threshold(value=value, color=colour) for value, colour in ((None, "green"), *panel.levels)]
     return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 

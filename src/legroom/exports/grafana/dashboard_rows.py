@@ -108,7 +108,7 @@ def dashboard_rows(release: Release | None, levels: AlertLevels, plan: PlanDocum
     panels = (
         Panel("Prompt tokens", {SERVER: measures.rate("prompt_tokens", WINDOW)}, width=8),
         Panel("Generated tokens", {SERVER: measures.rate("generation_tokens", WINDOW)}, width=8),
-        Panel("Finished requests", {SERVER: measures.finished_rate(WINDOW)}, "reqps", 8),
+        Panel("Finished requests", {SERVER: measures.finished("rate", WINDOW)}, "reqps", 8),
     )
     rows = [
         _overview_row(measures, levels),
@@ -262,7 +262,7 @@ def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
 def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     """Panels on preemptions and the share of recomputed tokens."""
     detect, rate = levels.detect, measures.rate("preemptions", WINDOW)
-    per_request = f"{in_parens(rate)} / ({in_parens(measures.finished_rate(WINDOW))} > 0)"
+    per_request = f"{in_parens(rate)} / ({in_parens(measures.finished('rate', WINDOW))} > 0)"
     many = ((detect.preemptions_per_request, "red"),)
     panels = [
         Panel("Preemptions", {SERVER: rate}, "reqps", 8, ((detect.alert_preemptions_per_s, "red"),)),
@@ -288,6 +288,7 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
 
 
 def _prefix_cache_row(measures: Measures) -> DashboardRow:
+    """Panels on the share of prompt tokens found in the prefix cache and, where counted, the look-ups."""
     panels = [Panel("Prefix cache hit rate", {SERVER: measures.prefix_hit_ratio(WINDOW)}, "percentunit", max=1.0)]
     if measures.has("prefix_hits"):
         roles = {"looked up": "prefix_queries", "found": "prefix_hits"}

@@ -88,7 +88,7 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
     window = levels.time(levels.rate_window_s)
     use, running = (f"max_over_time({name}[{window}])" for name in (record.KV_USE, record.RUNNING))
     one_more = f"{use} * (1 + 1 / {running}) > 1"
-    full = f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
+    full = f"({use} >= {detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
     by_design = f"\nunless\n{record.RUNNING}{{{batch}}}" if batch else ""
     suffering = f"{record.QUEUED} > 0"
     if counted:
@@ -131,7 +131,7 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _down_query(up: str, levels: AlertLevels) -> str:
-    """PromQL of `up` series at 0 that were 1, or are older than, a start ago: a first start is not down."""
+    """PromQL of `up` series that are 0 and were 1, or existed, before the start limit: a first start is not down."""
     start = levels.time(levels.start_limit_s - levels.down_for_s)
     return f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
 

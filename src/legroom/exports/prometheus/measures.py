@@ -80,10 +80,6 @@ class Measures:
         """PromQL of a histogram's number of observations within a window."""
         return self._aggregated(role, "sum", "increase", window, "_count")
 
-    def finished_rate(self, window: str) -> str:
-        """PromQL of requests finished per second."""
-        return self.finished("rate", window)
-
     def prefix_hit_ratio(self, window: str) -> str:
         """PromQL of the share of looked-up prompt tokens found in the prefix cache: counters in V1, a gauge in V0."""
         hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
@@ -236,7 +232,7 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
     records = {}
     if measures.has("preemptions"):
         records[PREEMPTIONS] = measures.rate("preemptions", window)
-    records[FINISHED] = measures.finished_rate(window)
+    records[FINISHED] = measures.finished("rate", window)
     if measures.has("request_success"):
         records[FAILED] = measures.with_matcher('finished_reason="error"').rate("request_success", window)
     prompts, outputs = (measures.rate(role, window) for role in ("prompt_tokens", "generation_tokens"))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer
+from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer, gpus_per_engine
 from legroom.exports.deploy.serve_command import Phrase, ServeCommand, parse_command
 from legroom.facts.flags import flags_of
 from legroom.planning.plan_document import PlanDocument
@@ -107,6 +107,7 @@ class NodeSpread:
 
 
 def _commented_flag(why: str, flag: str, *values: str) -> CommentedFlag:
+    """The flag with its values, and `why` as its comment."""
     return CommentedFlag(Phrase(flag, values), why)
 
 
@@ -117,9 +118,7 @@ _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod a
 def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
     """The plan with multi-node flags, and its distribution over nodes; LegroomError where they do not divide alike."""
     words = parse_command(plan.command, plan.release)
-    args = plan.args
-    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
-    ranks, copies = math.prod(sizes), int(args.get("data_parallel_size") or 1)
+    ranks, copies = gpus_per_engine(plan.args), int(plan.args.get("data_parallel_size") or 1)
     if words.get(_MANY_PORTS):
         hint = "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port"
         raise LegroomError(f"{_MANY_PORTS} opens a port for every copy, and one Service has one port", hint)
@@ -147,7 +146,7 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """Distribute a server without multi-node flags if a node has too few GPUs; LegroomError where copies span nodes."""
+    """The plan with multi-node flags added if a node has too few GPUs, and its spread; LegroomError if it has none."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
@@ -183,16 +182,15 @@ def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
     return replace(plan, command=(*plan.command, *phrase.words))
 
 
-def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
-    """The server with the GPUs and the common flags of one node."""
-    if spread_.nodes == 1:
+def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
+    """The server with the GPUs of one node and without flags whose value differs for each pod."""
+    if over.nodes == 1:
         return server
     lines = tuple(line for line in server.lines if line.phrase.flag not in _PER_POD_FLAGS)
-    if not spread_.engines_per_node:
-        names = ("tensor", "pipeline", "prefill_context", "data")
-        cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
-        server = replace(server, gpus=math.ceil(cards / spread_.nodes))
-    ranks = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    ranks = gpus_per_engine(args)
+    if not over.engines_per_node:
+        cards = ranks * int(args.get("data_parallel_size") or 1)
+        server = replace(server, gpus=math.ceil(cards / over.nodes))
     return replace(server, lines=(*lines, *_collective_timeouts(server, ranks)))
 
 

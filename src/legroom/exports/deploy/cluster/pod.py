@@ -80,7 +80,7 @@ def pod_labels(server: ExportedServer) -> dict[str, str]:
 
 
 def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") -> dict[str, Any]:
-    """Name, namespace and labels of a Kubernetes object other than a pod; by default the server's name."""
+    """Name, namespace and labels of a Kubernetes object other than a pod; `name` defaults to the server's."""
     where = {"namespace": settings.namespace} if settings.namespace else {}
     return {"name": name or server.name, **where, "labels": pod_labels(server)}
 
@@ -156,7 +156,7 @@ def container(
     *,
     takes_requests: bool = True,
 ) -> dict[str, Any]:
-    """The server's container; `more`: flags of its rank, `wrapper`: sh script around it. Headless: without probes."""
+    """The vLLM container; `more`: flags of its rank, `wrapper`: sh script around it; probes if it `takes_requests`."""
     why, pre_stop = _pre_stop_hook(server)
     if not takes_requests:
         why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
@@ -222,6 +222,12 @@ def resource_requests(server: ExportedServer) -> dict[str, Any]:
     return {"requests": Commented(busy, asked), "limits": limits}
 
 
+def one_pod_per_host(selector: dict[str, str]) -> dict[str, Any]:
+    """A topology spread constraint: pods with these labels go to different hosts where there are enough."""
+    where = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    return {**where, "labelSelector": {"matchLabels": selector}}
+
+
 def health_probes(server: ExportedServer) -> dict[str, Any]:
     """Startup, liveness and readiness probes on /health; the startup probe lasts for the startup limit."""
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
@@ -256,13 +262,10 @@ def pre_stop_s(server: ExportedServer) -> int:
 
 def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
     """The vLLM container's mounts: /dev/shm, the model's folder or the cache, /tmp if restricted, named files."""
-    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
-    if server.local_model:
-        mounts += model_mounts(server)
-    else:
-        mounts.append({"name": "cache", "mountPath": settings.home_folder if settings.restricted else "/root/.cache"})
+    shm = {"name": "shm", "mountPath": "/dev/shm"}
+    cache = {"name": "cache", "mountPath": settings.home_folder if settings.restricted else "/root/.cache"}
     tmp = [{"name": "tmp", "mountPath": "/tmp"}] if settings.restricted else []
-    return [*mounts, *tmp, *file_mounts(server)]
+    return [shm, *(model_mounts(server) or [cache]), *tmp, *file_mounts(server)]
 
 
 def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
