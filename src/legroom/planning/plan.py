@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
@@ -200,7 +201,7 @@ class Plan:
         """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest
 
-    @property
+    @cached_property
     def host(self) -> HostNeeds:
         """Host memory and CPUs that the planned server needs."""
         return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)

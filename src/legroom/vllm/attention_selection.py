@@ -158,7 +158,8 @@ def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Rele
         drafted = common | {"kv_cache_dtype": _draft_dtype(settings, model)}
         for draft in with_kv_heads(layer.mixer for layer in model.draft.layers):
             yield LayerNeeds(draft.head_dim, sliding_window=draft.window is not None, **drafted)
-    for mixer in attending(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)):
+    mixers = dict.fromkeys(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also))
+    for mixer in attending(mixers):
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):
                 sparse = bool(mixer.index_heads or mixer.index_head_dim)

@@ -281,6 +281,8 @@ def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
 
 def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
     """Bytes of every parameter that --cpu-offload-gb keeps on the host."""
+    if not settings.given.cpu_offload_gb:
+        return []
     return _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)[1]
 
 
