@@ -117,7 +117,12 @@ class ServerLog:
             try:
                 self._rewrite(self._head)
             except OSError:
-                self._cut_in_place(self._head)
+                head = self._head
+                assert self._file is not None
+                newest = os.pread(self._file, UNWRITTEN_BYTES, self.size - UNWRITTEN_BYTES).partition(b"\n")[2]
+                os.ftruncate(self._file, head)
+                self._dropped += self.size - head - len(newest)
+                self.size, self._unwritten = head, newest
             self._shorten_at = 0
 
     def _rewrite(self, head: int) -> None:
@@ -139,14 +144,6 @@ class ServerLog:
             os.close(self._file)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
         self.size = self.path.stat().st_size
-
-    def _cut_in_place(self, head: int) -> None:
-        """Truncates the file to its head; the newest lines are buffered in memory and written again."""
-        assert self._file is not None
-        newest = os.pread(self._file, UNWRITTEN_BYTES, self.size - UNWRITTEN_BYTES).partition(b"\n")[2]
-        os.ftruncate(self._file, head)
-        self._dropped += self.size - head - len(newest)
-        self.size, self._unwritten = head, newest
 
 
 def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: int) -> None:

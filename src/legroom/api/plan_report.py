@@ -165,7 +165,8 @@ def search(
     others = [] if keep_model else quantized_checkpoints(target, args)
     targets = [target, *(replace(target, model=model) for model in others)]
     on_one = search_flags(targets, args, goal)
-    answer = on_one = replace(on_one, kept=" ".join(any_release_words(_kept_flags(args))))
+    given = {name: value for name in _SEARCHED_FLAGS if (value := getattr(args, name)) is not None}
+    answer = on_one = replace(on_one, kept=" ".join(any_release_words(given)))
     if most == 1 and not where.gpus:
         for count in counts_up_to(NODE_GPUS)[1:]:
             if answer.best is None:
@@ -181,11 +182,6 @@ def search(
     alternatives = tuple(_on_used_gpus(*other, most) for other in answer.alternatives)
     answer = replace(answer, best=best, losses=losses, alternatives=alternatives, one_gpu_lacks=on_one.short_by)
     return SearchReport(answer, target, args)
-
-
-def _kept_flags(args: ServeArgs) -> dict[str, Any]:
-    """The given flags that a search would else choose."""
-    return {name: value for name in _SEARCHED_FLAGS if (value := getattr(args, name)) is not None}
 
 
 _SEARCHED_FLAGS = (

@@ -26,6 +26,7 @@ _TERMS = {
     "profiled_non_torch_bytes": "beside the other terms",
     "graph_estimate_bytes": "CUDA-graph estimate",
     "graph_bytes": "CUDA graphs",
+    "kv_cache_bytes": "left for the KV cache",
 }
 USAGE = "legroom calibrate LOG ... [options] | --show | --forget KEY | export FOLDER | import FOLDER|FILE ..."
 DESCRIPTION = "Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`."
@@ -109,20 +110,15 @@ def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[st
         startup, seen = start.startup, start.observation
         title = f"{start.log}: {startup.args.model or 'unnamed model'}, vLLM {startup.vllm or '(not said)'}"
         lines.append(f"{title}, {startup.outcome}" + (f" ({startup.failure.id})" if startup.failure else ""))
-        rows = [["", "measured", "predicted", "off by"]]
-        for name, value in (seen.terms if seen else {}).items():
-            rows.append([f"  {_TERMS[name]}", human_bytes(value), *_comparison_cells(value, start.predicted.get(name))])
-        kv = startup.available_kv_bytes
-        if kv is not None and not startup.explicit_kv and len(rows) > 1:
-            rows.append(
-                [
-                    "  left for the KV cache",
-                    human_bytes(kv),
-                    *_comparison_cells(kv, start.predicted.get("kv_cache_bytes")),
-                ]
-            )
-        if len(rows) > 1:
-            lines += columns(rows, "<>>>")
+        measured = dict(seen.terms) if seen else {}
+        if measured and startup.available_kv_bytes is not None and not startup.explicit_kv:
+            measured["kv_cache_bytes"] = startup.available_kv_bytes
+        rows = [
+            [f"  {_TERMS[name]}", human_bytes(value), *_comparison_cells(value, start.predicted.get(name))]
+            for name, value in measured.items()
+        ]
+        if rows:
+            lines += columns([["", "measured", "predicted", "off by"], *rows], "<>>>")
         if start.note:
             lines.append(f"  {start.note}")
         lines.append("")

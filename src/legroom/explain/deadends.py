@@ -81,7 +81,7 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         **graph,
         "label": record["subcategory"] or record["category"],
         "phase": None,
-        "title": {language: _shortened(words) for language, words in text.items()},
+        "title": {language: words if len(words) <= 80 else f"{words[:77]}..." for language, words in text.items()},
         "signatures": [{"text": text, "pattern": record["regex"], "example": record["signature"]}],
         "cause_type": record["root_cause_type"],
         "cause": {"en": record["root_cause"], "zh": record["root_cause_zh"]},
@@ -115,10 +115,6 @@ def _change_record(entry: Entry, item: EntryDeadEnd | Workaround) -> dict[str, A
     words = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
     sources = [words, *count.sources] if count.tried else []
     return {"action": item.action.en, **own, "condition": item.condition.en, "sources": sources}
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _LARGEST_RECORD_BYTES = 1 << 20

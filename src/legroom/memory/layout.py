@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.figures import Figure
@@ -67,15 +64,10 @@ class Layout:
         return self.total_bytes - self.peak_used_bytes
 
 
-@cache
-def _checks() -> tuple[dict[str, Any], ...]:
-    """The KV cache checks and their messages by release (kv_checks.json)."""
-    return tuple(read_data("kv_checks.json")["checks"])
-
-
 def check_text(check: str, release: Release, **values: object) -> str:
     """The error message of a KV cache check in one release; empty where the release has no such check."""
-    entry = next((e for e in _checks() if e["check"] == check and release.within(e["first"], e["last"])), None)
+    entries = read_data("kv_checks.json")["checks"]
+    entry = next((e for e in entries if e["check"] == check and release.within(e["first"], e["last"])), None)
     if entry is None:
         return ""
     estimate = ""

@@ -204,7 +204,14 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     yield from wrap(masked_log_text(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
-        yield from _command_lines(fix, style)
+        for line in (
+            wrap(masked_log_text(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ()
+        ):
+            yield _MARGIN * 2 + style.paint(line, "dim")
+        words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
+        phrases = [phrase if "YOUR_" in phrase else masked_log_text(phrase) for phrase in command_phrases(words)]
+        for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
+            yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
     for step in fix.steps:
         yield from wrap(in_language(step, language), style.width, f"{_MARGIN}- ", _MARGIN * 2)
     if fix.trades:
@@ -213,16 +220,6 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     if fix.plan is not None:
         yield ""
         yield from _before_and_after_bars(fix, style, language)
-
-
-def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
-    """The fix's comment and command, wrapped with backslashes, quoted for a shell, secrets masked."""
-    for line in wrap(masked_log_text(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
-        yield _MARGIN * 2 + style.paint(line, "dim")
-    words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
-    phrases = [phrase if "YOUR_" in phrase else masked_log_text(phrase) for phrase in command_phrases(words)]
-    for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
-        yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
 
 
 def _shell_quoted(word: str, index: int, command: Sequence[str]) -> str:

@@ -196,22 +196,17 @@ class Actor:
                 outcome = RestartOutcome(UNDONE, "legroom was killed in the middle of it", action.id)
                 await self._context.finish(action.id, UNDONE)
             else:
-                outcome = await self._resume_restart(action, server)
+                detail, limits = action.detail, self._config.group(action.group).limits
+                taken_back = detail.get("takes_back")
+                override = kept_override(taken_back, self._context.home) if taken_back is not None else None
+                restore = (taken_back, override) if taken_back is not None and override is not None else None
+                reason, failing = str(detail.get("reason")), bool(detail.get("failing"))
+                order = RestartOrder(server, limits, action.name, reason, failing, action.incident_id, restore=restore)
+                outcome = await ServerRestart(self._context, order).resume(action)
+                if outcome.state == FAILED:
+                    await self._restore_flags(order, outcome, None)
             await self._release_lease(action.group)
             self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
-
-    async def _resume_restart(self, action: Action, server: ServerConfig) -> RestartOutcome:
-        """The outcome of a restart that an earlier process left unfinished; restores flags where it fails."""
-        detail, limits = action.detail, self._config.group(action.group).limits
-        taken_back = detail.get("takes_back")
-        override = kept_override(taken_back, self._context.home) if taken_back is not None else None
-        restore = (taken_back, override) if taken_back is not None and override is not None else None
-        reason, failing = str(detail.get("reason")), bool(detail.get("failing"))
-        order = RestartOrder(server, limits, action.name, reason, failing, action.incident_id, restore=restore)
-        outcome = await ServerRestart(self._context, order).resume(action)
-        if outcome.state == FAILED:
-            await self._restore_flags(order, outcome, None)
-        return outcome
 
     async def act_on_request(
         self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int

@@ -268,7 +268,10 @@ class ServerRestart:
         if launched is None:
             return await self._record_undone("legroom was killed before the server was touched")
         self._launched = True
-        await self._wait_for_program(launched.detail)
+        pid, identity = int(launched.detail.get("pid") or 0), launched.detail.get("identity")
+        end_s = time.monotonic() + self._order.limits.restart_deadline_s
+        while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
+            await asyncio.sleep(min(self._context.poll_s, 0.2))
         before = platform.State(action.detail.get("identity_before"))
         started_s = action.detail.get("process_start_before_s")
         try:
@@ -285,13 +288,6 @@ class ServerRestart:
         except (platform.ActionFailed, JournalUnavailable) as error:
             return await self._record_failed(error.message)
         return await self._record_undone("legroom was killed before the restart took effect")
-
-    async def _wait_for_program(self, launched: Mapping[str, Any]) -> None:
-        """Waits until the restart program, which outlives legroom, ends or the restart's deadline passes."""
-        pid, identity = int(launched.get("pid") or 0), launched.get("identity")
-        end_s = time.monotonic() + self._order.limits.restart_deadline_s
-        while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
-            await asyncio.sleep(min(self._context.poll_s, 0.2))
 
     async def _has_restarted(self, before: platform.State, started_s: float | None, launched_s: float) -> bool:
         """Whether the server was restarted, checked until the platform's settle time is over."""

@@ -20,7 +20,9 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
     if asked == "auto":
         stored = _DTYPES.get(model.dtype, model.dtype)
         if stored == "float32":
-            return _dtype_for_float32(args, model, release, has_bf16), ""
+            is_half = not has_bf16 or release.before("0.9.1")
+            is_half = is_half or (is_pooling(args, model) and release.at_least("0.10.1"))
+            return ("float16" if is_half else "bfloat16"), ""
         if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
             fallback = (
                 "float32" if model.config.get("model_type") in known_names("without_float16", release) else "float16"
@@ -32,13 +34,6 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
         hint = "use one of auto, " + ", ".join(_DTYPES)
         raise LegroomError(f"--dtype {args.dtype} is not a precision vLLM knows", hint)
     return stored, ""
-
-
-def _dtype_for_float32(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -> str:
-    """The 16-bit dtype that `auto` selects for a float32 checkpoint."""
-    if release.before("0.9.1") or not has_bf16:
-        return "float16"
-    return "float16" if is_pooling(args, model) and release.at_least("0.10.1") else "bfloat16"
 
 
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:

@@ -80,7 +80,8 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
         raise LegroomError("this install of legroom has no page", "install it again")
     texts = _read_scripts("head.html", "headers.txt", "readme.md")
     html = with_edition(page["index.html"], "static").replace(b"  </head>", texts["head.html"] + b"  </head>", 1)
-    page["index.html"] = with_policy(html)
+    tag = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    page["index.html"] = html.replace(b"<head>", b"<head>\n" + tag.encode(), 1)
     engine = {f"engine/{name}": body for name, body in python.items() if name not in _PACKED}
     packed = {name: gzip.compress(body, 9, mtime=0) for name, body in python.items() if name in _PACKED}
     engine |= {f"engine/{name}.packed": body for name, body in packed.items()}
@@ -140,12 +141,6 @@ def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def _read_scripts(*names: str) -> dict[str, bytes]:
     return {name: (_SCRIPTS / name).read_bytes() for name in names}
-
-
-def with_policy(html: bytes) -> bytes:
-    """The page with its Content-Security-Policy in a meta tag, because a static host sends no such header."""
-    tag = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    return html.replace(b"<head>", b"<head>\n" + tag.encode(), 1)
 
 
 def _files_digest(files: Mapping[str, bytes]) -> str:

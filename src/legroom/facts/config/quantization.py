@@ -17,7 +17,9 @@ LINEAR_ATTENTION = "re:.*linear_attn.*"
 
 def quantization(config: Config) -> Quantization | None:
     """The quantization of a checkpoint's config.json; None where unquantized, LegroomError for an unknown method."""
-    section = _quantization_section(config)
+    keys = ("quantization_config", "compression_config")
+    sections = (text.get(key) for text in _text_configs(config) for key in keys)
+    section = next((section for section in sections if isinstance(section, Mapping) and section), None)
     if section is None:
         return None
     method = _method_name(section)
@@ -58,13 +60,6 @@ def online_quantization(method: str) -> Quantization | None:
 def _text_configs(config: Config) -> list[Config]:
     """The config itself and its nested `text_config` or `llm_config`."""
     return [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
-
-
-def _quantization_section(config: Config) -> Config | None:
-    """The `quantization_config` or `compression_config` of the model; None where it is not quantized."""
-    keys = ("quantization_config", "compression_config")
-    sections = (text.get(key) for text in _text_configs(config) for key in keys)
-    return next((section for section in sections if isinstance(section, Mapping) and section), None)
 
 
 def _method_name(section: Config) -> str:

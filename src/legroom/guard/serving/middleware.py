@@ -64,7 +64,10 @@ class Guard(AdmissionApp):
     def is_unauthorized(self, scope: Scope) -> bool:
         """Whether vLLM will refuse the request: it has API keys, the path needs one, and the token is none."""
         if self._key_hashes is None:
-            self._key_hashes = _api_key_hashes(scope)
+            args = getattr(getattr(scope.get("app"), "state", None), "args", None)
+            configured = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+            keys = [configured] if isinstance(configured, str) else configured
+            self._key_hashes = [hashlib.sha256(key.encode()).digest() for key in keys if key]
             self._checked_paths = checked_paths(_vllm_version())
         if not self._key_hashes:
             return False
@@ -172,11 +175,3 @@ class Guard(AdmissionApp):
 def _vllm_version() -> str:
     """The version of the imported vLLM; empty where it is not imported or has none."""
     return str(getattr(sys.modules.get("vllm"), "__version__", ""))
-
-
-def _api_key_hashes(scope: Scope) -> list[bytes]:
-    """SHA-256 of each API key that vLLM was started with (--api-key or VLLM_API_KEY); empty where there is none."""
-    args = getattr(getattr(scope.get("app"), "state", None), "args", None)
-    configured = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
-    keys = [configured] if isinstance(configured, str) else configured
-    return [hashlib.sha256(key.encode()).digest() for key in keys if key]

@@ -87,7 +87,15 @@ async def fetch(
             allow_redirects=False,
         ) as response:
             _check_status(server, response.status, response.headers.get("Location"))
-            return await _bounded_body(server, response, MAX_BYTES if form is None else MAX_QUERY_BYTES)
+            max_bytes = MAX_BYTES if form is None else MAX_QUERY_BYTES
+            chunks: list[bytes] = []
+            size = 0
+            async for chunk in response.content.iter_any():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise ScrapeFailed("too_big", f"{server} answered with more than {max_bytes >> 20} MiB")
+                chunks.append(chunk)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
     except TimeoutError as error:
         raise ScrapeFailed("timeout", f"{server} did not answer within {timeout_s:g} s") from error
     except aiohttp.ClientConnectorDNSError as error:
@@ -119,18 +127,6 @@ def _check_status(server: str, status: int, location: str | None) -> None:
         raise ScrapeFailed("redirect", f"{server} redirects{where} (HTTP {status})", "give the final address")
     if status != 200:
         raise ScrapeFailed("http_error", f"{server} answered HTTP {status}")
-
-
-async def _bounded_body(server: str, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """The body; raises ScrapeFailed where it is longer than `max_bytes`."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_any():
-        size += len(chunk)
-        if size > max_bytes:
-            raise ScrapeFailed("too_big", f"{server} answered with more than {max_bytes >> 20} MiB")
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _tls_reason(error: Exception) -> str:

@@ -107,7 +107,8 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
     mode = state_cache_mode(model, settings)
     padding = None
     states = recurrent(layer.mixer for layer in model.layers)
-    token_bytes = _attention_token_bytes(model, settings)
+    mixers = (mixer for layer in model.layers for mixer in (layer.mixer, *layer.also))
+    token_bytes = next(filter(None, (_token_bytes(mixer, settings) for mixer in mixers)), 0)
     if states and token_bytes:
         largest = max(_state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
         size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
@@ -117,12 +118,6 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
     dtype = "auto" if ignored else settings.kv_cache_dtype
     in_flight = batches * settings.max_num_batched_tokens
     return _Deployment(model, settings, settings.release, size, in_flight, mode, padding, dtype)
-
-
-def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
-    """Bytes of one token in the first attention layer, by which hybrid models align pages; 0 without attention."""
-    mixers = (mixer for layer in model.layers for mixer in (layer.mixer, *layer.also))
-    return next(filter(None, (_token_bytes(mixer, settings) for mixer in mixers)), 0)
 
 
 def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:

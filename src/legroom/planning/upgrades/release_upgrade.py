@@ -50,12 +50,6 @@ def comparable_tokens(kv: KvPlan) -> int:
     return round(kv.max_concurrency * kv.max_model_len)
 
 
-def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
-    """Every figure of the KV cache on both releases, also unchanged ones."""
-    before, after = _pool_figures(old), _pool_figures(new)
-    return tuple(PoolChange(what, before[what], after[what], what in _POOL_BYTES) for what in before)
-
-
 _POOL_BYTES = frozenset({"KV cache", "KV cache, first start", "bytes of a block", "bytes of one longest request"})
 _POOL_BYTES |= {"free at the peak"}
 
@@ -223,12 +217,13 @@ def upgrade(
 
         after = with_advice(after)
     ended, begun = _fixed_and_new_bugs(before, after)
+    there, here = _pool_figures(before), _pool_figures(after)
     return Upgrade(
         old=before,
         new=after,
         changes=kv_changes(before, after),
         outside=_outside_changes(before, after),
-        pool=pool_changes(before, after),
+        pool=tuple(PoolChange(what, there[what], here[what], what in _POOL_BYTES) for what in there),
         remarks=pool_remarks(before, after),
         flags=changed_flags(args, before.settings, after.settings, (old, new)),
         metrics=_vanished_metrics(before, after),

@@ -90,26 +90,21 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
 
     with deployment_of_request(request) as deployment:
         if request.get("mix") or request.get("trace"):
-            return _fleet_json(deployment, request)
+            from legroom.facts.gpus import list_prices
+            from legroom.planning.sizing import named_gpus
+            from legroom.simulation.fleet_size import FleetTask, ServingLoad, fleet_report
+            from legroom.simulation.replay_outcome import Goal
+
+            each_ms, cards = request.get("time_per_token_ms"), named_gpus(request.get("cards"))
+            goal = Goal(request.get("first_token_s"), None, None, each_ms / 1000 if each_ms else None)
+            load, args = ServingLoad.of_trace(_trace_of_request(request), goal), deployment.args
+            task = FleetTask.of([args.model], deployment.release, args, load, request.get("max_gpus") or 32)
+            document = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf).as_json()
+            return document | {"words": [row["reason"] or "" for row in document["rows"]]}
         context = request.get("context") or deployment.args.max_model_len or 4096
         most = request.get("max_gpus") or 32
         found = size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards"))
         return replace(found, budget=request.get("budget") or inf).json()
-
-
-def _fleet_json(deployment: Deployment, request: dict[str, Any]) -> dict[str, Any]:
-    """How many GPUs serve the load of a request within its latency, and their list price."""
-    from legroom.facts.gpus import list_prices
-    from legroom.planning.sizing import named_gpus
-    from legroom.simulation.fleet_size import FleetTask, ServingLoad, fleet_report
-    from legroom.simulation.replay_outcome import Goal
-
-    each_ms, cards = request.get("time_per_token_ms"), named_gpus(request.get("cards"))
-    goal = Goal(request.get("first_token_s"), None, None, each_ms / 1000 if each_ms else None)
-    load, args = ServingLoad.of_trace(_trace_of_request(request), goal), deployment.args
-    task = FleetTask.of([args.model], deployment.release, args, load, request.get("max_gpus") or 32)
-    document = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf).as_json()
-    return document | {"words": [row["reason"] or "" for row in document["rows"]]}
 
 
 def machine_of_request(request: dict[str, Any]) -> Machine:

@@ -153,14 +153,14 @@ def _split_over_nodes(
         local = max(each for each in range(1, gpus_per_node // ranks + 1) if copies % each == 0)
         added = Phrase("--data-parallel-size-local", (str(local),))
         _check_release_has_flag(added.flag, plan)
-        return _with_phrase_in_command(plan, added), NodeSpread(copies // local, engines_per_node=local)
+        return replace(plan, command=(*plan.command, *added.words)), NodeSpread(copies // local, engines_per_node=local)
     nodes = math.ceil(ranks / gpus_per_node)
     if copies > 1:
         why = f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them"
         raise LegroomError(why, f"leave out --data-parallel-size and say --replicas {copies}")
     _check_gpus_divide_among_nodes(ranks, nodes)
     _check_release_has_flag("--nnodes", plan)
-    return _with_phrase_in_command(plan, Phrase("--nnodes", (str(nodes),))), NodeSpread(nodes)
+    return replace(plan, command=(*plan.command, "--nnodes", str(nodes))), NodeSpread(nodes)
 
 
 def _check_gpus_divide_among_nodes(cards: int, nodes: int) -> None:
@@ -175,11 +175,6 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
     if flag not in flags_of(plan.release):
         hint = "add --distributed-executor-backend ray, or use a release from 0.11.1 on"
         raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)
-
-
-def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
-    """The plan with this flag appended to its command, in which the last of a name counts."""
-    return replace(plan, command=(*plan.command, *phrase.words))
 
 
 def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
