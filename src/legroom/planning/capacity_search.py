@@ -344,24 +344,18 @@ def _best_utilization(
     if not meeting:
         return len(utilizations), []
     utilization = min(meeting, key=lambda share: abs(share - default))
-    concurrency, distance = combination.concurrency(utilization, band), abs(utilization - default)
+    return len(utilizations), [_candidate(combination, utilization, band, variant, default_seqs)]
+
+
+def _candidate(
+    combination: FlagCombination, utilization: float, band: float, variant: int, default_seqs: int
+) -> SearchCandidate:
+    """A combination as an answer of the search, with its losses and rank; `variant`: 0 for the model itself."""
+    distance = abs(utilization - combination.settings.gpu_memory_utilization)
     flags = dict(combination.flags)
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization
     roomy = combination.headroom_bytes(utilization, band) >= _ROOMY_SHARE * combination.target.gpu.total_bytes
-    return len(utilizations), [_candidate(combination, flags, variant, concurrency, distance, default_seqs, roomy)]
-
-
-def _candidate(
-    combination: FlagCombination,
-    flags: dict[str, Any],
-    variant: int,
-    concurrency: float,
-    distance: float,
-    default_seqs: int,
-    roomy: bool,
-) -> SearchCandidate:
-    """A combination as an answer of the search, with its losses and rank; `variant`: 0 for the model itself."""
     losses: list[str] = []
     lost = lost_bits(combination.target.model) if variant else 0
     if variant:
@@ -396,5 +390,5 @@ def _candidate(
         distance,
     )
     keeps_answers, changed = not variant and "kv_cache_dtype" not in flags, tuple(sorted(flags.items()))
-    found = (changed, gpus, tuple(losses), cost, concurrency)
+    found = (changed, gpus, tuple(losses), cost, combination.concurrency(utilization, band))
     return SearchCandidate(*found, combination.target, keeps_answers, roomy)

@@ -228,7 +228,7 @@ def _bug_notes(made: Plan) -> Iterator[str]:
     target = made.target
     if target.release.version == latest().version:
         return
-    bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)
+    bugs = bugs_of(target.model, target.gpu, made.settings, made.memory)
     fixed = [bug for bug in bugs if bug.fixed_in is not None]
     fixed.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
     for bug in fixed[:3]:

@@ -244,7 +244,7 @@ def _with_start_up_bug(made: Plan) -> Plan:
     from legroom.planning.release_bugs import start_up_bug  # reads the list of bugs
 
     target = made.target
-    bug = start_up_bug(target.model, target.gpu, target.release, made.settings, made.memory)
+    bug = start_up_bug(target.model, target.gpu, made.settings, made.memory)
     if bug is None:
         return made
     fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""

@@ -5,26 +5,21 @@ from __future__ import annotations
 from legroom.facts.gpus import Gpu
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.facts.model import LatentAttention, Model, StateSpace
-from legroom.facts.releases import Release
 from legroom.memory.deployment_memory import DeploymentMemory
 from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import traits
 
 
-def bugs_of(
-    model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
-) -> list[KnownBug]:
+def bugs_of(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> list[KnownBug]:
     """The known bugs of a release that occur with these settings, this model and this card."""
     traits = traits_of(model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
     traits |= {"several kv groups"} if len(memory.kv.groups) > 1 else set()
-    return [bug for bug in bugs_with(release, settings.given, gpu.vendor) if set(bug.model) <= traits]
+    return [bug for bug in bugs_with(settings.release, settings.given, gpu.vendor) if set(bug.model) <= traits]
 
 
-def start_up_bug(
-    model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
-) -> KnownBug | None:
+def start_up_bug(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> KnownBug | None:
     """The first known bug that stops such a start although memory suffices; None where there is none."""
-    bugs = bugs_of(model, gpu, release, settings, memory)
+    bugs = bugs_of(model, gpu, settings, memory)
     return next((bug for bug in bugs if bug.may_end_start(settings.given, gpu.interconnect)), None)
 
 

@@ -17,6 +17,8 @@ from legroom.vllm_logs.startup_log import read_startups
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
+    from legroom.planning.machine import Machine
+    from legroom.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,22 @@ def _other_process_bytes(card: GpuMemory) -> int:
     return card.used_bytes if card.used_bytes > GIB else 0
 
 
+def plan_on_machine(command: ServerCommand, env: Mapping[str, str], machine: Machine) -> Plan:
+    """The plan for the command on this machine, its variables over those of `env`; without advice."""
+    from legroom.planning.machine import make_plan
+
+    args = replace(command.args, env={**env, **command.env, **command.args.env})
+    return make_plan(args, command.release, machine, advice=False)
+
+
 def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """The KV pool that `legroom plan` expects on these GPUs, in words and numbers; LegroomError without a plan."""
-    from legroom.planning.machine import Machine, make_plan
+    from legroom.planning.machine import Machine
 
     if not command.args.model:
         raise LegroomError("which model?")
-    args = replace(command.args, env={**env, **command.env, **command.args.env})
     used = str(gpus.used_bytes) if gpus.seen or gpus.used_bytes else None
-    plan = make_plan(args, command.release, Machine(gpus.name, max(gpus.count, 1), used=used), advice=False)
+    plan = plan_on_machine(command, env, Machine(gpus.name, max(gpus.count, 1), used=used))
     failure, layout, kv = plan.memory.failure, plan.layout, plan.memory.kv
     if plan.verdict == "does_not_fit":
         return Expectation(f"it will not start: {failure.message if failure else plan.reason}", "does_not_fit")

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legroom.actions.server_log import last_lines
 from legroom.deployments.server_words import assignments
@@ -22,10 +21,10 @@ from legroom.errors import LegroomError
 from legroom.explain.catalog_entries import entry
 from legroom.facts.flags import flag_name, flags_of
 from legroom.live.kernel_memory import KernelAccount, KernelKill
-from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
-from legroom.planning.machine import Machine, make_plan
+from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, number_of, whole_gib
+from legroom.planning.machine import Machine
 from legroom.records import dataclass
-from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expected_pool
+from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expected_pool, plan_on_machine
 from legroom.run.restart_policy import ProcessDeath
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.units import GIB, MIB, gib
@@ -33,9 +32,6 @@ from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings
 from legroom.vllm_logs.log_masking import masked_log_text
 from legroom.vllm_logs.log_sources import pieces_of_file
-
-if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
 
 HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY = "host_ram_oom", "LR501"
 _CERTAIN = 0.97
@@ -69,24 +65,17 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     """Planned host memory on this GPU; on a CPU, that of processes, weights and KV cache. Empty without a plan."""
     try:
         if gpus.name:
-            return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
+            return HostEstimate(plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
         pool = cpu_pool_bytes(command, environ)
         shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
         with contextlib.suppress(LegroomError):
             # Weights have the same size on a CPU as on any card.
-            shares.append(
-                HostShare("weights", _plan_on_machine(command, environ, Machine(_ANY_CARD)).layout.weights.bytes)
-            )
+            planned = plan_on_machine(command, environ, Machine(_ANY_CARD))
+            shares.append(HostShare("weights", planned.layout.weights.bytes))
         shares += [HostShare("KV cache", pool)] if pool else []
         return HostEstimate(tuple(shares), pool)
     except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
         return HostEstimate()
-
-
-def _plan_on_machine(command: ServerCommand, environ: Mapping[str, str], machine: Machine) -> Plan:
-    """The plan for the command on this machine, its variables over those of `environ`; without advice."""
-    args = replace(command.args, env={**environ, **command.env, **command.args.env})
-    return make_plan(args, command.release, machine, advice=False)
 
 
 def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
@@ -116,13 +105,10 @@ def _host_memory_fixes(
     over = used - room
     if estimate.pool_bytes is not None:
         yield from _smaller_cpu_pool(room - (used - estimate.pool_bytes), estimate.pool_bytes, command, environ)
-    offloaded_gib = _parse_gib(other_value(command.args, "--kv-offloading-size"))
+    offloaded_gib = number_of(other_value(command.args, "--kv-offloading-size") or "")
     if offloaded_gib * GIB > over:
-        yield Fix(
-            "cpu_offload",
-            f"{offloaded_gib:g} GiB of host memory were asked for to keep KV blocks in.",
-            flags={"kv_offloading_size": int((offloaded_gib * GIB - over) // GIB) or None},
-        )
+        why = f"{offloaded_gib:g} GiB of host memory were asked for to keep KV blocks in."
+        yield Fix("cpu_offload", why, flags={"kv_offloading_size": int((offloaded_gib * GIB - over) // GIB) or None})
 
 
 def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
@@ -147,14 +133,6 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
         step = f"raise the memory limit to {wanted // GIB} GiB or more (docker --memory {wanted // GIB}g, "
         step += f"resources.limits.memory: {wanted // GIB}Gi, MemoryMax={wanted // GIB}G)"
     return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,))
-
-
-def _parse_gib(text: str | None) -> float:
-    """The text as a number of GiB; 0 where it is not a number."""
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
 
 
 MIN_CONFIDENCE = 0.5
