@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -91,13 +92,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
         if high == most:
             return None
         low, high = high, min(most, 2 * high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_held_by(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return low + 1 + bisect_left(range(low + 1, high), True, key=is_held_by)
 
 
 def card_that_holds(

@@ -170,25 +170,13 @@ class ServerClient:
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
         """The outcome of one streamed completion of exactly `output_len` tokens."""
-        import aiohttp
-
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         exact = {"max_tokens": output_len, "temperature": 0, "ignore_eos": True}
         body = {"model": model, "prompt": prompt, **exact, **stream}
-        started_s = time.monotonic()
-        try:
-            async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
-                if response.status != 200:
-                    return _refused_outcome(response.status, await response.text(errors="replace"))
-                return await _read_stream(response, started_s)
-        except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
-            too_long = "a line of the stream is too long to be read"
-            return RequestOutcome(error=too_long, total_s=time.monotonic() - started_s)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _failed_outcome(error, started_s)
+        return await self.post("/v1/completions", body, is_stream=True)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> RequestOutcome:
-        """The outcome of one POST request, whose answer is read but not used."""
+    async def post(self, path: str, body: Mapping[str, Any], is_stream: bool = False) -> RequestOutcome:
+        """The outcome of one POST request; an answer that is no stream is read but not used."""
         import aiohttp
 
         started_s = time.monotonic()
@@ -196,7 +184,12 @@ class ServerClient:
             async with self.session.post(self.url + path, json=body) as response:
                 if response.status != 200:
                     return _refused_outcome(response.status, await response.text(errors="replace"))
+                if is_stream:
+                    return await _read_stream(response, started_s)
                 await response.read()
+        except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
+            too_long = "a line of the stream is too long to be read"
+            return RequestOutcome(error=too_long, total_s=time.monotonic() - started_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _failed_outcome(error, started_s)
         return RequestOutcome(total_s=time.monotonic() - started_s)
