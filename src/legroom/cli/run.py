@@ -93,13 +93,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
     options = _run_options(args)
-    question = {
-        "words": options.words,
-        "vllm": options.vllm,
-        "gpu": options.gpu,
-        "drain_s": options.drain_s,
-        "keep": options.keep,
-    }
+    question = {name: getattr(options, name) for name in ("words", "vllm", "gpu", "drain_s", "keep")}
     prepared = run_task("prepare", question)
     with Announcer() as announcer:
         where = prepared["gpus"]["name"] or "no GPU"

@@ -5,6 +5,7 @@ scale-down window. Used by `export kubernetes --autoscale` and `simulate --autos
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from legroom.records import dataclass
@@ -70,17 +71,9 @@ class ScalingPolicy:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "least": self.least,
-            "most": self.most,
-            "start_s": round(self.start_s, 1),
-            "kv_target_ratio": self.kv_target_ratio,
-            "waiting_target": self.waiting_target,
-            "up_window_s": self.up_window_s,
-            "up_period_s": self.scaling_period_s,
-            "down_period_s": self.scaling_period_s,
-            "down_window_s": self.down_window_s,
-        }
+        up = {"up_window_s": self.up_window_s, "up_period_s": self.scaling_period_s}
+        down = {"down_period_s": self.scaling_period_s, "down_window_s": self.down_window_s}
+        return {**asdict(self), "start_s": round(self.start_s, 1), **up, **down}
 
 
 def scaling_policy(least: int, most: int, start_s: float, requests_at_once: float) -> ScalingPolicy:

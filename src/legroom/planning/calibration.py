@@ -13,6 +13,7 @@ from legroom.planning.calibration_store import (
     MODEL_INDEPENDENT_TERMS,
     PARALLEL,
     PRINTED_STEP_BYTES,
+    TERM_SETTINGS,
     Observation,
     model_fingerprint,
     settings_key,
@@ -126,13 +127,7 @@ def observe(
 
 def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
     """The bytes that the log printed by memory term, less those that later plans know better or cannot reuse."""
-    printed = {
-        "weights_bytes": startup.weights_bytes,
-        "activation_bytes": startup.activation_bytes,
-        "non_torch_bytes": startup.non_torch_bytes,
-        "graph_estimate_bytes": startup.graph_estimate_bytes,
-        "graph_bytes": startup.graph_bytes,
-    }
+    printed = {name: getattr(startup, name, None) for name in TERM_SETTINGS}
     terms = {name: value for name, value in printed.items() if value is not None and value >= 0}
     if planned is None or planned.settings.pipeline_parallel_size > 1:
         # The log does not say which pipeline stage a line is from, and an unknown model has no plan to compare with.

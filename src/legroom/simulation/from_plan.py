@@ -19,6 +19,10 @@ from legroom.units import cdiv
 from legroom.vllm.args import WITHOUT_CACHE, draft_method
 
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
+_SCHEDULER_SETTINGS = (
+    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching", "enable_chunked_prefill"),
+    *("async_scheduling", "engine"),
+)
 _MEASURED_CLOCK_HZ = 1.98e9
 """Of the H200 on which the latency of kernels was measured."""
 
@@ -37,13 +41,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_model_len": settings.max_model_len,
-        "enable_prefix_caching": settings.enable_prefix_caching,
-        "enable_chunked_prefill": settings.enable_chunked_prefill,
-        "async_scheduling": settings.async_scheduling,
-        "engine": settings.engine,
+        **{name: getattr(settings, name) for name in _SCHEDULER_SETTINGS},
     }
     if settings.engine == "V0":
         flags["watermark"] = 0.01

@@ -100,13 +100,10 @@ class LiveFeed:
 
     def _recent_incidents(self) -> list[dict[str, Any]]:
         """The recently opened and closed incidents as JSON objects, newest first."""
+        shown = ("server", "kind", "title", "severity", "opened_s")
         return [
             {
-                "server": change.incident.server,
-                "kind": change.incident.kind,
-                "title": change.incident.title,
-                "severity": change.incident.severity,
-                "opened_s": change.incident.opened_s,
+                **{name: getattr(change.incident, name) for name in shown},
                 "time_s": change.time_s,
                 "is_over": change.is_over,
                 "reason": change.incident.finding.reason if change.incident.finding else change.incident.reason,

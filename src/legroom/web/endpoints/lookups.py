@@ -52,19 +52,17 @@ def flags(request: dict[str, Any]) -> dict[str, Any]:
     release = known_release(request["vllm"]) if request.get("vllm") else latest()
     order = [field.name for field in fields(ServeArgs) if field.name not in ("model", "usage", "env", "others")]
     known = {flag.name: flag for flag in flags_of(release).values() if flag.name not in ("--model", "--help")}
-    listed: list[dict[str, Any]] = []
-    for flag in known.values():
-        allowed = choices(flag.name, release)
-        listed.append(
-            {
-                "name": flag.dest,
-                "flag": flag.name,
-                "type": _TYPES[flag.kind],
-                "default": default(flag.name, release),
-                "choices": list(allowed) if allowed else None,
-                "memory": flag.dest in order,
-            }
-        )
+    listed: list[dict[str, Any]] = [
+        {
+            "name": flag.dest,
+            "flag": flag.name,
+            "type": _TYPES[flag.kind],
+            "default": default(flag.name, release),
+            "choices": list(choices(flag.name, release) or ()) or None,
+            "memory": flag.dest in order,
+        }
+        for flag in known.values()
+    ]
     listed.sort(key=lambda flag: (order.index(flag["name"]) if flag["memory"] else len(order), flag["name"]))
     return {"vllm": release.version, "flags": listed}
 
