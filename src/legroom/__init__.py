@@ -27,16 +27,11 @@ if TYPE_CHECKING:
     from legroom.api.watch_report import watch as watch
 
 _MODULE_OF = {
-    "DiagnosisReport": "diagnosis_report",
-    "PlanReport": "plan_report",
-    "SizeReport": "size_report",
-    "WatchReport": "watch_report",
-    "diagnose": "diagnosis_report",
-    "layout": "plan_report",
-    "plan": "plan_report",
+    **dict.fromkeys(("DiagnosisReport", "diagnose"), "diagnosis_report"),
+    **dict.fromkeys(("PlanReport", "layout", "plan"), "plan_report"),
     "simulate": "simulate_request",
-    "size": "size_report",
-    "watch": "watch_report",
+    **dict.fromkeys(("SizeReport", "size"), "size_report"),
+    **dict.fromkeys(("WatchReport", "watch"), "watch_report"),
 }
 
 __all__ = [

@@ -8,25 +8,9 @@ from legroom.errors import LegroomError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-_BYTES = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "kib": KIB,
-    "ki": KIB,
-    "m": 10**6,
-    "mb": 10**6,
-    "mib": MIB,
-    "mi": MIB,
-    "g": 10**9,
-    "gb": 10**9,
-    "gib": GIB,
-    "gi": GIB,
-    "t": 10**12,
-    "tb": 10**12,
-    "tib": 2**40,
-    "ti": 2**40,
+_SUFFIXES = {"": 1000, "b": 1000, "i": 1024, "ib": 1024}
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power for power, prefix in enumerate("kmgt", 1) for suffix, base in _SUFFIXES.items()
 }
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 

@@ -18,20 +18,10 @@ from legroom.version import __version__
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
-    "completion": "completion",
+    **{name: name for name in ("completion", "gate", "guard", "mcp", "ui")},
+    **dict.fromkeys(("doctor", "recover", "run", "verify"), "run"),
+    **dict.fromkeys(("fragments", "incident", "incidents", "watch"), "watch"),
     "diagnose": "scan",
-    "doctor": "run",
-    "fragments": "watch",
-    "gate": "gate",
-    "guard": "guard",
-    "incident": "watch",
-    "incidents": "watch",
-    "mcp": "mcp",
-    "recover": "run",
-    "run": "run",
-    "ui": "ui",
-    "verify": "run",
-    "watch": "watch",
 }
 """The extra with a command's dependencies."""
 _PACKAGES = {

@@ -335,12 +335,8 @@ _FIXED = {
 }
 """Remedies that depend on nothing but the kind of finding."""
 _BY_KIND = {
-    "crash_loop": _startup_remedies,
-    "unreachable": _startup_remedies,
-    "pool_pressure": _burst_remedies,
-    "preemption_thrash": _burst_remedies,
-    "queue_backlog": _burst_remedies,
-    "refused_load": _burst_remedies,
+    **dict.fromkeys(("crash_loop", "unreachable"), _startup_remedies),
+    **dict.fromkeys(("pool_pressure", "preemption_thrash", "queue_backlog", "refused_load"), _burst_remedies),
     "long_prompt_burst": _long_prompt_remedies,
     "memory_creep": _creep_remedies,
     "host_memory_creep": _host_creep_remedies,

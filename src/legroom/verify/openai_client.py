@@ -183,7 +183,8 @@ class ServerClient:
         try:
             async with self.session.post(self.url + path, json=body) as response:
                 if response.status != 200:
-                    return _refused_outcome(response.status, await response.text(errors="replace"))
+                    refusal = ServerRefusal.read(response.status, await response.text(errors="replace"))
+                    return RequestOutcome(error=str(refusal), refusal=refusal)
                 if is_stream:
                     return await _read_stream(response, started_s)
                 await response.read()
@@ -273,12 +274,6 @@ def _parse_event(data: bytes) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return event if isinstance(event, dict) else {}
-
-
-def _refused_outcome(status: int, body: str) -> RequestOutcome:
-    """The outcome of a request that the server answered with an HTTP error."""
-    refusal = ServerRefusal.read(status, body)
-    return RequestOutcome(error=str(refusal), refusal=refusal)
 
 
 def _failed_outcome(error: Exception, started_s: float) -> RequestOutcome:

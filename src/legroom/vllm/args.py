@@ -215,6 +215,11 @@ def named_backend(args: ServeArgs, release: Release) -> str:
     return str(name).upper() if name and str(name).lower() != "auto" else ""
 
 
+PARALLEL_SIZES = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("decode_context_parallel_size", "prefill_context_parallel_size"),
+)
+
 HEADS = frozenset({"eagle", "eagle3"})
 """Speculative methods with a small head on the model's hidden states and shared embeddings."""
 WITHOUT_CACHE = frozenset({"ngram", "ngram_gpu", "medusa", "mlp_speculator", "suffix", "custom_class"})

@@ -6,7 +6,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
+from legroom.vllm.args import PARALLEL_SIZES, EngineSettings, ServeArgs, env_flag
 from legroom.vllm.config_rules import config_refusals
 from legroom.vllm.traits import traits
 
@@ -19,19 +19,8 @@ class RefusedByVllm(LegroomError):
         self.vllm_message = vllm_message
 
 
-_POSITIVE = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "decode_context_parallel_size",
-    "prefill_context_parallel_size",
-    "max_loras",
-    "max_lora_rank",
-    "kv_cache_memory_bytes",
-)
+_POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "block_size", *PARALLEL_SIZES)
+_POSITIVE += ("max_loras", "max_lora_rank", "kv_cache_memory_bytes")
 _LARGEST = 2**50
 """Above every token count and byte size of a real server."""
 

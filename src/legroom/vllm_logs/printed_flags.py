@@ -97,7 +97,9 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
     """The flags in the texts of `non-default args` and `Namespace`, completed by the engine's settings `facts`."""
     given: dict[str, Any] = {}
     for text in (namespace, mapping):
-        given |= _read_printed_or_truncated(text) if text is not None else {}
+        if text is not None:
+            printed = read_printed(text)  # of a truncated text also the names after the gap
+            given |= ({} if printed.is_whole else _plain_pairs(text)) | dict(printed.values)
     model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
     chosen = {name: _typed_value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
     for name, value in facts.items():
@@ -156,12 +158,6 @@ def _typed_value(name: str, value: Any) -> Any:
     if kind.startswith("float"):
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return value if isinstance(value, str) else None
-
-
-def _read_printed_or_truncated(text: str) -> dict[str, Any]:
-    """Every name with a plain value, also after the place where the line was truncated."""
-    printed = read_printed(text)
-    return dict(printed.values) if printed.is_whole else _plain_pairs(text) | dict(printed.values)
 
 
 def _plain_pairs(text: str) -> dict[str, Any]:

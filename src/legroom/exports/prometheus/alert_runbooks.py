@@ -22,9 +22,7 @@ _IN_A_PAGE = {
     "percent": "so much",
     "seconds": "so long",
     "size": "so much",
-    "waiting": "some",
-    "running": "some",
-    "preemptions": "some",
+    **dict.fromkeys(("waiting", "running", "preemptions"), "some"),
 }
 
 

@@ -137,7 +137,7 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         prompts=prompts,
         output_tokens=output,
         output_key=key,
-        sequences=_sequences_per_prompt(sampling),
+        sequences=max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1),
         logprobs=0 if usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
         prompt_logprobs=prompt_logprobs,
         media=tuple(walk.media),
@@ -147,13 +147,6 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         has_untokenized=not usual and any(body.get(key) for key in UNTOKENIZED),
         is_truncated=is_truncated,
     )
-
-
-def _sequences_per_prompt(sampling: dict[str, Any]) -> int:
-    """The larger of `n` and `best_of`; at least 1."""
-    if "n" not in sampling and "best_of" not in sampling:
-        return 1
-    return max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1)
 
 
 def _max_output_tokens(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:

@@ -18,17 +18,12 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, GuardSample, Histogram, Sample
 
+_ROLES_NAMED_LIKE_FIELDS = (
+    *("kv_use", "running", "waiting", "swapped", "preemptions", "prefix_queries", "prefix_hits", "prefix_hit_rate"),
+    *("prompt_tokens", "generation_tokens"),
+)
 VALUE_ROLES = {
-    "kv_use": "kv_use",
-    "running": "running",
-    "waiting": "waiting",
-    "swapped": "swapped",
-    "preemptions": "preemptions",
-    "prefix_queries": "prefix_queries",
-    "prefix_hits": "prefix_hits",
-    "prefix_hit_rate": "prefix_hit_rate",
-    "prompt_tokens": "prompt_tokens",
-    "generation_tokens": "generation_tokens",
+    **{role: role for role in _ROLES_NAMED_LIKE_FIELDS},
     "prompt_tokens_cached": "cached_tokens",
     "prompt_tokens_recomputed": "recomputed_tokens",
 }

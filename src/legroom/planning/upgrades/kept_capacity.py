@@ -74,13 +74,10 @@ def _holds_old_requests(plan: Plan, old: Plan) -> bool:
     if not plan.starts or plan.settings.max_model_len < old.settings.max_model_len:
         return False
     same_length = plan.memory.kv.max_concurrency * plan.settings.max_model_len / max(old.settings.max_model_len, 1)
-    return same_length >= _equal_requests(old)
-
-
-def _equal_requests(old: Plan) -> float:
-    """The requests that count as the old number: a pool that is smaller by no more than a step of utilization."""
+    # A pool that is smaller by no more than a step of utilization counts as the old one.
     step_bytes = old.layout.total_bytes * _THOUSANDTHS.step / 1000
-    return old.memory.kv.max_concurrency * (1 - step_bytes / max(old.layout.kv_cache.bytes, step_bytes))
+    lost_ratio = step_bytes / max(old.layout.kv_cache.bytes, step_bytes)
+    return same_length >= old.memory.kv.max_concurrency * (1 - lost_ratio)
 
 
 def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:

@@ -19,7 +19,7 @@ from legroom.memory.layout import Layout
 from legroom.planning.plan import Plan, Target
 from legroom.records import dataclass
 from legroom.units import human_bytes
-from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import PARALLEL_SIZES, EngineSettings
 from legroom.vllm.resolve import resolve
 
 _WITH_RELEASE = ("release", "engine", "notes")
@@ -90,11 +90,7 @@ _SETTINGS = (
             "enable_expert_parallel",
             "enforce_eager",
             "num_speculative_tokens",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "decode_context_parallel_size",
-            "prefill_context_parallel_size",
+            *PARALLEL_SIZES,
         ),
         "other defaults change",
     ),
