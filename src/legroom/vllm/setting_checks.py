@@ -19,8 +19,11 @@ class RefusedByVllm(LegroomError):
         self.vllm_message = vllm_message
 
 
-_POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "block_size", *PARALLEL_SIZES)
-_POSITIVE += ("max_loras", "max_lora_rank", "kv_cache_memory_bytes")
+_POSITIVE = (
+    *("max_num_seqs", "max_num_batched_tokens", "block_size"),
+    *PARALLEL_SIZES,
+    *("max_loras", "max_lora_rank", "kv_cache_memory_bytes"),
+)
 _LARGEST = 2**50
 """Above every token count and byte size of a real server."""
 
