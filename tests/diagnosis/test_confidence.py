@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.confidence import confidences, share_right
+from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.diagnosis.verdict import Diagnosis
 from legroom.render.diagnosis_text import readings_text
@@ -22,13 +23,21 @@ def diagnosis(log: str) -> Diagnosis:
     return read_log([log.encode()], "log").runs[0]
 
 
-@given(st.lists(st.floats(0.15, 1.0), min_size=1, max_size=4), st.floats(0.5, 0.99))
-def test_the_causes_of_one_answer_do_not_sum_above_one(weights: list[float], first: float) -> None:
-    ordered = sorted(weights, reverse=True)
-    shares = confidences(ordered, first)
-    assert shares[0] == first
-    assert sum(shares) <= 1 + 1e-9
-    assert shares[1:] == sorted(shares[1:], reverse=True)
+@given(st.lists(st.sampled_from(list(Strength)[1:]), min_size=1, max_size=4), st.floats(0.5, 0.99))
+def test_the_causes_of_one_answer_do_not_sum_above_one(strengths: list[Strength], first: float) -> None:
+    named = {str(at): each for at, each in enumerate(sorted(strengths, reverse=True))}
+    shares = confidences(named, first)
+    assert next(iter(shares.items())) == ("0", first)
+    assert sum(shares.values()) <= 1 + 1e-9
+    assert [*shares.values()] == sorted(shares.values(), reverse=True)
+
+
+def test_what_a_person_wrote_moves_the_odds_of_all_causes() -> None:
+    before = {"a": Strength.USUAL, "b": Strength.FAINT}
+    after = confidences(before, 0.5, {"a": 0.1, "b": 0.1, "c": 1.0})
+    assert max(after, key=lambda label: after[label]) == "c"
+    assert abs(sum(after.values()) - 1) < 1e-9
+    assert confidences(before, 0.5, {"a": 1.0, "b": 0.1, "c": 0.1})["a"] > 0.5
 
 
 def test_a_placed_failure_is_surer_than_a_bare_line() -> None:

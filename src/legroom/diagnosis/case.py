@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from legroom.black_box import BlackBox
+from legroom.diagnosis.cause_words import WordEvidence
 from legroom.diagnosis.ledger import Ledger, ledger_of
 from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
@@ -28,6 +29,7 @@ SHORTAGE_WORDS = re.compile(
 )
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
+FULL_POOL_PERCENT = 95.0
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
 
@@ -56,6 +58,8 @@ class Case:
     """The start-ups of other services in the same log, which may share the card."""
     launcher: Launcher | None = None
     """The program that started the engine, where the text shows another than vLLM's own."""
+    words: WordEvidence | None = None
+    """What the lines say that a person wrote; None where a program printed all of them."""
     is_unnamed: bool = False
     """Whether a person tells of the failure and names neither vLLM nor a part or setting of it."""
     computed_site: str = ""
@@ -81,6 +85,12 @@ class Case:
     def has(self, *ids: str) -> bool:
         """Whether there is evidence with one of these ids."""
         return self.first(*ids) is not None
+
+    @property
+    def highest_kv_usage_percent(self) -> float:
+        """The highest KV cache usage that the log prints; 0 where it prints none."""
+        usages = (item.facts.get("kv_usage_ratio") for item in self.all("engine_stats", "kv_usage_line"))
+        return max((float(usage) for usage in usages if isinstance(usage, int | float)), default=0.0)
 
     @property
     def failed_share(self) -> float:
@@ -147,6 +157,14 @@ class Case:
         # Old releases used as a library log nothing after the graphs, or in eager mode after the size of the pool.
         eager = self.startup.args.enforce_eager and self.engine.generation != "V1"
         return self.startup.outcome == "started" and (bool(eager) or self.has("captured"))
+
+    @cached_property
+    def is_only_described(self) -> bool:
+        """Whether a person tells of the failure and no line that a program printed shows one."""
+        printed = (item for item in self.evidence if item.role in (*FAILING, "exception", "echo", "traceback"))
+        has_printed = any(not item.is_told and not item.is_warning for item in printed)
+        endings = (self.secondary_failure, self.truncated_traceback, self.unfinished_milestone)
+        return not has_printed and not any(endings)
 
     @cached_property
     def unfinished_milestone(self) -> Evidence | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
@@ -9,9 +10,10 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Strength
 from legroom.facts import read_data
 
-EvidenceKind = Literal[
-    "black_box", "message", "disputed_message", "lookalike", "placed_oom", "unplaced_oom", "broken_off"
-]
+EvidenceKind = (
+    Literal["black_box", "message", "disputed_message", "lookalike", "placed_oom", "unplaced_oom", "told_oom"]
+    | Literal["broken_off", "words"]
+)
 """What the first cause of an answer rests on."""
 
 _KILLS = ("sigkill", "killed_word", "core_killed")
@@ -27,6 +29,8 @@ def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_
     if case.is_oom:
         is_told = case.first_failure is not None and case.first_failure.is_told and not case.has_site_frame
         is_weak = bool(strengths) and strengths[0] < Strength.USUAL  # no cause is usual at this place
+        if case.is_only_described and is_told:
+            return "told_oom"
         return "placed_oom" if case.site and not is_told and not is_weak else "unplaced_oom"
     if is_incomplete or (case.first_failure is None and case.secondary_failure is not None and is_memory):
         return "broken_off"
@@ -60,7 +64,27 @@ def share_right(kind: EvidenceKind) -> float:
     return float((counts["right"] + 1) / (counts["given"] + 2))
 
 
-def confidences(strengths: list[Strength], first: float) -> list[float]:
-    """Each cause's probability: `first` for the first; the others split 1 - first in proportion to their strengths."""
-    rest = max(sum(strengths[1:]), Strength.NAMED)
-    return [first, *((1 - first) * each / rest for each in strengths[1:])] if strengths else []
+@cache
+def share_unnamed() -> float:
+    """How often the cause was none of the named ones where the first was wrong."""
+    counts = read_data("diagnosis_confidence.json")["beside_wrong_firsts"]
+    return float(counts["unnamed"] / (counts["named"] + counts["unnamed"]))
+
+
+def confidences(
+    strengths: Mapping[str, Strength], first: float, likelihoods: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Each cause's probability, highest first: `first` for the first of `strengths`, the others by their strength.
+
+    `strengths` come highest first; causes without evidence share alike. Where a person described
+    the failure, these are the odds before the description, and `likelihoods` how likely each cause makes its words.
+    """
+    labels = [*strengths, *(label for label in likelihoods or () if label not in strengths)]
+    named = sum(list(strengths.values())[1:])
+    unnamed = (1 - first) * (share_unnamed() if named else 1.0) if strengths else 1.0
+    shares = {label: (1 - first - unnamed) * each / max(named, 1) for label, each in strengths.items()}
+    shares |= dict.fromkeys(labels[:1] if strengths else (), first)
+    each_unnamed = unnamed / max(len(labels) - len(strengths), 1)
+    weighed = {label: shares.get(label, each_unnamed) * (likelihoods or {}).get(label, 1.0) for label in labels}
+    total = sum(weighed.values()) if likelihoods else 1.0
+    return {label: weight / total for label, weight in sorted(weighed.items(), key=lambda item: -item[1])}

@@ -11,6 +11,7 @@ from typing import Any
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
+from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.contrasts import contrasts, failed_shares
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
@@ -51,6 +52,8 @@ class LogContents:
     events: list[StartupEvent] = field(default_factory=list)
     services: dict[int, str] = field(default_factory=dict)
     """The service that wrote a line, where a collector of several services names it."""
+    words: WordEvidence | None = None
+    """What people wrote beside what programs printed."""
 
 
 def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
@@ -92,6 +95,7 @@ def split_services(contents: LogContents) -> list[LogContents]:
         LogContents(
             [item for item in contents.evidence if services.get(item.line, name) == name],
             [event for event in contents.events if services.get(event.line_number, name) == name],
+            words=contents.words,
         )
         for name in sorted(names)
     ]
@@ -114,7 +118,8 @@ def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequenc
     starts = list(split_starts(contents.events))[-MAX_RUNS:] or ([[]] if attempts else [])
     if not starts:
         # A command or a failure alone is no report of a server.
-        is_report = {item.id for item in contents.evidence} not in (set(), {"vllm_named"}, {"failure_told"})
+        no_report = {"failure_told"} if contents.words else {"failure_told", "vllm_named"}
+        is_report = bool({item.id for item in contents.evidence} - no_report)
         return (_make_case(contents.evidence, Startup(), source, lines),) if is_report else ()
     bounds = [events[0].line_number if events else 0 for events in starts]
     bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
@@ -201,8 +206,10 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     text = head.decode("utf-8", "replace")
     told = told_evidence(text, contents.evidence)
     contents.evidence = sorted((*contents.evidence, *told), key=lambda item: item.line)
+    contents.words = word_evidence(text, contents.evidence)
     attempts = _attempts(text, contents.evidence)
     cases = _service_cases(contents, source, scanner.lines, attempts)
+    cases = tuple(replace(case, words=contents.words) for case in cases)
     cases, hints = _with_pasted_command(cases, text, hints, attempts)
     if hints is None or not (hints.command or hints.model):
         cases = tuple(replace(case, is_unnamed=_names_no_vllm(case, text)) for case in cases)

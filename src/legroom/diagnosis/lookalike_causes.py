@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import cast
 
-from legroom.diagnosis.case import Case
+from legroom.diagnosis.case import FULL_POOL_PERCENT, Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, Strength, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.lookalike_words import MatchedLine
@@ -123,6 +123,8 @@ def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
     shortage = case.first(*SHORTAGE) or killed
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
         return Strength.USUAL  # a real shortage explains it
+    if evidence.id == "hang_told" and case.highest_kv_usage_percent >= FULL_POOL_PERCENT:
+        return Strength.POSSIBLE  # requests that wait for blocks look like a hang
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
         is_other = case.has("exception") or case.first_failure not in (None, evidence)
         return Strength.POSSIBLE if is_other else Strength.SUGGESTED

@@ -34,6 +34,9 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 _FAILED = (*FAILING, "exception")
 MAX_FINDINGS = 4
 MAX_FIXES = 5
+_ASSERTED_CHANCE = 0.4
+_LEAST_CHANCE = 0.05
+"""A cause that is less likely than one in twenty is not mentioned."""
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
     "lora_or_spec_decode_extra": frozenset({"enable_lora", "speculative_config", "max_loras", "max_lora_rank"}),
@@ -95,15 +98,19 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         planner.case = case = replace(case, computed_site=site)
         wanted = tuple(tensor for tensor in wanted if tensor.moment == "load" or site != "build")
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _cause_by_site(case))
-    strengths = [assessment.strength for _, assessment in likely]
+    strengths = {cause.label: assessment.strength for cause, assessment in likely}
     verdict = _verdict(case, likely)
-    kind = evidence_kind(
-        case, strengths, is_memory=bool(likely) and likely[0][0].is_memory, is_incomplete=verdict == "cause above"
-    )
-    shares = confidences(strengths, share_right(kind))
+    is_memory, is_incomplete = bool(likely) and likely[0][0].is_memory, verdict == "cause above"
+    kind = evidence_kind(case, [*strengths.values()], is_memory=is_memory, is_incomplete=is_incomplete)
+    told = case.words.likelihoods if case.words is not None and _is_only_described(case, likely) else {}
+    told = {label: each for label, each in told.items() if not cause_of(label).is_ruled_out(planner)}
+    chances = confidences(strengths, share_right(kind), told)
+    if told and verdict != "no problem found":
+        likely = _with_told_causes(likely, chances, case)
+        verdict, kind = _told_verdict(case, likely, chances), kind if strengths else "words"
     findings = tuple(
-        _make_finding(cause, assessment, confidence, planner, lever_of(wanted))
-        for (cause, assessment), confidence in zip(likely, shares, strict=True)
+        _make_finding(cause, assessment, chances[cause.label], planner, lever_of(wanted))
+        for cause, assessment in likely
     )
     if findings:
         why = [findings[0].why, tensor_sentence(wanted, case.oom.wanted_bytes) if case.oom else ""]
@@ -188,6 +195,34 @@ def _by_contrast(cause: Cause, assessment: Assessment, case: Case) -> Assessment
     settings = {name for changed, worked in case.reported if worked for name in changed}
     is_told = bool(settings & _SETTINGS_OF_CAUSE.get(cause.label, frozenset()))
     return replace(assessment, strength=Strength.COMPARED) if is_told else assessment
+
+
+def _with_told_causes(
+    likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float], case: Case
+) -> list[tuple[Cause, Assessment]]:
+    """The likeliest causes once the words of the description count, with those that only the words point to."""
+    assert case.words is not None
+    shown = {cause.label: assessment for cause, assessment in likely}
+    labels = [label for label, chance in chances.items() if label in shown or chance >= _LEAST_CHANCE][:MAX_FINDINGS]
+    for label in labels:
+        if label not in shown:
+            line = case.words.proof(label)
+            shown[label] = Assessment(Strength.SUGGESTED, (line,), reason("words_told", line.facts))
+    return [(cause_of(label), shown[label]) for label in labels]
+
+
+def _is_only_described(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
+    """Whether neither a printed failure nor printed figures show the first cause, so that words are all there is."""
+    shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
+    return case.is_only_described and not any(item.role in ("milestone", "once", "stats") for item in shown)
+
+
+def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
+    """The verdict on a description: a cause that is likelier than all others together, else the question for more."""
+    first = likely[0][0]
+    if chances[first.label] < _ASSERTED_CHANCE or (case.is_unnamed and first.domain == "gpu"):
+        return "cause above"
+    return "not a memory problem" if first.domain == "other" else "cause found"
 
 
 def _planned_parts(layout: Layout) -> str:

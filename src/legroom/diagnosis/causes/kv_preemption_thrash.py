@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from legroom.diagnosis.case import FULL_POOL_PERCENT
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.vllm_logs.evidence import Evidence
 
-_FULL = 95.0
 _FEW_SEQUENCES = 8
 """Below this many sequences a step is bound by reading the weights, so that running fewer serves fewer."""
 
@@ -20,7 +20,7 @@ def examine(case: Case) -> Assessment | None:
     counted = [
         item for item in case.all("preemptions_metric", "engine_stats") if _count_or_ratio(item, "preemptions") > 0
     ]
-    full = [item for item in case.all("engine_stats", "kv_usage_line") if _kv_usage_percent(item) >= _FULL]
+    full = [item for item in case.all("engine_stats", "kv_usage_line") if _kv_usage_percent(item) >= FULL_POOL_PERCENT]
     nearly_full = (item for item in case.all("engine_stats") if _kv_usage_percent(item) >= 90)
     waiting = [item for item in nearly_full if _count_or_ratio(item, "waiting") > 0]
     strength = Strength.NONE

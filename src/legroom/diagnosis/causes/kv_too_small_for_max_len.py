@@ -49,6 +49,9 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
     if told := case.first("kv_check_told"):
         has = "" if left is None else f" {gib(left)} are left for the KV cache."
         return Assessment(Strength.LIKELY, proof(told), f"The pool does not hold one request of max_model_len.{has}")
+    if (held := case.startup.max_concurrency) is not None and held < 1 and not case.has("request_served"):
+        why = f"The pool holds {held:g} requests of {case.startup.concurrency_len or 0:,} tokens, by vLLM's own line."
+        return Assessment(Strength.SHOWN, proof(case.last("kv_sized")), why)
     failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
     is_cut = failed is not None and case.last_error is None and not case.has("request_served")
     if is_cut and (tokens := _tokens_of_blocks(case)):
@@ -74,7 +77,7 @@ def _tokens_of_blocks(case: Case) -> int | None:
     """What the printed KV blocks hold, where that is less than max_model_len; else None."""
     args = case.startup.args
     tokens = (case.number("kv_sized", "blocks_count") or 0) * (args.block_size or 16)
-    return tokens if 0 < tokens < (args.max_model_len or 0) else None
+    return tokens if 0 < tokens < (args.max_model_len or case.startup.concurrency_len or 0) else None
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
