@@ -12,6 +12,7 @@ from typing import Any
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
+from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.contrasts import contrasts, failed_shares
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
@@ -25,7 +26,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
-from legroom.diagnosis.verdict import Diagnosis, diagnose_run
+from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
@@ -119,7 +120,7 @@ def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequenc
     if not starts:
         # A command or a failure alone is no report of a server.
         no_report = {"failure_told"} if contents.words else {"failure_told", "vllm_named"}
-        is_report = bool({item.id for item in contents.evidence} - no_report)
+        is_report = bool({item.id for item in contents.evidence} - no_report) or _tells_of_memory(contents.words)
         return (_make_case(contents.evidence, Startup(), source, lines),) if is_report else ()
     bounds = [events[0].line_number if events else 0 for events in starts]
     bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
@@ -134,6 +135,14 @@ def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequenc
         startup = _with_utilization(startup_of(events), events) if events else Startup()
         cases.append(_make_case(own, startup, source, lines))
     return tuple(cases)
+
+
+def _tells_of_memory(told: WordEvidence | None) -> bool:
+    """Whether the words of a text that names no program are most likely those of a shortage of memory."""
+    if told is None:
+        return False
+    label = max(told.likelihoods, key=lambda each: told.likelihoods[each])
+    return cause_of(label).is_memory and told.likelihoods[label] >= ASSERTED_CHANCE * sum(told.likelihoods.values())
 
 
 def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Startup:

@@ -34,7 +34,8 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 _FAILED = (*FAILING, "exception")
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_ASSERTED_CHANCE = 0.4
+ASSERTED_CHANCE = 0.4
+"""A cause that only words point to is asked for below it: of those stated with 0.4 two in three are right."""
 _LEAST_CHANCE = 0.05
 """A cause that is less likely than one in twenty is not mentioned."""
 _SETTINGS_OF_CAUSE = {
@@ -218,9 +219,9 @@ def _is_only_described(case: Case, likely: list[tuple[Cause, Assessment]]) -> bo
 
 
 def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
-    """The verdict on a description: a cause that is likelier than all others together, else the question for more."""
+    """The verdict on a description: its likeliest cause, or the question for more where that is not likely enough."""
     first = likely[0][0]
-    if chances[first.label] < _ASSERTED_CHANCE or (case.is_unnamed and first.domain == "gpu"):
+    if chances[first.label] < ASSERTED_CHANCE or (case.is_unnamed and first.is_memory):
         return "cause above"
     return "not a memory problem" if first.domain == "other" else "cause found"
 
