@@ -71,16 +71,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if item and cache is not None:
         newer = known_fix("encoder_cache_bug")
         tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
-        larger = planner.plan_change(
-            "max_num_batched_tokens",
-            {"max_num_batched_tokens": tokens},
-            f"The encoder cache is sized from it and must hold an item of {item} tokens."
-            if "item_tokens_count" in cache.facts
-            else f"The encoder cache is sized from it, and the item has more than {size} tokens.",
-            trades="a larger activation peak",
+        named = "item_tokens_count" in cache.facts
+        holds = f"hold an item of {item} tokens" if named else f"be larger, as the item has more than {size} tokens"
+        why, flags = f"The encoder cache is sized from it and must {holds}.", {"max_num_batched_tokens": tokens}
+        trades, command = "a larger activation peak", planner.command(flags, None)
+        larger = planner.plan_change("max_num_batched_tokens", flags, why, trades=trades) or Fix(
+            "max_num_batched_tokens", why, flags, trades=trades, command=command, is_unplanned=True
         )
-        if larger is not None:
-            larger = replace(larger, proven="item_tokens_count" in cache.facts)
+        larger = replace(larger, proven=named)
         yield from (newer, limit, larger) if size == 0 else (larger, limit)
         return
     kernel = Fix(
