@@ -26,7 +26,7 @@ from legroom.lint.expressions import (
     rule_expressions,
 )
 from legroom.lint.lint_report import Skipped
-from legroom.lint.names_in_text import mistaken_names, without_other_services
+from legroom.lint.names_in_text import SHOWN, mistaken_names, without_other_services
 from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
@@ -194,7 +194,9 @@ def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> 
         found = [
             each
             for each in islice(matches, _MOST_LINES)
-            if _is_counted(each, row) and not _OF_COMMIT.search(each["at"])
+            if _is_counted(each, row)
+            and not _OF_COMMIT.search(each["at"])
+            and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue

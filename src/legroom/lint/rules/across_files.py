@@ -105,10 +105,36 @@ def claim_below_weights(document: Node, context: Context) -> Findings:
         read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}"
         claims = re.findall(r"claimName:\s*[\"']?([\w.-]+)", workload.source.text[workload.offset : workload.end])
         servers = [each for each in context.fleet if each.read_as == read_as and claims == [name]]
-        plans = [plan_of_server(each, context.release_of(each)) for each in servers]
-        of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
-        if (needed := max((plan.checkpoint_bytes for plan in of_hub), default=0)) > size:
-            message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
-            place = document.source.place(storage.offset)
-            yield finding("path-missing", place, message, "ask for more than the weights take")
-            return
+        yield from _below_weights(storage, servers, context)
+
+
+def _below_weights(storage: Node, servers: list[StartedServer], context: Context) -> Findings:
+    """The size of a claim that is smaller than the checkpoint of one of its servers."""
+    plans = [plan_of_server(each, context.release_of(each)) for each in servers]
+    of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
+    size, needed = kubernetes_bytes(storage.scalar or ""), max((plan.checkpoint_bytes for plan in of_hub), default=0)
+    if size and needed > size:
+        message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
+        place = storage.source.place(storage.offset)
+        yield finding("path-missing", place, message, "ask for more than the weights take")
+
+
+@checks(Node, "path-missing", "rollout-stuck")
+def claims_of_several_pods(document: Node, context: Context) -> Findings:
+    """ReadWriteOnce claims of several pods, and those of the production stack's models with their size."""
+    name, is_claim = document.text("metadata", "name"), document.text("kind") == "PersistentVolumeClaim"
+    workloads = [each for each in context.manifests if is_claim and each.text("kind") in ("Deployment", "StatefulSet")]
+    mounted = re.compile(rf"claimName:\s*[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
+    users = [each for each in workloads if mounted.search(each.source.text[each.offset : each.end])]
+    shared = [(document.get("spec", "accessModes"), len(users))]
+    for spec in document.list("servingEngineSpec", "modelSpec"):
+        storage, url = spec.get("pvcStorage"), spec.get("modelURL")
+        if storage is not None and url is not None:
+            place = document.source.place(url.offset)
+            yield from _below_weights(storage, [each for each in context.fleet if each.place == place], context)
+            shared += [(spec.get("pvcAccessMode"), int(f"0{spec.text('replicaCount')[:3]}"))]
+    for modes, pods in shared:
+        if modes is not None and [each.scalar for each in modes.list()] == ["ReadWriteOnce"] and pods > 1:
+            message = f"the pods of {pods} replicas or workloads mount it, and one node at a time does: others wait"
+            found = finding("rollout-stuck", document.source.place(modes.offset), message, "write ReadWriteMany")
+            yield replace(found, severity="note")
