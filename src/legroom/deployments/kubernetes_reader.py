@@ -113,7 +113,9 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
                 if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
                     names = possible_gpus(container, node, of_pods.get(id(node)), *metadata)
                     env = _variables(container, config_maps)
-                    yield from _subjects_of_container(container, node, names, env, is_whole or _is_whole(container))
+                    yield from _subjects_of_container(
+                        container, node, names, env, is_whole or bool(container.list("ports"))
+                    )
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
@@ -273,11 +275,6 @@ def _probe(container: Node, kind: str) -> Node | None:
     """The probe of a kind; None also for `null`, which a template makes of a value that is not there."""
     probe = container.get(f"{kind}Probe")
     return probe if probe is not None and probe.values is not None else None
-
-
-def _is_whole(container: Node) -> bool:
-    """Whether it tells more than a command, as an excerpt does, and no controller adds its image."""
-    return container.get("image") is not None and bool(container.list("ports"))
 
 
 def _mounts(container: Node, pod: Node) -> Iterator[Mount]:

@@ -156,7 +156,7 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 def _may_equal(first: str, second: str) -> bool:
     """Whether two texts are the same, or may be, with what a template fills in."""
     is_open = [re.search(r"\{\{|\$", each) is not None for each in (first, second)]
-    filled = (re.sub(r"\\\$(_template_|\S*)|\\\{.*\\\}", ".*", re.escape(each)) for each in (first, second))
+    filled = (re.sub(r"\\\$(_template_|__+|\S*)|\\\{.*\\\}", ".*", re.escape(each)) for each in (first, second))
     matches = re.fullmatch(next(filled), second) or re.fullmatch(next(filled), first)
     return first == second or (bool(first and second) and any(is_open) and (all(is_open) or matches is not None))
 

@@ -20,7 +20,6 @@ _Refusal = tuple[Node, str, str]
 _NO_TEXT = re.compile(r"-?\d+(\.\d+)?|true|false|True|False")
 _COMPOSE_FILE = re.compile(r"(^|/)(docker-)?compose[\w.-]*\.ya?ml$")
 _BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")
-_OF_PATCH = re.compile(r"patch|overlay|kustom")
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{(\w+):?-(""|'')\}""")
 _UNSET = re.compile(r"(?<!\$)\$\{?([A-Za-z_]\w*)(?:\}|(?![\w:?+-]))")
@@ -45,7 +44,9 @@ def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_R
     wanted = dict(document.items("spec", "selector", "matchLabels"))
     labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
     template, path = document.get("spec", "template"), document.source.path
-    is_part = "kustomize" in signs or _OF_PATCH.search(path) or kind_of(path, "") in ("document", "python")
+    is_part = (
+        "kustomize" in signs or re.search("patch|overlay|kustom", path) or kind_of(path, "") in ("document", "python")
+    )
     is_whole = template is not None and all(each.get("image") for each in template.list("spec", "containers"))
     is_named = document.text("apiVersion") == "apps/v1" and bool(document.text("metadata", "name"))
     if template is not None and is_whole and is_named and not is_part and document.get("spec", "selector") is None:

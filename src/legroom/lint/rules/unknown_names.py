@@ -13,7 +13,7 @@ from legroom.drawing.text import plural
 from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
-from legroom.lint.rule import Context, Findings, Severity, checks, finding, has_same_words, similarity
+from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
 from legroom.vllm.args import other_values
 from legroom.vllm.command_line import plain_name
 
@@ -137,5 +137,4 @@ def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
     if line.row["rule"] not in ("image-moving", "release-unsafe") or not context.is_release_given:
         found = finding(line.row["rule"], line.place, line.row["message"], line.row["suggestion"])
-        severity: Severity = "warning" if line.row.get("severity") == "warning" else "note"
-        yield replace(found, severity=severity)
+        yield replace(found, severity=line.row.get("severity", "note"))
