@@ -259,6 +259,18 @@ LINES = [
 ]
 
 
+@pytest.mark.parametrize(("delay", "severity"), [(15, "warning"), (240, "note")])
+def test_a_liveness_probe_in_values_that_kills_a_start_is_a_warning(delay, severity):
+    text = "image:\n  repository: vllm/vllm-openai\nlivenessProbe:\n  # delay\n"
+    text += f"  initialDelaySeconds: {delay}\n  failureThreshold: 3\n  periodSeconds: 10\n"
+    assert ("start-too-short", severity, 3) in found(("values.yaml", text))
+
+
+def test_a_server_that_sends_traces_is_given_their_collector():
+    text = f"kind: Pod\nimage: {IMAGE}\n- name: OTEL_EXPORTER_OTLP_ENDPOINT\n- --otlp-traces-endpoint=http://c:4317\n"
+    assert "env-meaning" not in rules(("a.yaml", text))
+
+
 @pytest.mark.parametrize(("path", "text", "rule", "line"), LINES)
 def test_a_line_beside_a_server_is_named(path, text, rule, line):
     assert (rule, line) in {(each[0], each[2]) for each in found((path, text))}

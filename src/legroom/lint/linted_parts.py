@@ -121,7 +121,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         flags |= {plain_name(word.text) for server in part.servers for word in server.words}
         for server in part.servers:
             lines = {server.place_of(word).line for word in server.words}
-            # The words of a quoted text stand where it begins, and each may have a line of its own.
+            # Words of a quoted text stand where it begins, and each may have a line of its own.
             read_lines |= lines if len(lines) > 1 else set(range(min(lines), min(lines) + len(server.words)))
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known

@@ -114,15 +114,13 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
 
 def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """The Service that an Ingress names and the linted manifests, which hold others, do not."""
-    services: dict[str | None, Node] = {
-        each.text("metadata", "name"): each for each in manifests if each.text("kind") == "Service"
-    }
+    services = {each.text("metadata", "name"): each for each in manifests if each.text("kind") == "Service"}
     workloads = any(each.text("kind") in _WORKLOADS for each in manifests)
     for path in (path for rule in ingress.list("spec", "rules") for path in rule.list("http", "paths")):
         name = path.get("backend", "service", "name")
-        if name is not None and workloads and not any(_may_equal(name.scalar or "", each or "") for each in services):
+        if name is not None and workloads and not any(_may_equal(name.scalar or "", each) for each in services):
             yield name, f"none of these files has a Service called {name.scalar}", "write the name of the server's"
-        port, service = path.get("backend", "service", "port", "name"), services.get(name.scalar if name else None)
+        port, service = path.get("backend", "service", "port", "name"), services.get((name and name.scalar) or "")
         names = [each.text("name") for each in (service.list("spec", "ports") if service is not None else ())]
         if port is not None and names and not any(_may_equal(port.scalar or "", each) for each in names):
             yield port, f"no port of that Service is called {port.scalar}", "write the name of its port"
@@ -158,7 +156,7 @@ def _may_equal(first: str, second: str) -> bool:
     is_open = [re.search(r"\{\{|\$", each) is not None for each in (first, second)]
     filled = (re.sub(r"\\\$(_template_|__+|\S*)|\\\{.*\\\}", ".*", re.escape(each)) for each in (first, second))
     matches = re.fullmatch(next(filled), second) or re.fullmatch(next(filled), first)
-    return first == second or (bool(first and second) and any(is_open) and (all(is_open) or matches is not None))
+    return first == second or (bool(first and second) and (all(is_open) or matches is not None))
 
 
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")

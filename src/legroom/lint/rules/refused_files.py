@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from legroom.deployments.compose_reader import ComposeFolder
 from legroom.deployments.container_images import is_published_by_vllm, mount_of
-from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
 from legroom.deployments.yaml_nodes import Node, is_template
 from legroom.facts import read_data
@@ -44,9 +43,7 @@ def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_R
     wanted = dict(document.items("spec", "selector", "matchLabels"))
     labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
     template, path = document.get("spec", "template"), document.source.path
-    is_part = (
-        "kustomize" in signs or re.search("patch|overlay|kustom", path) or kind_of(path, "") in ("document", "python")
-    )
+    is_part = "kustomize" in signs or re.search(r"patch|overlay|kustom|\.(md|markdown|rst|py)$", path)
     is_whole = template is not None and all(each.get("image") for each in template.list("spec", "containers"))
     is_named = document.text("apiVersion") == "apps/v1" and bool(document.text("metadata", "name"))
     if template is not None and is_whole and is_named and not is_part and document.get("spec", "selector") is None:
