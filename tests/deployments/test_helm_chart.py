@@ -77,6 +77,7 @@ kind: Deployment
 metadata:
   name: {{ include "gone.name" . }}
 spec:
+  selector: {matchLabels: {app: llm}}
   template:
     spec:
       containers:
@@ -112,7 +113,7 @@ def test_a_flag_that_only_other_values_give_is_noted(tmp_path):
     more = "            {{- if .Values.gone }}\n            - --swap-space\n            {{- end }}\n"
     chart(tmp_path, TEMPLATE.replace("            {{- toYaml .Values.args | nindent 12 }}\n", more))
     found = lint_files([str(tmp_path / "templates")], LintOptions()).findings
-    assert [(each.severity, each.place.line) for each in found if each.rule == "flag-removed"] == [("note", 15)]
+    assert [(each.severity, each.place.line) for each in found if each.rule == "flag-removed"] == [("note", 16)]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,11 @@ def deployment(
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "llm", "namespace": "models"},
-        "spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": "llm"}}, "spec": pod}},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": "llm"}},
+            "template": {"metadata": {"labels": {"app": "llm"}}, "spec": pod},
+        },
     }
 
 

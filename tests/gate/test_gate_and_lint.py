@@ -17,8 +17,7 @@ def made(*args, probe=None, env=None, annotation="", gpu=H100, image=PINNED, **l
     (container,) = thing["spec"]["template"]["spec"]["containers"]
     if probe:
         container["livenessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, **probe}
-    if env:
-        container["env"] = [env]
+    container["env"] = [{"name": "HF_TOKEN", "value": "$(TOKEN)"}, *([env] if env else [])]
     if annotation:
         thing["metadata"]["annotations"] = {"legroom/gpu": annotation}
     return thing

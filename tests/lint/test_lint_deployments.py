@@ -123,7 +123,7 @@ def test_a_mistake_of_a_compose_file_is_named(case):
 
 
 def test_backslashes_in_a_folded_command_become_spaces():
-    lines = f"services:\n  llm:\n    image: {IMAGE}\n    command: >\n      --model {MODEL} \\\n      --port 8000\n"
+    lines = f"services:\n  llm:\n    image: {IMAGE}\n    command: >\n      {MODEL} \\\n      --port 8000\n"
     assert ("container-command", "error") in found(lines, "compose.yaml")
     assert found(lines.replace(" \\", ""), "compose.yaml") == set()
 

@@ -272,7 +272,7 @@ def test_flags_that_differ_from_the_plan_are_named():
 
 def test_compose_and_docker_and_units_and_configs():
     compose = "services:\n  a:\n    image: vllm/vllm-openai:v0.32.0\n    command: --model org/m -tp 2 --swap-space 4\n"
-    assert sorted(rules_of(compose, "compose.yaml")) == ["flag-removed", "shm-missing"]
+    assert sorted(rules_of(compose, "compose.yaml")) == ["flag-removed", "flag-value", "shm-missing"]
     docker = "docker run --gpus 2 --ipc=host -e VLLM_ATTENTION_BACKEND=X vllm/vllm-openai:v0.32.0 --model org/m -tp 2\n"
     assert rules_of(docker, "run.sh") == ["env-unknown"]
     unit = (

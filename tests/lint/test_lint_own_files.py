@@ -10,16 +10,15 @@ import pytest
 from legroom.cli.main import main
 
 MANIFEST = """\
-apiVersion: apps/v1
-kind: Deployment
+apiVersion: v1
+kind: Pod
 metadata: {name: x}
 spec:
-  template:
-    spec:
-      containers:
-        - name: server
-          image: vllm/vllm-openai:v0.11.0
-          args: ["--model", "Qwen/Qwen3-8B", "--swap-space", "4"]
+  containers:
+    - name: server
+      image: vllm/vllm-openai:v0.11.0
+      args: ["--model", "Qwen/Qwen3-8B", "--swap-space", "4"]
+      readinessProbe: {httpGet: {path: /health, port: 8000}}
 """
 
 

@@ -155,6 +155,7 @@ def test_merge_keys_are_resolved_and_own_keys_come_first():
     assert sorted({(finding.rule, finding.place.line) for finding in findings}) == [
         ("env-unknown", 4),
         ("flag-removed", 17),
+        ("flag-value", 17),
         ("image-moving", 6),
         ("shm-missing", 13),
     ]

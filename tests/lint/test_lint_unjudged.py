@@ -161,7 +161,6 @@ LINES = [
     ("a.sh", "export VLLM_PORT=8000\n", "env-meaning"),
     ("values.yaml", "vllm:\n  storageUri: hf://org/m\n", "cache-lost"),
     ("compose.yml", "services: {a: {image: vllm/vllm-openai-rocm:v0.20.0}}\n", ""),
-    ("compose.yml", "services:\n  a:\n    image: vllm/vllm-openai-rocm:v0.20.0\n", "gpus-too-few"),
     ("compose.yml", "services:\n  a:\n    image: rocm/vllm:1\n    devices: [/dev/kfd]\n", ""),
 ]
 

@@ -99,6 +99,7 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
     of_pods: dict[int, Node] = {}
     # KubeRay starts Ray in every container without a command.
     left_to_image = document.text("apiVersion").partition("/")[0] != _RAY_GROUP
+    is_whole = document.text("apiVersion") == "apps/v1" and document.get("spec", "selector") is not None  # no patch
     for node in document.walk():
         if not isinstance(node.values, dict):
             continue
@@ -112,7 +113,9 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
                 if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
                     names = possible_gpus(container, node, of_pods.get(id(node)), *metadata)
                     env = _variables(container, config_maps)
-                    yield from _subjects_of_container(container, node, names, env)
+                    yield from _subjects_of_container(
+                        container, node, names, env, is_whole or bool(container.list("ports"))
+                    )
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
@@ -137,10 +140,10 @@ def _variables(container: Node, config_maps: Mapping[str, Node]) -> dict[str, Wo
 
 
 def _subjects_of_container(
-    container: Node, pod: Node, gpu_names: tuple[str, ...], env: dict[str, Word]
+    container: Node, pod: Node, gpu_names: tuple[str, ...], env: dict[str, Word], is_whole: bool
 ) -> Iterator[Subject]:
     """The servers and commands of one container, those of its lifecycle hooks included."""
-    image = container.text("image")
+    image, is_whole = container.text("image"), is_whole and container.get("image") is not None
     entry, given = word_list(container.get("command"), env), word_list(container.get("args"), env)
     launcher = ""
     if runtime := runtime_of(container):
@@ -170,12 +173,12 @@ def _subjects_of_container(
             memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
             start_limit=start_limit(container),
             repeated_entry=repeated_entry(image, entry, given),
-            has_no_gpu=_has_no_gpu(container, pod),
-            mounts=tuple(_mounts(container, pod)) if _is_whole(container) else None,
+            has_no_gpu=_has_no_gpu(container, pod, is_whole),
+            mounts=tuple(_mounts(container, pod)) if is_whole else None,
             has_read_only_root=container.text("securityContext", "readOnlyRootFilesystem") == "true",
             other_env=_other_variables(container),
             declared_ports=tuple(_declared_ports(container, pod)),
-            probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
+            probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2, is_whole=is_whole)),
         ),
     )
 
@@ -274,11 +277,6 @@ def _probe(container: Node, kind: str) -> Node | None:
     return probe if probe is not None and probe.values is not None else None
 
 
-def _is_whole(container: Node) -> bool:
-    """Whether it tells more than a command, as an excerpt does, and no controller adds its image."""
-    return container.get("image") is not None and bool(container.list("ports"))
-
-
 def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
     """The volumes of a container."""
     sources = {volume.text("name"): volume for volume in pod.list("volumes")}
@@ -302,13 +300,13 @@ def _other_variables(container: Node) -> frozenset[str]:
     return frozenset(names | ({"*"} if container.get("envFrom") is not None else set()))
 
 
-def _has_no_gpu(container: Node, pod: Node) -> bool:
+def _has_no_gpu(container: Node, pod: Node, is_whole: bool) -> bool:
     """Whether a container lists its resources without an accelerator, and nothing else can give it one."""
     names = [name for name, _ in _resource_amounts(container)]
     is_privileged = container.text("securityContext", "privileged") == "true"
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
     gives_other = is_privileged or any(node is not None for node in others)
-    is_told = bool(names) or (_is_whole(container) and container.get("resources") is None)
+    is_told = bool(names) or (is_whole and container.get("resources") is None)
     return is_told and not gives_other and not any("/" in name or "$" in name for name in names)
 
 
@@ -316,12 +314,12 @@ _ASKED = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d+)(/[\w./
 _FAILS_ON_404 = re.compile(r"curl\b.*\s(-\w*f\w*|--fail)\b|\bwget\b|urlopen|raise_for_status")
 
 
-def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
-    """A container's probes; kind `none` where it has ports alone; without port and path unless `is_alone`."""
+def _probes(container: Node, is_alone: bool, is_whole: bool) -> Iterator[Probe]:
+    """A container's probes; kind `none` where it has none to start with; without port and path unless `is_alone`."""
     ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
     given = {kind: _probe(container, kind) for kind in ("startup", "readiness", "liveness")}
-    if container.list("ports") and not given["startup"] and not given["readiness"]:
-        yield Probe("none", container.source.place(container.list("ports")[0].offset))
+    if (container.list("ports") or is_whole) and not given["startup"] and not given["readiness"]:
+        yield Probe("none", container.source.place((container.list("ports") or [container])[0].offset))
     for kind, probe in given.items():
         if probe is None:
             continue

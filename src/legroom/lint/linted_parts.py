@@ -26,7 +26,7 @@ from legroom.lint.expressions import (
     rule_expressions,
 )
 from legroom.lint.lint_report import Skipped
-from legroom.lint.names_in_text import mistaken_names, without_other_services
+from legroom.lint.names_in_text import SHOWN, mistaken_names, without_other_services
 from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
@@ -69,7 +69,7 @@ class DoubtfulLine:
     """A line that is a mistake wherever it stands in a file of its kind."""
 
     place: Place
-    row: Mapping[str, str]
+    row: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,10 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
             kind, nothing = part.kind, linted.nothing if linted else ""
             is_monitoring = linted is not None and linted.is_monitoring
         flags |= {plain_name(word.text) for server in part.servers for word in server.words}
-        read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
+        for server in part.servers:
+            lines = {server.place_of(word).line for word in server.words}
+            # Words of a quoted text stand where it begins, and each may have a line of its own.
+            read_lines |= lines if len(lines) > 1 else set(range(min(lines), min(lines) + len(server.words)))
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
             yield linted
@@ -133,9 +136,9 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
         yield LintedPart((unclaimed,) if unclaimed is not None else ())
     is_judged = kind not in (None, "document") and not is_monitoring and len(text) < _LONGEST_TEXT
     is_judged = is_judged and (bool(flags) or _ABOUT_VLLM.search(f"{path} {text}") is not None)
-    lines = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
-    is_empty = is_empty and not lines
-    yield LintedPart(lines)
+    doubtful = tuple(_doubtful_lines(path, text, kind, around or text, frozenset(flags))) if is_judged else ()
+    is_empty = is_empty and not doubtful
+    yield LintedPart(doubtful)
     yield LintedPart(tuple(_named_addresses(path, text)) if kind not in (None, "document") else ())
     nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
@@ -194,7 +197,9 @@ def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> 
         found = [
             each
             for each in islice(matches, _MOST_LINES)
-            if _is_counted(each, row) and not _OF_COMMIT.search(each["at"])
+            if _is_counted(each, row)
+            and not _OF_COMMIT.search(each["at"])
+            and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue

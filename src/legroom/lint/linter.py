@@ -38,6 +38,7 @@ _ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
 _SIGNS = {
     "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
+    "kustomize": r"(?m)^kind:\s*Kustomization|^patches\w*:|^resources:\s*\n\s*- ",
     "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b|\bVLLM_PORT[\"']?:\s*[\"']?\d",
 }
 _SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
@@ -196,6 +197,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     with_key = {path for path, text in texts if _API_KEY.search(text)}
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
+    of_user = {path for path, text in texts if "servingEngineSpec:" in text}  # values of the production stack's chart
     sliced = {Path(path).parent for path, text in texts if _SLICES.search(text)}
     comments = {path: IgnoreComments(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
@@ -220,7 +222,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             elif finding.rule in options.ignore or comments[path].silences(finding):
                 silenced[finding] = None
             else:
-                distinct[_with_file_severity(finding, path in examples)] = None
+                distinct[_with_file_severity(finding, path in examples, path in of_user)] = None
     named = {
         path: each.named_release for path, part in parts for each in part.subjects if isinstance(each, StartedServer)
     }
@@ -266,20 +268,21 @@ def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
 
 
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
-    """The findings with one note in place of equal ones of a file, which names their lines."""
+    """The findings with one note or warning in place of equal ones of a file, which names their lines."""
     firsts: dict[object, LintFinding] = {}
     others: dict[LintFinding, list[str]] = {}
     for each in findings:
-        key = (each.place.path, each.rule, each.message) if each.severity == "note" else each
+        is_repeated = each.severity == "note" or each.rule in ("command-doubtful", "container-command")
+        key = (each.place.path, each.rule, each.message) if is_repeated else each
         first = firsts.setdefault(key, each)
         others.setdefault(first, []).extend([str(each.place.line)] if each.place.line != first.place.line else [])
     also = {first: f" (also at line {', '.join(lines)})" if lines else "" for first, lines in others.items()}
     return [replace(each, message=each.message + also[each]) for each in firsts.values()]
 
 
-def _with_file_severity(finding: LintFinding, is_example: bool) -> LintFinding:
+def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
     """The finding as a note where a chart's user decides; an error in an example as a warning."""
-    if finding.rule in _LEFT_TO_USER and _OF_TEMPLATE.search(finding.place.path):
+    if finding.rule in _LEFT_TO_USER and not is_of_user and _OF_TEMPLATE.search(finding.place.path):
         return replace(finding, severity="note")
     return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding
 

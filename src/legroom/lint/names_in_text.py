@@ -14,6 +14,8 @@ from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
 _SETS_VARIABLE = pattern("names_in_text.sets_variable")
+SHOWN = re.compile(r"^[ \t]*@?(?:echo|printf)[ \t]+[\"'][^|>;&\n]*(?:&& \\)?$", re.MULTILINE)
+"""A line that a script shows, such as a line of its usage."""
 PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
 """`X=${X}` reads a variable only to set it."""
 _CLIENTS_OWN = pattern("names_in_text.clients_own")
@@ -36,7 +38,8 @@ _TOKEN = pattern("names_in_text.token")
 _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
 _OF_SERVER = pattern("names_in_text.of_server")
 """What only the container of a server has: clients name vLLM in their variables alone."""
-_MOCK = re.compile(r"(?i)(?:image|context|build|command|dockerfile):[^\n]*(?:\bmock|[-_]mock|inference-sim\b)")
+_MOCK = pattern("names_in_text.mock")
+_ENGINE, _LAUNCHER = re.compile(r"vllm[ _]serve|vllm\.entrypoints|/vllm-openai\b"), pattern("names_in_text.launcher")
 _WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
 
 Mistake = tuple[int, Mapping[str, str]]
@@ -92,7 +95,8 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
             message = f"{row['message']} before {row['fixed_in']} ({row['id']})"
             yield pin.start(1), {"rule": "release-unsafe", "message": message, "suggestion": f"use {fixed} or later"}
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
-    model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", text)
+    told = SHOWN.sub(lambda line: " " * len(line[0]), text)
+    model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", told)
     if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
@@ -101,6 +105,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
     """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
     around, is_compose = PASSED_ON.sub("", around), _SERVICES.search(text) is not None
+    has_launcher = _LAUNCHER.search(around) is not None and _ENGINE.search(text) is None
     for found in _SETS_VARIABLE.finditer(text):
         is_given, name = found[1] is not None or is_compose, found[2]
         flag, history = flag_name(name.removeprefix("VLLM_").lower()), env_history(name)
@@ -108,7 +113,7 @@ def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistak
         is_meant = name.startswith("VLLM_") and is_setting
         is_meant = is_meant or (name in _WITHOUT_PREFIX and "vllm/vllm-openai" in around)
         used = rf"\$[{{(]?{name}\b|[\[(.]\s*[\"']?{name}\b[\"']?\s*[\]),]|\benv\.{name}\b"
-        is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name)
+        is_ours = _CLIENTS_OWN.fullmatch(name) or is_read_by_plugin(name) or (has_launcher and not history)
         is_read = history is not None and (not latest().after(history[-1][1]) or is_built or _PINNED.search(around))
         if is_ours or is_read or not (is_meant or history) or re.search(used, around):
             continue

@@ -321,7 +321,8 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReade
     try:
         wanted = flag_values.read_bool(value) != negated
     except flag_values.BadValue:
-        reader.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}", value=value)
+        taken = "true or false" if flag.kind == "optbool" else "no value"
+        reader.problem(flag.name, "bad_value", f"{flag.name} takes {taken}, got {value!r}", value=value)
         return
     if flag.kind != "optbool":
         off = "--no-" + flag.name[2:] if flag.kind == "bool" else ""

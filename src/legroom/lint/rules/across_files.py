@@ -98,17 +98,40 @@ def server_on_card_named_elsewhere(server: StartedServer, context: Context) -> F
 def claim_below_weights(document: Node, context: Context) -> Findings:
     """A PersistentVolumeClaim that is smaller than the checkpoint of the server whose pods mount it."""
     name, storage = document.text("metadata", "name"), document.get("spec", "resources", "requests", "storage")
-    size = kubernetes_bytes(storage.scalar or "") if storage is not None else None
-    if document.text("kind") != "PersistentVolumeClaim" or storage is None or not size or not name:
+    if document.text("kind") != "PersistentVolumeClaim" or storage is None or not name:
         return
     for workload in context.manifests:
         read_as = f"Kubernetes {workload.text('kind')} {workload.text('metadata', 'name')}"
         claims = re.findall(r"claimName:\s*[\"']?([\w.-]+)", workload.source.text[workload.offset : workload.end])
         servers = [each for each in context.fleet if each.read_as == read_as and claims == [name]]
-        plans = [plan_of_server(each, context.release_of(each)) for each in servers]
-        of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
-        if (needed := max((plan.checkpoint_bytes for plan in of_hub), default=0)) > size:
-            message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
-            place = document.source.place(storage.offset)
-            yield finding("path-missing", place, message, "ask for more than the weights take")
-            return
+        yield from _below_weights(storage, servers, context)
+
+
+def _below_weights(storage: Node, servers: list[StartedServer], context: Context) -> Findings:
+    """The size of a claim that is smaller than the checkpoint of one of its servers."""
+    plans = [plan_of_server(each, context.release_of(each)) for each in servers]
+    of_hub = [plan for plan in plans if plan is not None and is_hub_id(plan.plan.settings.given.model)]
+    size, needed = kubernetes_bytes(storage.scalar or ""), max((plan.checkpoint_bytes for plan in of_hub), default=0)
+    if size and needed > size:
+        message = f"the volume holds {human_bytes(size)}, and the checkpoint has {human_bytes(needed)}"
+        yield finding(
+            "path-missing", storage.source.place(storage.offset), message, "ask for more than the weights take"
+        )
+
+
+@checks(Node, "path-missing", "rollout-stuck")
+def claims_of_several_pods(document: Node, context: Context) -> Findings:
+    """The claims of the production stack's models, and a ReadWriteOnce claim of several workloads."""
+    for spec in document.list("servingEngineSpec", "modelSpec"):
+        storage, url = spec.get("pvcStorage"), spec.get("modelURL")
+        if storage is not None and url is not None:
+            place = document.source.place(url.offset)
+            yield from _below_weights(storage, [each for each in context.fleet if each.place == place], context)
+    modes = document.get("spec", "accessModes") if document.text("kind") == "PersistentVolumeClaim" else None
+    mounted = re.compile(rf"(?m)claimName:\s*[\"']?{re.escape(document.text('metadata', 'name'))}[\"']?\s*$")
+    workloads = [each for each in context.manifests if modes and each.text("kind") in ("Deployment", "StatefulSet")]
+    users = sum(mounted.search(each.source.text[each.offset : each.end]) is not None for each in workloads)
+    if modes is not None and [each.scalar for each in modes.list()] == ["ReadWriteOnce"] and users > 1:
+        message = f"{users} workloads mount it, and one node at a time does: pods on other nodes wait"
+        found = finding("rollout-stuck", document.source.place(modes.offset), message, "write ReadWriteMany")
+        yield replace(found, severity="note")

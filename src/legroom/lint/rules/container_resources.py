@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.deployments.container_images import is_published_by_vllm, kubernetes_bytes
+from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
 from legroom.errors import LegroomError
@@ -65,16 +65,11 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
 
 
 def _limit_below_files(server: StartedServer, context: Context, limit: int) -> Findings:
-    """Notes on a limit that holds the processes, and neither their /dev/shm nor the pages of the checkpoint."""
-    own, shm = plan_of_server(server, context.release_of(server)), kubernetes_bytes(server.shm or "") or 0
-    weights = own.checkpoint_bytes if own is not None else 0
-    message = f"of {human_bytes(limit)} of the host's memory /dev/shm may take {human_bytes(shm)}"
-    if shm < limit / 2:
-        message = (
-            f"the checkpoint has {human_bytes(weights)}, more than the {human_bytes(limit)} of the host's memory: "
-        )
-        message += "its pages are read again where two ranks need them"
-    if shm >= limit / 2 or weights > limit:
+    """A note on a limit that holds the processes, and not the pages of the checkpoint."""
+    own = plan_of_server(server, context.release_of(server))
+    if own is not None and own.checkpoint_bytes > limit:
+        message = f"the checkpoint has {human_bytes(own.checkpoint_bytes)}, more than the {human_bytes(limit)} of the "
+        message += "host's memory: its pages are read again where two ranks need them"
         yield replace(finding("host-memory", server.place, message, "raise the limit"), severity="note")
 
 

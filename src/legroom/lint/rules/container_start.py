@@ -40,12 +40,12 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
         first = server.words[2:3] or server.words[:1]
         message = f"{image} runs its arguments as a program, and {first[0].text} is none"
         yield finding("container-command", server.place_of(first[0]), message, "begin them with vllm serve")
-    for word in server.words if server.is_exec_form else ():
-        name = _SHELL_VARIABLE.search(word.raw)
+    for each in server.words if server.is_exec_form else ():
+        name = _SHELL_VARIABLE.search(each.raw)
         if name and (server.runs == "docker" or name[1] in server.env):  # else a tool fills the manifest in
             message = f"no shell expands {name[0]}: vLLM gets it as it is written"
             suggestion = "write $(NAME) in Kubernetes, or start it with sh -c"
-            yield finding("container-command", server.place_of(word), message, suggestion, len(word.raw))
+            yield finding("container-command", server.place_of(each), message, suggestion, len(each.raw))
     if not images.is_published_by_vllm(image) or images.is_other_build(image) or images.is_for_other_hardware(image):
         return
     missing = {"python": "python3"}
@@ -127,7 +127,8 @@ def _is_whole(server: StartedServer) -> bool:
 @checks(StartedServer, "release-unsafe")
 def release_with_known_holes(server: StartedServer, context: Context) -> Findings:
     """A release with a hole that whoever reaches the port can use."""
-    if not server.named_release or context.is_release_given or not _is_whole(server):
+    is_open = server.is_release_assumed and not images.image_release(server.image)  # a build may choose another
+    if not server.named_release or is_open or context.is_release_given or not _is_whole(server):
         return
     has_key = flag_word(server, "--api-key") is not None or _KEY_VARIABLE in {*server.env, *server.other_env}
     for row in read_data("release_holes.json")["rows"]:

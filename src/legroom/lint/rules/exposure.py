@@ -68,6 +68,7 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
 def references_of_manifest(document: Node, context: Context) -> Findings:
     """Services without pods, Ingresses and ServiceMonitors without Services, and ports that those do not name."""
     readers = {"Service": _broken_service, "Ingress": _missing_backend, "ServiceMonitor": _blind_monitor}
+    readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
     read = readers.get(document.text("kind"))
     of_monitor = slice(document.offset, document.end) if document.text("kind") == "ServiceMonitor" else slice(None)
     if read is None or "vllm" not in document.source.text[of_monitor].lower():
@@ -113,13 +114,24 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
 
 def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
     """The Service that an Ingress names and the linted manifests, which hold others, do not."""
-    services = {each.text("metadata", "name") for each in manifests if each.text("kind") == "Service"}
+    services = {each.text("metadata", "name"): each for each in manifests if each.text("kind") == "Service"}
     workloads = any(each.text("kind") in _WORKLOADS for each in manifests)
     for path in (path for rule in ingress.list("spec", "rules") for path in rule.list("http", "paths")):
         name = path.get("backend", "service", "name")
-        is_told = name is not None and name.scalar and not re.search(r"[${]", "".join((name.scalar, *services)))
-        if name is not None and is_told and workloads and name.scalar not in services:
+        if name is not None and workloads and not any(_may_equal(name.scalar or "", each) for each in services):
             yield name, f"none of these files has a Service called {name.scalar}", "write the name of the server's"
+        port, service = path.get("backend", "service", "port", "name"), services.get((name and name.scalar) or "")
+        names = [each.text("name") for each in (service.list("spec", "ports") if service is not None else ())]
+        if port is not None and names and not any(_may_equal(port.scalar or "", each) for each in names):
+            yield port, f"no port of that Service is called {port.scalar}", "write the name of its port"
+
+
+def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
+    """The workload that an autoscaler names and the linted manifests, which hold others of its kind, do not."""
+    target, kind = scaler.get("spec", "scaleTargetRef", "name"), scaler.text("spec", "scaleTargetRef", "kind")
+    names = [each.text("metadata", "name") for each in manifests if each.text("kind") == (kind or "Deployment")]
+    if target is not None and names and not any(_may_equal(target.scalar or "", name) for name in names):
+        yield target, f"none of these files has a {kind or 'Deployment'} called {target.scalar}", "write its name"
 
 
 def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
@@ -140,8 +152,11 @@ def _blind_monitor(monitor: Node, manifests: tuple[Node, ...]) -> Iterator[tuple
 
 
 def _may_equal(first: str, second: str) -> bool:
-    """Whether two texts are the same, or a template fills in one that is given."""
-    return first == second or (bool(first and second) and re.search(r"\{\{|\$", first + second) is not None)
+    """Whether two texts are the same, or may be, with what a template fills in."""
+    is_open = [re.search(r"\{\{|\$", each) is not None for each in (first, second)]
+    filled = (re.sub(r"\\\$(_template_|__+|\S*)|\\\{.*\\\}", ".*", re.escape(each)) for each in (first, second))
+    matches = re.fullmatch(next(filled), second) or re.fullmatch(next(filled), first)
+    return first == second or (bool(first and second) and (all(is_open) or matches is not None))
 
 
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")

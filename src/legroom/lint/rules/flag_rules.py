@@ -136,7 +136,8 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # an empty variable, or a template that was read without its values
     if problem.flag == "--config" and problem.kind == "ignored":
         return True  # the config file is on another machine
-    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
+    is_switch = "takes no value, got" in problem.message and server.runs != "python"  # whatever the variable holds
+    if _VARIABLE.search(problem.flag) or (_VARIABLE.search(problem.value) and not is_switch):
         return True
     is_document = kind_of(server.place.path, "") == "document"
     if not problem.flag.startswith("-"):

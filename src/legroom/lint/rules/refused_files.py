@@ -28,19 +28,27 @@ _SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
 @checks(Node, "manifest-refused")
 def refused_manifest(document: Node, context: Context) -> Findings:
     """A manifest or a Compose file that is refused before anything starts."""
-    if not context.servers or is_template(document.source.text):
+    named = " ".join(each.text("name") for node in document.walk() for each in node.list("containers"))
+    if not (context.servers or "vllm" in named) or is_template(document.source.text):
         return
-    by_kubernetes = _refused_by_kubernetes(document, "openshift" in context.platform_signs)
+    by_kubernetes = _refused_by_kubernetes(document, context.platform_signs)
     for node, message, suggestion in (*by_kubernetes, *_refused_by_compose(document)):
         yield finding("manifest-refused", document.source.place(node.offset), message, suggestion)
 
 
-def _refused_by_kubernetes(document: Node, gets_user: bool) -> Iterator[_Refusal]:
+def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_Refusal]:
     """What the API server refuses in the pods of a manifest."""
     if document.get("apiVersion") is None:
         return
     wanted = dict(document.items("spec", "selector", "matchLabels"))
     labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
+    template, path = document.get("spec", "template"), document.source.path
+    is_part = "kustomize" in signs or re.search(r"patch|overlay|kustom|\.(md|markdown|rst|py)$", path)
+    is_whole = template is not None and all(each.get("image") for each in template.list("spec", "containers"))
+    is_named = document.text("apiVersion") == "apps/v1" and bool(document.text("metadata", "name"))
+    if template is not None and is_whole and is_named and not is_part and document.get("spec", "selector") is None:
+        what = f"a {document.text('kind')} needs spec.selector, and its pods the labels that it selects"
+        yield template, what, "write selector: {matchLabels: ...}, and the same labels in template.metadata"
     for key, value in wanted.items() if labels else ():
         if labels.get(key) != value.scalar and "$" not in f"{labels.get(key)}{value.scalar}":
             message = f"the selector asks for {key}: {value.scalar}, which the pods are not labelled with"
@@ -58,7 +66,7 @@ def _refused_by_kubernetes(document: Node, gets_user: bool) -> Iterator[_Refusal
         declared |= {claim.text("metadata", "name") for claim in claims}
         for container in (*pod.list("containers"), *pod.list("initContainers")):
             yield from _refused_container(container)
-            if not gets_user and (image_user := _refused_user(container, pod)):
+            if "openshift" not in signs and (image_user := _refused_user(container, pod)):
                 yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
                 if (

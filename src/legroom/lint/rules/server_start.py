@@ -169,7 +169,9 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     elif why := _why_first_start_is_long(server, own, context.parsed_args(server).args.model):
         message = f"a start is given {limit.seconds:.0f} s: {why}"
         longer = "write a longer start_period" if server.runs == "compose" else "add a longer startup probe"
-        yield replace(finding("start-too-short", limit.place, message, longer), severity="note")
+        is_killed = server.runs == "kubernetes" and limit.seconds < SHORTEST_LIMIT_S / SAFETY
+        found = finding("start-too-short", limit.place, message, longer)
+        yield found if is_killed and server.mounts is not None else replace(found, severity="note")
 
 
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:

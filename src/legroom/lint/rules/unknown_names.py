@@ -137,4 +137,4 @@ def lines_that_are_mistakes(line: DoubtfulLine, context: Context) -> Findings:
     """Notes about images, keys and settings outside of any command that starts a server."""
     if line.row["rule"] not in ("image-moving", "release-unsafe") or not context.is_release_given:
         found = finding(line.row["rule"], line.place, line.row["message"], line.row["suggestion"])
-        yield replace(found, severity="note")
+        yield replace(found, severity=line.row.get("severity", "note"))
