@@ -28,6 +28,8 @@ _FEW_WORDS_LENGTH = 10.0
 _PRINTED = ("failure", "host", "exception", "frame", "echo", "milestone", "once", "stats", "banner")
 _FEWEST_WORDS = 6
 """Of 2,852 descriptions 99 in 100 have more words."""
+_MOST_CHARS = 20_000
+"""Twenty times the longest of them: more is a log of some other program."""
 _SHOWN_WORDS = 3
 _SHORTEST_SHOWN = 4
 """Shorter words are grammar."""
@@ -60,11 +62,13 @@ class WordEvidence:
 
 
 def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None:
-    """What lines say that are neither commands nor printed by a program; None where words are few or unknown."""
+    """What lines say that are neither commands nor printed by a program; None where words are few, unknown or a log."""
     shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
     numbered = enumerate(sentence_lines(text.split("\n")), 1)
     told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
-    likelihoods = _likelihoods(told.counts) if len(told.counts) >= _FEWEST_WORDS else {}
+    if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(told.counts) < _FEWEST_WORDS:
+        return None
+    likelihoods = _likelihoods(told.counts)
     return replace(told, likelihoods=likelihoods) if likelihoods else None
 
 

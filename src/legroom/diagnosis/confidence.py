@@ -76,8 +76,8 @@ def confidences(
 ) -> dict[str, float]:
     """Each cause's probability, highest first: `first` for the first of `strengths`, the others by their strength.
 
-    `strengths` come highest first; causes without evidence share alike. Where a person described
-    the failure, these are the odds before the description, and `likelihoods` how likely each cause makes its words.
+    `strengths` come highest first; causes without evidence share alike. Where a person described the failure, these
+    are the odds before the description, and `likelihoods` says how likely each cause makes its words.
     """
     labels = [*strengths, *(label for label in likelihoods or () if label not in strengths)]
     named = sum(list(strengths.values())[1:])

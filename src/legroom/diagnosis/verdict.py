@@ -36,7 +36,7 @@ MAX_FINDINGS = 4
 MAX_FIXES = 5
 ASSERTED_CHANCE = 0.4
 """A cause that only words point to is asked for below it: of those stated with 0.4 two in three are right."""
-_LEAST_CHANCE = 0.05
+LEAST_CHANCE = 0.05
 """A cause that is less likely than one in twenty is not mentioned."""
 _SETTINGS_OF_CAUSE = {
     "cudagraph_capture_oom": frozenset({"enforce_eager"}),
@@ -204,12 +204,13 @@ def _with_told_causes(
     """The likeliest causes once the words of the description count, with those that only the words point to."""
     assert case.words is not None
     shown = {cause.label: assessment for cause, assessment in likely}
-    labels = [label for label, chance in chances.items() if label in shown or chance >= _LEAST_CHANCE][:MAX_FINDINGS]
-    for label in labels:
+    first = next(iter(chances))
+    labels = [each for each, chance in chances.items() if each in (first, *shown) or chance >= LEAST_CHANCE]
+    for label in labels[:MAX_FINDINGS]:
         if label not in shown:
             line = case.words.proof(label)
             shown[label] = Assessment(Strength.SUGGESTED, (line,), reason("words_told", line.facts))
-    return [(cause_of(label), shown[label]) for label in labels]
+    return [(cause_of(label), shown[label]) for label in labels[:MAX_FINDINGS]]
 
 
 def _is_only_described(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:

@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.host_ram_oom import is_bare_kill
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
-from legroom.diagnosis.verdict import Diagnosis
+from legroom.diagnosis.verdict import LEAST_CHANCE, Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
@@ -35,8 +35,6 @@ from legroom.vllm_logs.log_masking import masked_log_text
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
-_MIN_SHOWN_CONFIDENCE = 0.05
-"""A cause that is less likely than one in twenty is not mentioned."""
 
 
 def readings_text(
@@ -323,7 +321,7 @@ def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
 
 def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
     """At most three further causes that are probable enough to be shown, by catalog entry and title."""
-    likely = [finding for finding in rest if finding.confidence >= _MIN_SHOWN_CONFIDENCE][:3]
+    likely = [finding for finding in rest if finding.confidence >= LEAST_CHANCE][:3]
     if not likely:
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
