@@ -15,8 +15,8 @@ zlib.Z_DEFAULT_COMPRESSION = 9
 FOLDERS = ("catalog/entries", "facts/data", "facts/data/models", "facts/data/vllm")
 """`legroom.facts.read_texts` reads them, packed or not; the wheel leaves the folders out (`pyproject.toml`)."""
 TEXTS = {
-    *("alerts", "diagnosis_texts", "env", "evidence", "known_bugs", "line_mistakes", "lookalikes", "metric_roles"),
-    *("metrics", "lint_rules", "node_labels", "sentences_zh", "startup_lines", "trainers"),
+    *("alerts", "cause_words", "diagnosis_texts", "env", "evidence", "known_bugs", "line_mistakes", "lookalikes"),
+    *("metric_roles", "metrics", "lint_rules", "node_labels", "sentences_zh", "startup_lines", "trainers"),
 }
 """Files of `facts/data` that a plan does not read: packed apart, as `facts/data/texts`."""
 
