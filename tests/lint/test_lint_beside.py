@@ -284,3 +284,15 @@ def test_a_tag_without_its_v_does_not_exist():
     )
     values = ("vllm/values.yaml", "image:\n  name: vllm/vllm-openai\n  tag: ''\n")
     assert ("container-command", "warning", 2) in found(chart, template, values)
+
+
+def test_a_batch_job_of_a_folder_is_linted_by_its_suffix(tmp_path):
+    (tmp_path / "serve.job").write_text("#!/bin/sh\n#SBATCH --gres=gpu:4\nvllm serve m/m\n")
+    assert "gpus-idle" in {each.rule for each in lint_files([str(tmp_path)], LintOptions()).findings}
+
+
+@pytest.mark.parametrize(("release", "is_advised"), [("v0.7.0", False), ("v0.20.0", True)])
+def test_a_parser_is_advised_where_the_release_has_one(release, is_advised):
+    command = f"docker run --gpus all vllm/vllm-openai:{release} --model deepseek-ai/DeepSeek-R1-Distill-Qwen-7B\n"
+    findings = lint_texts([("run.sh", command)], LintOptions()).findings
+    assert any("thinks first" in each.message for each in findings) == is_advised

@@ -99,8 +99,8 @@ def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
 
 
 SEARCHED = frozenset(
-    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
-    | {".dockerfile", ".sbatch", ".slurm", ".ps1", ".tf", ".tfvars", ".hcl", ".toml", ".template", ".tmpl", ".j2"}
+    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".job", ".md", ".markdown", ".py", ".env", ".ps1"}
+    | {".promql", ".dockerfile", ".sbatch", ".slurm", ".tf", ".tfvars", ".hcl", ".toml", ".template", ".tmpl", ".j2"}
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = pattern("linter.by_name")
