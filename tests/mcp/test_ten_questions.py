@@ -12,7 +12,9 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: llama}
 spec:
+  selector: {matchLabels: {app: llama}}
   template:
+    metadata: {labels: {app: llama}}
     spec:
       containers:
         - {name: v, image: "vllm/vllm-openai:v0.11.0", args: [--model, llama-3.1-8b, --max-model-length, "8192"]}
@@ -80,7 +82,7 @@ def load_is_held(replay):
 
 def manifest_is_wrong(report):
     finding = report["findings"][0]
-    assert (finding["rule"], finding["line"]) == ("flag-unknown", 8)
+    assert (finding["rule"], finding["line"]) == ("flag-unknown", 10)
 
 
 TRANSCRIPTS = {
