@@ -66,9 +66,9 @@ def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None
     shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
     numbered = enumerate(sentence_lines(text.split("\n")), 1)
     told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
-    if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(told.counts) < _FEWEST_WORDS:
+    if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(counts := told.counts) < _FEWEST_WORDS:
         return None
-    likelihoods = _likelihoods(told.counts)
+    likelihoods = _likelihoods(counts)
     return replace(told, likelihoods=likelihoods) if likelihoods else None
 
 
