@@ -47,9 +47,9 @@ def test_settings_are_read_from_sentences(text: str, share: float, length: int |
     assert (args.gpu_memory_utilization, args.max_model_len) == (share, length)
 
 
-def test_a_sentence_with_two_values_gives_none() -> None:
+def test_of_two_values_the_first_is_the_failed_run_s() -> None:
     text = "With --max-model-len 4096 it fails, with --max-model-len 2048 it starts."
-    assert pasted_command(text, None, None)[1].max_model_len is None
+    assert pasted_command(text, None, None)[1].max_model_len == 4096
 
 
 def test_advice_of_vllm_is_no_setting() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from legroom.diagnosis.pasted_command import SETTINGS, plain_lines, prose, with_setting
+from legroom.diagnosis.pasted_command import plain_lines
+from legroom.diagnosis.told_settings import SETTINGS, mentions, with_setting
 from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
@@ -20,7 +21,6 @@ _CLAUSE = re.compile(r"(?<=[A-Za-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however
 _STEP = re.compile(r"(?i)\b(?:same|again)\b.{0,80}?\b(with(?:out)? .{1,120})$")
 """A step that repeats a run with a change; what comes of it is the next step."""
 _CONDITION = re.compile(r"(?i)[\s>*-]*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
-_RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
 _FLAG_NAME = re.compile(r"--([a-z][\w-]+)|(?<![a-z]-)\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
@@ -78,25 +78,27 @@ def failed_shares(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
     alone = [(settings, where) for settings, worked, where in told if not worked and len(settings) == 1]
     failed = [(settings.get("gpu_memory_utilization"), where) for settings, where in alone]
     starved = {share for share, where in failed if share and _words("starved").search(where)}
-    return {share for share, where in failed if share and not _words("attempt").search(where)} - starved, starved
+    return {share for share, where in failed if share and not is_attempt(where)} - starved, starved
+
+
+def is_attempt(clause: str) -> bool:
+    """Whether a clause tells of a change that was tried after the failure, in vain."""
+    return bool(_words("attempt").search(clause))
 
 
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
     """The settings of a clause with their values; a share without its flag counts where the text speaks of one."""
+    told = [(mention.name, mention.in_force) for mention in mentions(clause)]
+    yield from told
     for match in _words("mention").finditer(clause):
-        name = "tensor_parallel_size" if match["name"] == "tp" else match["name"].replace("-", "_")
-        if name not in SETTINGS or not (match["value"] or match["dashes"]):
+        name = match["name"].replace("-", "_")
+        if name not in SETTINGS or name in dict(told) or not (match["value"] or match["dashes"]):
             continue
         if (value := getattr(with_setting(ServeArgs(), name, match["value"] or "", release), name)) is not None:
             yield name, value
-    for ranks in _RANKS.findall(clause):
-        yield "tensor_parallel_size", int(ranks)
-    for length in _words("length").findall(clause):
-        yield "max_model_len", int(length) * 1024
-    said = [float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(clause)]
-    said += [float(one or other) for one, other in _words("share_alone").findall(clause)] if shares else []
-    if said:
-        yield "gpu_memory_utilization", said[0]
+    alone = [float(one or other) for one, other in _words("share_alone").findall(clause)] if shares else []
+    if alone:
+        yield "gpu_memory_utilization", alone[0]
     yield from ((name, value) for name, value in _VARIABLE.findall(clause) if name.startswith(("VLLM_", "PYTORCH_")))
 
 

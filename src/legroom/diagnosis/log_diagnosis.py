@@ -13,7 +13,7 @@ from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.contrasts import contrasts, failed_shares
+from legroom.diagnosis.contrasts import contrasts, failed_shares, is_attempt
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
@@ -260,7 +260,8 @@ def _with_pasted_command(
     failure_line = last.first_failure.line if last.first_failure else None
     told, full_text = tuple(contrasts(text, release or latest())), text
     for _, worked, clause in told:
-        text = text.replace(clause, "") if worked else text  # those settings are not of the run that failed
+        # What worked, or was tried afterwards, was not set in the run that failed.
+        text = text.replace(clause, "") if worked or is_attempt(clause) else text
     command, args = pasted_command(text, failure_line, release, lambda args: _mismatch(args, last))
     if hints is not None and hints.command:
         args = given_deployment(hints, release).args

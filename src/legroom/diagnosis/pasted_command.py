@@ -6,23 +6,21 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 from legroom.deployments.deployment import Deployment, deployment_from_command
+from legroom.diagnosis.told_settings import OFF, SETTINGS, mentions, told_names, with_setting
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
-from legroom.facts.flags import flag_name, flags_ever, flags_of
+from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import gpu, gpu_names, gpus_of_instances
-from legroom.facts.log_messages import size_bytes
-from legroom.facts.releases import Release, known_releases, latest
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import Release, latest
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
-SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
 _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
     r"|\blegroom(?:\[\d+\])?: "
@@ -38,13 +36,9 @@ _SETTING = re.compile(
     r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
-_SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
-_OFF = "--no-"
-"""The value of a switch that is named with `--no-`."""
-_GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
 _PROSE_END = re.compile("[`，。；：（）]")
@@ -135,13 +129,14 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if name.startswith("no_") and name[3:] in SETTINGS and match["dashes"]:
-            typed[name[3:]] = _OFF
+            typed[name[3:]] = OFF
         if name not in SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
             continue
         start = plain.rfind("\n", 0, match.start()) + 1
         if re.match(r"[$#>]|\s*(?:-\s+)?[\"']?--|.*\bLLM\(|.*\bvllm\b", plain[start : match.start() + 2]):
             typed[name] = value
-        said.setdefault(name, set()).add(value)
+        elif name not in told_names():
+            said.setdefault(name, set()).add(value)
     for name, values in said.items():
         if len(values) == 1:
             typed.setdefault(name, *values)
@@ -149,24 +144,19 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for name, value in typed.items():
         if getattr(args, name) is None:
             args = with_setting(args, name, value, release)
-    for kind in ("ranks", "card_count"):
-        told = {count for match in prose(kind).findall(plain) for count in match if count}
-        counts = {NUMBERS.get(count.lower(), count) for count in told}
-        if len(counts) == 1 and args.tensor_parallel_size is None:
-            args = replace(args, tensor_parallel_size=int(*counts))
+    for mention in mentions(plain):
+        if getattr(args, mention.name) is None:
+            args = replace(args, **{mention.name: mention.in_force})
+    for match in prose("num_gpu_blocks_override").finditer(plain):
+        if args.num_gpu_blocks_override is None:
+            args = replace(args, num_gpu_blocks_override=int((match[1] or match[2]).replace(",", "")))
+    counts = {
+        NUMBERS.get(count.lower(), count) for match in prose("card_count").findall(plain) for count in match if count
+    }
+    if len(counts) == 1 and args.tensor_parallel_size is None:
+        args = replace(args, tensor_parallel_size=int(*counts))
     if args.dtype is None and prose("float32").search(plain):
         args = replace(args, dtype="float32")
-    shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
-    if (repeated := prose("repeated_share").search(plain)) and args.gpu_memory_utilization is None:
-        args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts
-    if args.gpu_memory_utilization is None and len(shares) == 1:
-        args = replace(args, gpu_memory_utilization=shares.pop())
-    if args.max_model_len is None and len(lengths := set(prose("length").findall(plain))) == 1:
-        args = replace(args, max_model_len=int(*lengths) * 1024)
-    for setting in ("max_num_batched_tokens", "num_gpu_blocks_override"):
-        told = {count.replace(",", "") for match in prose(setting).finditer(plain) for count in match.groups() if count}
-        if getattr(args, setting) is None and len(told) == 1:
-            args = with_setting(args, setting, told.pop(), release)
     known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
     known = known or _named_models(plain)
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
@@ -232,23 +222,3 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
         at = words.index(flag)
         lost += [flag, *itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
     return replace(parsed.args, others=(*parsed.args.others, *lost), model="")
-
-
-def with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
-    """The arguments with one pasted value; unchanged where no release takes it."""
-    flag = flags_ever().get(flag_name(name))
-    if value == _OFF:
-        words = [flag_name(f"no_{name}")]
-        return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
-    if flag is None or value in ("False", "false"):
-        return args
-    if flag.name not in flags_of(release):  # the newest release that has it
-        having = (known_release(version) for version in reversed(known_releases()))
-        release = next((older for older in having if flag.name in flags_of(older)), release)
-    if _SIZED.fullmatch(value):
-        value = str(size_bytes(value))
-    is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
-    # "262K" in prose is 262,144 cut short: 262,000 is not above what was meant.
-    value = re.sub(r"(?<=\d)K$", "k", _GROUPED_DIGITS.sub("", value.rstrip(".")))
-    words = [flag.name] if is_switch else [flag.name, value]
-    return replace(args, **{name: getattr(parse_flags(words, release).args, name)})

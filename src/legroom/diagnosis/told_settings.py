@@ -1,0 +1,149 @@
+"""Settings that people name in words: `util 0.95`, `32k context`, `TP=4`, `max-model-len from 32k to 8k`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+from legroom.facts import read_data
+from legroom.facts.flags import flag_name, flags_ever, flags_of
+from legroom.facts.log_messages import size_bytes
+from legroom.facts.releases import Release, known_releases
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.parse import parse_flags
+
+SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
+OFF = "--no-"
+"""The value of a switch that is named with `--no-`."""
+_SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
+_GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
+_VALUES = {
+    "share": r"0?\.\d{1,4}(?![\d.]| ?(?:[GMK]i?B|s\b|x\b))|1\.0(?!\d)",
+    "per_cent": r"\d\d(?:\.\d)?(?= ?%)",
+    "tokens": r"(?:\d{1,4}(?:\.\d)? ?[kK]|\d ?M|\d{1,3}(?:,\d{3})+|\d{3,8})(?![\w%]|[.,]\d| ?[GMK]i?B)",
+    "count": r"(?:\d{1,3}(?:,\d{3})+|\d{1,6})(?![\w%]|[.,]\d| ?(?:[GMK]i?B|%))",
+    "word": r"fp8\w*|[Tt]rue|[Ff]alse|auto",
+    "size": r"\d+(?:\.\d+)?(?: ?[KMGT]i?B?\b)?(?![\w%])",
+}
+"""How a value of each kind is written."""
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A setting that a text names, its values in their order, and where it stands."""
+
+    name: str
+    values: tuple[Any, ...]
+    is_change: bool
+    """Whether the text leads from the first value to the last one: `from 0.9 to 0.95`."""
+    start: int
+    end: int
+
+    @property
+    def in_force(self) -> Any:
+        """The value that a run has of which the text names these: where it was changed, the last one."""
+        return self.values[-1 if self.is_change else 0]
+
+
+@cache
+def _names() -> dict[str, tuple[str, str]]:
+    """Each spelling of a setting, with spaces for `-` and `_`, and its setting and kind of value."""
+    told: dict[str, dict[str, Any]] = read_data("evidence.json")["settings"]
+    return {name: (setting, row["kind"]) for setting, row in told.items() for name in row["names"]}
+
+
+@cache
+def _mention() -> re.Pattern[str]:
+    """A setting by name and then its values, or a value and then the setting."""
+    words = read_data("evidence.json")["setting_words"]
+    spelled = {name: re.escape(name).replace(r"\ ", "[ _-]?") for name in sorted(_names(), key=len, reverse=True)}
+    names = "|".join(spelled.values())
+    behind_values = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    after = "|".join(each for name, each in spelled.items() if _names()[name][0] in behind_values)
+    value = "|".join(f"(?:{_VALUES[kind]})" for kind in ("share", "tokens", "count", "per_cent", "word"))
+    values = rf"(?:{value})(?:(?:{words['between']})(?:{value}))*"
+    before, joint = words["before"], words["joint"]
+    first = "|".join(_VALUES[kind] for kind in ("share", "tokens", "count", "per_cent"))
+    return re.compile(
+        rf"(?i:(?<![\w./-])(?<!sliding )(?<!cache )(?:--?)?(?:vllm[_-])?(?P<name>{names})(?:s|es)?(?![a-z_-]))"
+        rf"(?:{before}){{0,10}}(?P<values>{values})"
+        rf"|(?i:(?<![\w.,/$-])(?P<first>{first})(?: ?%)?(?:{joint})(?P<after>{after})(?![a-z_]))"
+        r"|(?i:\b(?P<ways>[248])[ -]way (?:TP|tensor))"
+    )
+
+
+def mentions(text: str) -> Iterator[Mention]:
+    """Every setting that the text names with a value, in its order."""
+    between = re.compile(read_data("evidence.json")["setting_words"]["between"])
+    to = re.compile(read_data("evidence.json")["setting_words"]["to"])
+    for match in _mention().finditer(text):
+        if match["ways"]:
+            yield Mention("tensor_parallel_size", (int(match["ways"]),), False, *match.span())
+            continue
+        spelled = re.sub("[_-]", " ", (match["name"] or match["after"]).lower())
+        setting, kind = _setting_of(spelled)
+        written = [match["first"]] if match["first"] else between.split(match["values"])
+        is_in_memory = bool(match["first"] or re.search(r"mem|vram|显存", spelled))
+        values = [value for each in written if (value := _value(each, kind, match, is_in_memory)) is not None]
+        if values:
+            is_change = len(values) > 1 and bool(to.search(match["values"] or ""))
+            yield Mention(setting, tuple(values), is_change, *match.span())
+
+
+@cache
+def told_names() -> frozenset[str]:
+    """The settings that have names in words."""
+    return frozenset(setting for setting, _ in _names().values())
+
+
+def _setting_of(spelled: str) -> tuple[str, str]:
+    """The setting of a spelling, whose spaces may be missing, and its kind of value."""
+    compact = spelled.replace(" ", "")
+    return next(each for name, each in _names().items() if name.replace(" ", "") == compact)
+
+
+def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:
+    """The typed value; None where it is none of this kind of setting."""
+    text = written.strip()
+    if kind == "word":
+        return text.lower() if re.fullmatch(_VALUES["word"], text) else None
+    if kind == "share":
+        if re.fullmatch(_VALUES["share"], text):
+            return float(text)
+        behind = match.string[match.end("first" if match["first"] else "values") :]
+        return float(text) / 100 if is_in_memory and behind[:2].lstrip().startswith("%") else None
+    number = re.fullmatch(r"(\d[\d,]*(?:\.\d+)?) ?([kKM]?)", text)
+    if number is None or ("." in number[1] and not number[2]):
+        return None
+    scale = {"": 1, "k": 1 << 10, "m": 1 << 20}[number[2].lower()]
+    value = round(float(number[1].replace(",", "")) * scale)
+    if kind == "ranks":
+        return value if value in range(1, 65) and not number[2] else None
+    if kind == "tokens":
+        return value if number[2] or value >= 256 else None
+    return value if value > 0 else None
+
+
+def with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
+    """The arguments with one pasted value; unchanged where no release takes it."""
+    flag = flags_ever().get(flag_name(name))
+    if value == OFF:
+        words = [flag_name(f"no_{name}")]
+        return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
+    if flag is None or value in ("False", "false"):
+        return args
+    if flag.name not in flags_of(release):  # the newest release that has it
+        having = (known_release(version) for version in reversed(known_releases()))
+        release = next((older for older in having if flag.name in flags_of(older)), release)
+    if _SIZED.fullmatch(value):
+        value = str(size_bytes(value))
+    is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
+    # "262K" in prose is 262,144 cut short: 262,000 is not above what was meant.
+    value = re.sub(r"(?<=\d)K$", "k", _GROUPED_DIGITS.sub("", value.rstrip(".")))
+    words = [flag.name] if is_switch else [flag.name, value]
+    return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
