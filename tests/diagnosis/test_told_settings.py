@@ -26,7 +26,7 @@ from legroom.diagnosis.told_settings import mentions
     ],
 )
 def test_a_setting_in_words_has_its_value(text: str, name: str, value: float | str) -> None:
-    assert {mention.name: mention.in_force for mention in mentions(text)}[name] == value
+    assert {mention.name: mention.newest for mention in mentions(text)}[name] == value
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def is_attempt(clause: str) -> bool:
 
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:
     """The settings of a clause with their values; a share without its flag counts where the text speaks of one."""
-    told = [(mention.name, mention.in_force) for mention in mentions(clause)]
+    told = [(mention.name, mention.newest) for mention in mentions(clause)]
     yield from told
     for match in _words("mention").finditer(clause):
         name = match["name"].replace("-", "_")

@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from legroom.deployments.deployment import Deployment, deployment_from_command
-from legroom.diagnosis.told_settings import OFF, SETTINGS, mentions, told_names, with_setting
+from legroom.diagnosis.told_settings import OFF, SETTINGS, stated_settings, told_names, with_setting
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
@@ -144,9 +145,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for name, value in typed.items():
         if getattr(args, name) is None:
             args = with_setting(args, name, value, release)
-    for mention in mentions(plain):
-        if getattr(args, mention.name) is None:
-            args = replace(args, **{mention.name: mention.in_force})
+    stated: dict[str, Any] = {n: value for n, value in stated_settings(plain).items() if getattr(args, n) is None}
+    args = replace(args, **stated)
     for match in prose("num_gpu_blocks_override").finditer(plain):
         if args.num_gpu_blocks_override is None:
             args = replace(args, num_gpu_blocks_override=int((match[1] or match[2]).replace(",", "")))

@@ -33,6 +33,22 @@ _VALUES = {
 """How a value of each kind is written."""
 
 
+_SHORTEST_LENGTH = 64
+"""Shorter lengths and batches are no settings of a server."""
+_BARE = (("gpu_memory_utilization", "share", "bare_share"), ("max_model_len", "tokens", "bare_length"))
+"""Settings whose value is told without a name, the kind of value, and the form."""
+_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
+_CLAUSE = re.compile(
+    r",\s+(?!\d)|:\s+(?!OK|fine|works|starts|boots|passes|same)|[()，]|\b(?:but|whereas|however|otherwise)\b|但"
+)
+
+
+@cache
+def _words(name: str) -> re.Pattern[str]:
+    """How people connect a setting with its value and with what came of it."""
+    return re.compile(read_data("evidence.json")["setting_words"][name])
+
+
 @dataclass(frozen=True)
 class Mention:
     """A setting that a text names, its values in their order, and where it stands."""
@@ -45,8 +61,8 @@ class Mention:
     end: int
 
     @property
-    def in_force(self) -> Any:
-        """The value that a run has of which the text names these: where it was changed, the last one."""
+    def newest(self) -> Any:
+        """The value after a change, else the first one."""
         return self.values[-1 if self.is_change else 0]
 
 
@@ -79,20 +95,50 @@ def _mention() -> re.Pattern[str]:
 
 def mentions(text: str) -> Iterator[Mention]:
     """Every setting that the text names with a value, in its order."""
-    between = re.compile(read_data("evidence.json")["setting_words"]["between"])
-    to = re.compile(read_data("evidence.json")["setting_words"]["to"])
     for match in _mention().finditer(text):
         if match["ways"]:
             yield Mention("tensor_parallel_size", (int(match["ways"]),), False, *match.span())
             continue
         spelled = re.sub("[_-]", " ", (match["name"] or match["after"]).lower())
         setting, kind = _setting_of(spelled)
-        written = [match["first"]] if match["first"] else between.split(match["values"])
+        written = [match["first"]] if match["first"] else _words("between").split(match["values"])
         is_in_memory = bool(match["first"] or re.search(r"mem|vram|显存", spelled))
         values = [value for each in written if (value := _value(each, kind, match, is_in_memory)) is not None]
         if values:
-            is_change = len(values) > 1 and bool(to.search(match["values"] or ""))
+            is_change = len(values) > 1 and bool(_words("to").search(match["values"] or ""))
             yield Mention(setting, tuple(values), is_change, *match.span())
+
+
+def stated_settings(text: str) -> dict[str, Any]:
+    """The settings of the run that failed by a text: no cure's value, and a trial's only where no other is stated."""
+    stated: dict[str, Any] = {}
+    tried: dict[str, Any] = {}
+    for sentence in _SENTENCE.split(text):
+        for mention in mentions(sentence):
+            start = max((mark.end() for mark in _CLAUSE.finditer(sentence, 0, mention.start)), default=0)
+            following = sentence[mention.end :]
+            clause = sentence[start : mention.end] + _CLAUSE.split(following, maxsplit=1)[0]
+            is_cured = _words("works").search(clause) or _words("cure").search(sentence[start : mention.start])
+            if is_cured and not mention.is_change:
+                continue
+            kept = tried if _words("trial").search(clause) else stated
+            is_newest = "later" in clause or _words("then_failed").search(following)
+            kept.setdefault(mention.name, mention.values[-1 if is_newest else 0])
+    for name, kind, form in _BARE:
+        if name not in stated and name not in tried:
+            found = (match for match in _words(form).finditer(text) if not _is_cure(text, match))
+            values = (_value(next(filter(None, match.groups())), kind, match, False) for match in found)
+            if (value := next(filter(None, values), None)) is not None:
+                stated[name] = value
+    return {**tried, **stated}
+
+
+def _is_cure(text: str, match: re.Match[str]) -> bool:
+    """Whether the line around a value says that it is with this value that the server runs."""
+    before, after = text[: match.start()], text[match.end() :]
+    start = max(before.rfind(mark) for mark in "\n.,;(") + 1
+    around = before[start:] + match[0] + re.split(r"[\n;,]|\. ", after, maxsplit=1)[0]
+    return bool(_words("works").search(around) or _words("cure").search(before[start:]))
 
 
 @cache
@@ -125,7 +171,7 @@ def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) ->
     if kind == "ranks":
         return value if value in range(1, 65) and not number[2] else None
     if kind == "tokens":
-        return value if number[2] or value >= 256 else None
+        return value if number[2] or value >= _SHORTEST_LENGTH else None
     return value if value > 0 else None
 
 
