@@ -223,7 +223,7 @@ def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
     yield "room", f"{_size_text(report, chunks)}, {count(tally.peak_chunks)} of {plural(chunks, 'chunk')} used"
     if report.host_bytes is not None:
         yield "host memory", f"{gib(report.host_bytes)} allocated"
-    yield "hits", f"{report.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"
+    yield "hits", f"{replayed.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"
     yield "without it", f"{without:.1%} found on the GPU"
     yield "stored", f"{_blocks_text(report, tally.stored_blocks)} in {count(tally.stores)} copies"
     yield "loaded", f"{_blocks_text(report, tally.loaded_blocks)} in {count(tally.loads)} copies"

@@ -37,7 +37,7 @@ class CardQuestion:
     args: ServeArgs
     goal: CapacityGoal
     used_bytes: int = 0
-    """What other processes hold of each card."""
+    """Memory of each card that other processes hold."""
 
     @classmethod
     def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> CardQuestion:
@@ -153,7 +153,7 @@ def _preference(each: CardModel) -> tuple[bool, int, float]:
 
 
 def _largest_first(each: CardModel) -> tuple[int, str]:
-    """Sort key: model families by parameter count, largest first, then by name."""
+    """Sort key: base models with the most parameters first, then by name."""
     root = find(each.family)
     return -(root.parameters if root else each.bundled.parameters), each.family
 
@@ -175,7 +175,8 @@ def models_on_card(
     progress: Callable[[float], None] | None = None,
     order: str = "size",
 ) -> CardModels:
-    """Every model that the cards serve at the wanted context, and those too large; far too large ones are left out."""
+    """Every model that the cards serve with the wanted users and context, and those too large for them. Models whose
+    weights are 1.5 times the cards' memory or more are left out."""
     total = question.gpus * question.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
     answers = sweep(card_model, question, near, executor or ProcessExecutor(), progress)
@@ -220,7 +221,7 @@ def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
 
 
 def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, Any]:
-    """Tokens a second of one user and of the wanted ones (or all that fit) at the full length, and the list price."""
+    """Tokens a second of one user and of `wanted` users (None: all that fit) at the full context, and the price."""
     settings, price = plan.settings, list_prices().get(plan.target.gpu.name)
     engines = settings.data_parallel_size
     users = max(1, min(int(plan.memory.kv.max_concurrency), settings.max_num_seqs))

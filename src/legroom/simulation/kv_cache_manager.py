@@ -30,7 +30,7 @@ class FullAttentionManager:
         return cdiv(num_tokens, self.block_size)
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether a later request could use the request's block `index`; always with full attention."""
+        """Whether a later request could use the request's block `index` from the cache; always with full attention."""
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
@@ -46,10 +46,11 @@ class FullAttentionManager:
         return hit
 
     def num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, full: bool
+        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, in_chunks: bool
     ) -> int:
-        """Free blocks that holding `num_tokens` takes; `hit` blocks in the free queue count; `full`: whole prompt."""
-        required = self.max_blocks_held(num_tokens) if full else cdiv(num_tokens, self.block_size)
+        """Free blocks that the request takes to hold `num_tokens`, those of the cache `hit` that are free included."""
+        # Computed `in_chunks`, a sliding window never holds all blocks at once.
+        required = self.max_blocks_held(num_tokens) if in_chunks else cdiv(num_tokens, self.block_size)
         num_held = len(request.blocks[self.group])
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         new = max(required - max(skipped, len(hit) + num_held), 0)
@@ -96,7 +97,7 @@ class FullAttentionManager:
         return len(request.blocks[self.group]) * self.block_size
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """Slots that the request holds, and the tokens stored in them."""
+        """(Token slots of the blocks that the request holds, tokens stored in them)."""
         return len(request.blocks[self.group]) * self.block_size, request.num_computed_tokens
 
     def free(self, request: Request) -> None:
@@ -126,7 +127,7 @@ class SlidingWindowManager(FullAttentionManager):
         return min(super().stable_until_tokens(request, num_computed), until_skipped)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """Slots that the request holds and the tokens stored in them, without blocks freed behind the window."""
+        """As full attention's, without the blocks freed behind the window."""
         blocks, null = request.blocks[self.group], self.block_pool.null_block
         skipped = self.num_skipped_tokens(request.num_computed_tokens) // self.block_size
         dropped = min(skipped + 1, len(blocks))
@@ -147,7 +148,7 @@ class SlidingWindowManager(FullAttentionManager):
         return any(end - self.blocks_for_hit <= index < end for end in ends)
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
-        """The last window of cached blocks; earlier blocks may be missing."""
+        """The longest prefix whose last window of blocks is cached; null blocks stand for those before the window."""
         null = self.block_pool.null_block
         hit: Hit = [[null] * max_blocks for _ in groups]
         run = 0
@@ -173,7 +174,7 @@ class FixedSizeManager(FullAttentionManager):
         self.num_blocks = num_blocks
 
     def num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, full: bool
+        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, in_chunks: bool
     ) -> int:
         """The group's fixed number of blocks for a new request, 0 for one that already holds them."""
         return self.num_blocks - len(request.blocks[self.group])
@@ -217,7 +218,7 @@ class KVCacheManager:
         request.num_cached_blocks = [0] * len(self.tables)
 
     def get_computed_blocks(self, request: Request) -> tuple[Hit, int]:
-        """The longest cached prefix that every group can continue from, and its tokens."""
+        """(Cached blocks per group of the longest prefix that every group can continue from, its tokens)."""
         if not self.settings.enable_prefix_caching:
             return [[] for _ in self.tables], 0
         block_size = self.settings.block_size
@@ -263,7 +264,7 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Hold slots for `num_new_tokens` more; False if too few blocks are free (`reserved_blocks` must stay so)."""
+        """Give the request blocks for `num_new_tokens` more; False if fewer than `reserved_blocks` would stay free."""
         # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
@@ -312,7 +313,7 @@ class KVCacheManager:
             table.cache_blocks(request, num_tokens)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """Slots that the request holds, and the tokens stored in them."""
+        """(Token slots of the blocks that the request holds in all groups, tokens stored in them)."""
         slots = stored = 0
         for table in self.tables:
             group_slots, group_stored = table.slots_and_tokens(request)
@@ -327,10 +328,10 @@ class KVCacheManager:
             table.free(request)
 
     def _num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: Hit | None, computed: int, full: bool
+        self, request: Request, num_tokens: int, hit: Hit | None, computed: int, in_chunks: bool
     ) -> int:
-        """New blocks, over all groups of layers, that the request needs to hold `num_tokens`."""
+        """Free blocks, over all groups of layers, that the request takes to hold `num_tokens`."""
         return sum(
-            table.num_blocks_to_allocate(request, num_tokens, hit[i] if hit else [], computed, full)
+            table.num_blocks_to_allocate(request, num_tokens, hit[i] if hit else [], computed, in_chunks)
             for i, table in enumerate(self.tables)
         )

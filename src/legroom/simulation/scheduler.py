@@ -85,11 +85,10 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the waiting queue."""
         return len(self.waiting)
 
     def pop_unschedulable(self) -> Request | None:
-        """Remove the first waiting request if nothing runs, as no later step will start it; None otherwise."""
+        """Remove and return the first waiting request if nothing runs, as no later step will start it; else None."""
         return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> SchedulerOutput:
@@ -121,7 +120,7 @@ class Scheduler:
         request.num_draft_tokens = 0
 
     def _schedule_running(self, output: SchedulerOutput, budget: int, threshold: int) -> int:
-        """Schedule running requests, preempting where blocks run out; returns the token budget left."""
+        """Schedule running requests, preempting where blocks run out; returns what is left of the token budget."""
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -156,7 +155,7 @@ class Scheduler:
         return min(num_new_tokens, budget, room)
 
     def finishes_in_flight(self, request: Request) -> bool:
-        """Whether a step in flight samples the last token, even if all its drafts are rejected."""
+        """Whether a step in flight samples the request's last token, even if all its drafts are rejected."""
         ahead = request.num_placeholders
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.max_total_tokens
 
@@ -186,7 +185,7 @@ class Scheduler:
         hit: Hit | None,
         num_hit_tokens: int,
     ) -> int:
-        """Start a waiting request; the tokens it gets, 0 if it does not fit."""
+        """Start a waiting request with its prefix cache `hit`; returns the tokens it gets, 0 if it does not fit."""
         settings = self.settings
         num_computed = request.num_computed_tokens + num_hit_tokens
         if settings.remote_prefill and request.num_preemptions == 0:
@@ -242,7 +241,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """After the step has run: the requests that sampled a token, and those that finished."""
+        """Called after the step has run; returns (the requests that sampled a token, those that finished)."""
         sampled: list[Request] = []
         finished: list[Request] = []
         for request, tokens in output.scheduled.items():

@@ -52,7 +52,7 @@ class Rejection(NamedTuple):
 
 
 def admissible_requests(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
-    """1 for every request that can be served, else 0; and the rejections with their reasons."""
+    """(1 for every request that can be served, else 0; the rejections with their reasons)."""
     accepted = array("b", bytes([1]) * len(trace))
     rejections: list[Rejection] = []
     longest = settings.max_model_len
@@ -142,7 +142,7 @@ class Timeline:
         return self._wait_steps("latency_s", self.finish_steps)
 
     def _wait_steps(self, name: str, ends: Sequence[int]) -> array[int]:
-        """Sorted steps from arrival to `ends`; for a trace in seconds, the wait `name` over the mean step time."""
+        """Sorted steps from arrival to `ends`; for a trace in seconds, `seconds[name]` over the mean step time."""
         if self.clocks is None:
             waits = zip(ends, self.arrival_steps, strict=True)
             return array("q", sorted(end - start for end, start in waits if end >= 0))
@@ -263,18 +263,16 @@ def _larger_of_each(left: _Maxima, right: _Maxima) -> _Maxima:
 
 
 class Sampler:
-    """Keeps the maxima over equal numbers of steps, which double when there are too many samples."""
+    """Keeps the maxima of the pool's use over equal numbers of steps, which double when there are too many samples."""
 
     def __init__(self) -> None:
         self._width = 1
         self._points: dict[int, _Maxima] = {}
 
-    def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
-        """Count `steps` equal steps from `step` on; each sample keeps the maxima of its steps (`used`: blocks)."""
-        for index in range(step // self._width, (step + steps - 1) // self._width + 1):
-            self._points[index] = _larger_of_each(
-                self._points.get(index, _ZEROS), (used, running, waiting, preemptions)
-            )
+    def add(self, step: int, used_blocks: int, running: int, waiting: int, preemptions: int) -> None:
+        """Add the figures of one step to its sample; `preemptions` are those since the start."""
+        point, index = (used_blocks, running, waiting, preemptions), step // self._width
+        self._points[index] = _larger_of_each(self._points.get(index, _ZEROS), point)
         while len(self._points) > MAX_SAMPLES:
             # Neighbouring samples become one with the larger values, which covers twice the steps.
             self._width *= 2
@@ -320,7 +318,7 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
 
 
 def _time_at_step(marks: list[tuple[int, float]], at: int, step: int) -> float:
-    """Seconds at a step, interpolated between the (step, seconds) marks around index `at`; clamped at the ends."""
+    """Seconds at `step`, interpolated between the (step, seconds) marks before and at index `at`; clamped outside."""
     if at == 0:
         return marks[0][1]
     if at == len(marks):

@@ -33,13 +33,12 @@ def simulate(
     cost: StepCost | None = None,
     engine: ReplayEngine = "auto",
     progress: Progress | None = None,
-    replays: int = 1,
 ) -> Timeline:
     """Replay a trace through vLLM's scheduler; `cost`: seconds of a step, `on_step`: called for each step."""
-    # All engines decide alike; `replays` is the number of such replays to come.
+    # All engines decide alike.
     trace = trace.checked()
     check_cost(trace, cost)
-    chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
+    chosen = _choose_engine(trace, settings, on_step is not None) if engine == "auto" else engine
     if chosen != "reference":
         try:
             return FastReplay(trace, settings, cost, use_numba=chosen == "compiled").run(progress)
@@ -55,14 +54,13 @@ def check_cost(trace: Trace, cost: StepCost | None) -> None:
         raise LegroomError(f"{trace.name} tells arrivals in seconds, so steps need a duration", hint)
 
 
-def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, replays: int) -> ReplayEngine:
-    """The replay engine expected to be fastest; the step-by-step one where the settings or `every_step` need it."""
-    if every_step or not can_replay(settings):
+def _choose_engine(trace: Trace, settings: SchedulerSettings, reports_steps: bool) -> ReplayEngine:
+    """The fastest replay engine for these settings; "reference" where each step is to be reported."""
+    if reports_steps or not can_replay(settings):
         return "reference"
-    work = len(trace) * replays
-    if work < _MIN_REQUESTS_TO_LOAD or not numba_is_installed():
+    if len(trace) < _MIN_REQUESTS_TO_LOAD or not numba_is_installed():
         return "fast"
-    return "compiled" if work >= _MIN_REQUESTS_TO_COMPILE or is_compiled_before() else "fast"
+    return "compiled" if len(trace) >= _MIN_REQUESTS_TO_COMPILE or is_compiled_before() else "fast"
 
 
 class StepByStepReplay:
@@ -98,13 +96,12 @@ class StepByStepReplay:
         return SchedulerV0(self.settings) if self.settings.engine == "V0" else Scheduler(self.settings)
 
     def run(self) -> Timeline:
-        """Serve every request that can be served, or until the user interrupts."""
-        interrupted = False
+        """Serve every request that can be served; Ctrl-C ends the replay early, and the timeline says so."""
         try:
             self._run_all_steps()
         except KeyboardInterrupt:
-            interrupted = True
-        return self._timeline(interrupted)
+            return self._timeline(True)
+        return self._timeline(False)
 
     def _run_all_steps(self) -> None:
         """Adds requests as they arrive and runs scheduler steps until all of them have finished."""
@@ -159,7 +156,7 @@ class StepByStepReplay:
             self._reject_unschedulable()
 
     def _ask_again(self, answered_s: float) -> None:
-        """A user who was answered asks the next question after a pause; a refused one is followed by the next."""
+        """Let the next question arrive a pause after `answered_s`; if it will be rejected, also the one after it."""
         arrivals = self.trace.arrivals
         while self.num_asked < len(arrivals):
             insort(arrivals, answered_s + self.pauses_s[self.num_asked], hi=self.num_asked)
@@ -169,7 +166,7 @@ class StepByStepReplay:
                 return
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
-        """Add the estimated seconds of this step; without a cost model or a token to compute the clock stays."""
+        """Add the estimated seconds of this step to the clock, if it computes tokens and step times are known."""
         if self.cost and output.scheduled:
             scheduler, scheduled = self.scheduler, output.scheduled
             running = [r for r in scheduler.running if r in scheduled or not scheduler.finishes_in_flight(r)]
@@ -186,7 +183,7 @@ class StepByStepReplay:
             self._ask_again(self.now_s)
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Complete the oldest batch in flight if due: requests that sampled, that finished, and its end in seconds."""
+        """Complete the oldest batch in flight if due: (requests that sampled, that finished, its end in seconds)."""
         if output.scheduled:
             self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):
@@ -213,7 +210,7 @@ class StepByStepReplay:
             slots, stored = scheduler.kv_cache_manager.slots_and_tokens(request)
             tally.held_slot_steps += slots
             tally.stored_token_steps += stored
-        self.sampler.add(self.step, 1, used, running, waiting, tally.preemptions)
+        self.sampler.add(self.step, used, running, waiting, tally.preemptions)
         if self.on_step and output.scheduled:
             self.on_step(
                 ScheduledStep(

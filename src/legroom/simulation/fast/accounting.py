@@ -9,7 +9,7 @@ from legroom.simulation.fast.rows import MAX_SAMPLES, NONE
 
 @compilable
 def double_sample_width(sim):
-    """Halve the number of samples: each covers twice as many steps."""
+    """Merge neighbouring samples, so that each covers twice as many steps."""
     state, samples = sim.state[0], sim.samples
     half = MAX_SAMPLES // 2
     for i in range(half):
@@ -26,7 +26,7 @@ def double_sample_width(sim):
 
 @compilable
 def sample(sim, first_step, steps, used):
-    """Update the samples of `steps` steps from `first_step` on: most `used` blocks, running, waiting."""
+    """Add `steps` steps from `first_step` on, in which `used` blocks are in use, to the samples that cover them."""
     state, samples = sim.state[0], sim.samples
     last = first_step + steps - 1
     while last // state.sample_width >= MAX_SAMPLES:

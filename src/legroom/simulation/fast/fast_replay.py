@@ -24,6 +24,7 @@ from legroom.simulation.trace import NO_PREFIX, Trace, stream_tokens
 from legroom.units import cdiv
 
 _FEW = 2
+"""So few own tokens of a prompt can be equal to another's by chance, so they are generated and compared."""
 
 
 class SharedContents(NamedTuple):
@@ -35,6 +36,8 @@ class SharedContents(NamedTuple):
 
 
 class _ContentStreams:
+    """Numbers the token streams that fill blocks: prefix groups keep their numbers, other contents follow."""
+
     def __init__(self, trace: Trace, block_size: int) -> None:
         self.trace = trace
         self.block_size = block_size
@@ -55,7 +58,7 @@ class _ContentStreams:
         return known[place]
 
     def streams_of_request(self, r: int) -> tuple[int, int, int, int]:
-        """Request `r`'s prefix stream, its whole blocks, the stream of the block it ends in, and the suffix's."""
+        """`prefix`, `prefix_blocks`, `boundary` and `suffix` of request `r`, as `rows.RequestRow` describes them."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
         few: tuple[int, ...] = ()
@@ -83,14 +86,14 @@ class _ContentStreams:
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Prefix length and the tokens left after those of `own` that happen to continue the prefix."""
+        """Add to the prefix the first tokens of `own` that equal its next ones: (longer `prefix_len`, the others)."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own
 
 
 def shared_contents(trace: Trace, block_size: int) -> SharedContents:
-    """Which prefixes and own contents of the requests can fill equal blocks."""
+    """Which blocks of the requests can be equal: those of a prefix or of a suffix that several requests have."""
     count = len(trace)
     prefix, prefix_blocks = [rows.NONE] * count, [0] * count
     boundary, suffix = [rows.NONE] * count, [rows.NONE] * count
@@ -224,10 +227,11 @@ class FastReplay:
         """One row for each request of the trace, in trace order, with `contents` as further columns."""
         trace, numba = self.trace, self.use_numba
         requests = rows.rows(rows.RequestRow, len(trace), numba)
-        priority_ranks = _priority_ranks(trace)
-        by_priority_rank = rows.numbers(len(trace), False)
-        for r, priority_rank in enumerate(priority_ranks):
-            by_priority_rank[priority_rank] = r
+        has_priorities, indices = any(trace.priorities), range(len(trace))
+        by_priority_rank = sorted(indices, key=trace.priorities.__getitem__) if has_priorities else indices
+        priority_ranks = rows.numbers(len(trace), False)
+        for priority_rank, r in enumerate(by_priority_rank):
+            priority_ranks[r] = priority_rank
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
         columns: dict[str, Any] = {
             "arrival": trace.arrivals,
@@ -252,7 +256,7 @@ class FastReplay:
         return made
 
     def run(self, progress: Progress | None = None) -> Timeline:
-        """Replay to the end, or until the user interrupts; NeedsStepByStepReplay where its rows do not suffice."""
+        """Replay to the end, or until the user interrupts; NeedsStepByStepReplay where the tables are too small."""
         replay: Any = compiled("replay") if self.use_numba else step_kernel.replay
         turns = _TURNS_COMPILED if self.use_numba else _TURNS_PLAIN
         interrupted = False
@@ -315,14 +319,3 @@ def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedCont
     if sum(blocks) > settings.usable_blocks:
         return settings.usable_blocks
     return len(blocks) + sum(map(min, blocks, contents.columns["shared_blocks"]))
-
-
-def _priority_ranks(trace: Trace) -> Any:
-    """The rank of each request by (priority, arrival)."""
-    if not any(trace.priorities):
-        return range(len(trace))
-    order = sorted(range(len(trace)), key=trace.priorities.__getitem__)
-    places = array("q", bytes(8 * len(trace)))
-    for place, r in enumerate(order):
-        places[r] = place
-    return places
