@@ -73,6 +73,7 @@ class StepByStepReplay:
         on_step: StepSink | None = None,
         cost: StepCost | None = None,
         progress: Progress | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.accepted, self.rejections = admissible_requests(trace, settings)
         self.trace, self.num_asked, self.pauses_s = trace.first_questions(self.accepted)
@@ -83,17 +84,13 @@ class StepByStepReplay:
         self.batches_in_flight = 2 if settings.async_scheduling else 1
         self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
         self.settings = settings
-        self.scheduler = self._make_scheduler()
+        self.scheduler = scheduler or (SchedulerV0(settings) if settings.engine == "V0" else Scheduler(settings))
         self.on_step = on_step
         self.requests: list[Request | None] = [None] * len(trace)
         self.tally = Tally()
         self.sampler = Sampler()
         self.step = 0
         self.next_arrival: float | None = None
-
-    def _make_scheduler(self) -> Scheduler:
-        """A scheduler of the engine version in the settings, V0 or V1."""
-        return SchedulerV0(self.settings) if self.settings.engine == "V0" else Scheduler(self.settings)
 
     def run(self) -> Timeline:
         """Serve every request that can be served; Ctrl-C ends the replay early, and the timeline says so."""

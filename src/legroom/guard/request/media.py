@@ -52,7 +52,7 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
 
 
 def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
-    """The other values of a content part with media, such as its text: all but the data or URL."""
+    """The values of a content part with media except the media's own data or URL, such as its text."""
     address = _url_or_data(part)
     rest: list[Any] = []
     for key, value in part.items():

@@ -35,6 +35,8 @@ class Stop(Exception):
 
 
 class ClientConnection(HttpToolsProtocol):
+    """One client's connection. A cycle is uvicorn's object for one request and its response."""
+
     def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.config, proxy.server_state, {})
         self._proxy = proxy
@@ -149,7 +151,7 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:
-        """The response was sent: release the body and let uvicorn go on with the connection."""
+        """Called when the response was sent: release the body and let uvicorn go on with the connection."""
         self.release_body()
         self.on_lost = None
         super().on_response_complete()
@@ -207,7 +209,7 @@ class ClientConnection(HttpToolsProtocol):
         self.stalled_since_s = 0.0
 
     def sweep(self, now_s: float) -> None:
-        """Disconnect the client, or refuse its unread body, where a deadline has passed; called once a second."""
+        """Close the connection, or refuse a request not read to its end, past a deadline; called once a second."""
         if self.stalled_since_s:
             before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
             if self._unsent_bytes < before_bytes:
@@ -221,7 +223,7 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.close()
 
     def shutdown(self) -> None:
-        """The proxy drains: close an idle connection, and refuse a request that was not read to its end."""
+        """Called while the proxy drains: close an idle connection, refuse a request that was not read to its end."""
         if self._is_discarding or self.transport.is_closing():
             return
         if self._is_reading:
@@ -239,7 +241,7 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
 
 
 def origin_form(target: bytes) -> bytes:
-    """A request target without scheme, host and fragment, so that the path admitted is the path forwarded."""
+    """Path and query of a request target that may be a whole URL, so that the path admitted is the one forwarded."""
     target = target.partition(b"#")[0]
     if target.startswith(b"/") or target == b"*":
         return target

@@ -125,7 +125,8 @@ class Guard(AdmissionApp):
             peers.leave()
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Every 5 s until the pool's size is known, read it from vLLM's configuration here, else its metrics."""
+        """Read the engine's limits from vLLM's configuration in this process, else from its metrics page; at most every
+        5 s, until the pool's size is known."""
         now_s = self.admission.clock()
         if (self.admission.limits.known and self._learn_at_s) or now_s < self._learn_at_s:
             return

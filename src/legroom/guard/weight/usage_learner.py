@@ -60,7 +60,7 @@ class UsageLearner:
         self._sampling: asyncio.Task[None] | None = None
 
     def model_tokens(self, model: str) -> ModelTokens:
-        """What was learnt of the model's token counts; empty defaults for a model not seen yet."""
+        """What was learnt of the model's token counts; nothing yet for a model not seen before."""
         return self._models.get(model) or _NOTHING_LEARNT
 
     async def count(self, demand: Demand, body: bytes) -> int | None:
@@ -106,7 +106,7 @@ class UsageLearner:
             request.usage = usage
 
     def on_finished(self, request: GuardedRequest) -> int:
-        """Learn from a complete response; returns the tokens of each of its sequences, 0 where unknown."""
+        """Learn from a complete response; returns the output tokens of each of its answers, 0 where unknown."""
         demand, usage = request.demand, request.usage
         if not request.informative or (usage is None and not request.events):
             return 0
@@ -136,6 +136,6 @@ class UsageLearner:
 
 
 def is_countable(demand: Demand) -> bool:
-    """Whether `/tokenize` can count the prompt: it must be a single one, of text that `/tokenize` sees whole."""
+    """Whether `/tokenize` can count the prompt: the only one of its request, of text, in keys that it takes."""
     prompt = demand.prompts[0] if len(demand.prompts) == 1 and demand.kind in _TOKENIZE_KEYS else None
     return prompt is not None and prompt.text_alone and not demand.media and not demand.has_untokenized

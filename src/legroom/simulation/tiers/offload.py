@@ -289,8 +289,9 @@ class KvOffload:
 
     def complete(self, job: TransferJob) -> None:
         """Account for a finished copy: its chunks become usable, and its source blocks are no longer protected."""
+        state = self._states[job.request]
         if job.is_store:
-            self.tier.complete_store(job.keys, self._states[job.request].access)
+            self.tier.complete_store(job.keys, state.access)
         else:
             self.tier.complete_load(job.keys)
             if self._being_loaded:
@@ -300,7 +301,6 @@ class KvOffload:
             if fenced is not None and fenced.pop(job, 0) is None and not fenced:
                 del self._fences[block_id]
         del self.jobs[job]
-        state = self._states[job.request]
         del state.jobs[job]
         if state.is_finished and not state.jobs:
             del self._states[job.request]

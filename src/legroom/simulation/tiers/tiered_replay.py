@@ -235,8 +235,9 @@ class TierReplay(StepByStepReplay):
 
     scheduler: TieredScheduler
 
-    def __init__(self, tier: TierSettings, *replay: Any) -> None:
-        """`replay` are the arguments of `StepByStepReplay`."""
+    def __init__(self, tier: TierSettings, trace: Trace, settings: SchedulerSettings, *replay: Any) -> None:
+        """`replay` are the further arguments of `StepByStepReplay`."""
+        super().__init__(trace, settings, *replay, scheduler=TieredScheduler(settings, tier))
         self.tier = tier
         self.worker = TransferWorker(tier)
         self.ended: deque[list[TransferJob]] = deque()
@@ -245,10 +246,6 @@ class TierReplay(StepByStepReplay):
         self.idle_steps = 0
         self.chunks_read_before = 0
         """Chunks read back from files when a request last ran."""
-        super().__init__(*replay)
-
-    def _make_scheduler(self) -> Scheduler:
-        return TieredScheduler(self.settings, self.tier)
 
     def _step(self) -> None:
         """As the replay's, with the tier's clock; rejects requests that the tier can never serve."""
