@@ -198,14 +198,13 @@ def choose(
     candidates: Sequence[Candidate],
     goal: Goal,
     *,
-    replicas: int = 1,
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
     """Replay every candidate and pick the best of those that meet the goal, or of all; LegroomError without any."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
-    task = ReplayTask(trace.checked(), goal, replicas)
+    task = ReplayTask(trace.checked(), goal)
     by_number: dict[int, ReplayOutcome] = {}
     try:
         with closing((executor or ProcessExecutor()).run(replay_candidate, task, candidates)) as results:

@@ -179,8 +179,8 @@ def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_
 
 
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
-    """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why. A smaller
-    split is already known to need one GPU more than `worth_gpus`, unless that is `most_gpus`."""
+    """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why. More than
+    `worth_gpus` GPUs are not tried: a fleet with a smaller split needs no more."""
     size = args.tensor_parallel_size or 1
     servers = load.pools.prefill + load.pools.decode if load.pools else 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
@@ -378,9 +378,7 @@ class FleetReport:
             "requests_per_s": round(outcome.requests_per_s, 4) if outcome else None,
             "tokens_per_s_each": round(1 / (outcome.time_per_token_p50 or inf), 2) if outcome else None,
             "answer_p50_s": round(outcome.latency_p50, 3) if outcome else None,
-            "price": {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source}
-            if price
-            else None,
+            "price": price and {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source},
             "usd_per_hour": _band_json(self.usd_per_hour(fleet)),
             "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,

@@ -25,10 +25,6 @@ class FullAttentionManager:
         """Leading tokens that attention never reads again: none with full attention."""
         return 0
 
-    def max_blocks_held(self, num_tokens: int) -> int:
-        """Most blocks that a request of `num_tokens` holds at once."""
-        return cdiv(num_tokens, self.block_size)
-
     def should_cache(self, request: Request, index: int) -> bool:
         """Whether a later request could use the request's block `index` from the cache; always with full attention."""
         return True
@@ -37,20 +33,15 @@ class FullAttentionManager:
         """The longest run of cached blocks from the start, found in every one of `groups`."""
         hit: Hit = [[] for _ in groups]
         for block_hash in hashes[:max_blocks]:
-            cached = [self.block_pool.get_cached_block((group, block_hash)) for group in groups]
-            if not all(cached):
+            cached = [block for group in groups if (block := self.block_pool.get_cached_block((group, block_hash)))]
+            if len(cached) < len(groups):
                 break
             for blocks, block in zip(hit, cached, strict=True):
-                assert block is not None
                 blocks.append(block)
         return hit
 
-    def num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, in_chunks: bool
-    ) -> int:
-        """Free blocks that the request takes to hold `num_tokens`, those of the cache `hit` that are free included."""
-        # Computed `in_chunks`, a sliding window never holds all blocks at once.
-        required = self.max_blocks_held(num_tokens) if in_chunks else cdiv(num_tokens, self.block_size)
+    def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
+        """Free blocks that the request takes to hold `required` blocks; free ones of its prefix cache `hit` count."""
         num_held = len(request.blocks[self.group])
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         new = max(required - max(skipped, len(hit) + num_held), 0)
@@ -114,7 +105,6 @@ class SlidingWindowManager(FullAttentionManager):
         super().__init__(group, settings, pool)
         self.sliding_window = sliding_window
         self.blocks_for_hit = cdiv(sliding_window - 1, self.block_size)
-        self.max_held_blocks = settings.window_blocks(settings.groups[group])
 
     def num_skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens outside the window of the token that follows `num_computed`."""
@@ -135,10 +125,6 @@ class SlidingWindowManager(FullAttentionManager):
             dropped -= 1
         return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
 
-    def max_blocks_held(self, num_tokens: int) -> int:
-        """Most blocks held at once: those of the window and of the tokens in flight."""
-        return min(super().max_blocks_held(num_tokens), self.max_held_blocks)
-
     def should_cache(self, request: Request, index: int) -> bool:
         """Whether the block lies in a window from which a later request can continue."""
         # 0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found
@@ -153,12 +139,11 @@ class SlidingWindowManager(FullAttentionManager):
         hit: Hit = [[null] * max_blocks for _ in groups]
         run = 0
         for index in range(max_blocks - 1, -1, -1):
-            cached = [self.block_pool.get_cached_block((group, hashes[index])) for group in groups]
-            if not all(cached):
+            cached = [block for group in groups if (block := self.block_pool.get_cached_block((group, hashes[index])))]
+            if len(cached) < len(groups):
                 run = 0
                 continue
             for blocks, block in zip(hit, cached, strict=True):
-                assert block is not None
                 blocks[index] = block
             run += 1
             if run >= self.blocks_for_hit:
@@ -173,9 +158,7 @@ class FixedSizeManager(FullAttentionManager):
         super().__init__(group, settings, pool)
         self.num_blocks = num_blocks
 
-    def num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, in_chunks: bool
-    ) -> int:
+    def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
         """The group's fixed number of blocks for a new request, 0 for one that already holds them."""
         return self.num_blocks - len(request.blocks[self.group])
 
@@ -198,7 +181,7 @@ class KVCacheManager:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.block_pool = BlockPool(settings.num_blocks, settings.enable_prefix_caching)
+        self.block_pool = BlockPool(settings.num_blocks)
         self.tables = [self._group_manager(i, group) for i, group in enumerate(settings.groups)]
         self._kinds: dict[int | None, list[int]] = {}
         for i, group in enumerate(settings.groups):
@@ -330,8 +313,10 @@ class KVCacheManager:
     def _num_blocks_to_allocate(
         self, request: Request, num_tokens: int, hit: Hit | None, computed: int, in_chunks: bool
     ) -> int:
-        """Free blocks, over all groups of layers, that the request takes to hold `num_tokens`."""
-        return sum(
-            table.num_blocks_to_allocate(request, num_tokens, hit[i] if hit else [], computed, in_chunks)
-            for i, table in enumerate(self.tables)
-        )
+        """Free blocks, over all groups of layers, that the request takes to hold `num_tokens`. Computed `in_chunks`, a
+        sliding window never holds all of their blocks at once."""
+        needed = 0
+        for i, (table, group) in enumerate(zip(self.tables, self.settings.groups, strict=True)):
+            most = self.settings.max_blocks_in(group, num_tokens) if in_chunks else cdiv(num_tokens, table.block_size)
+            needed += table.num_blocks_to_allocate(request, most, hit[i] if hit else [], computed)
+        return needed

@@ -129,7 +129,9 @@ class Scheduler:
                 index += 1
                 continue
             while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
-                victim = self._preemption_victim()
+                victim = self.running[-1]
+                if self.settings.scheduling_policy == "priority":
+                    victim = max(self.running, key=lambda request: request.priority_key)
                 if not self._can_free(victim):
                     return budget
                 place = self.running.index(victim)
@@ -177,17 +179,11 @@ class Scheduler:
             self.waiting.add(request, first=True)
 
     def _admit(
-        self,
-        request: Request,
-        output: SchedulerOutput,
-        budget: int,
-        threshold: int,
-        hit: Hit | None,
-        num_hit_tokens: int,
+        self, request: Request, output: SchedulerOutput, budget: int, threshold: int, hit: Hit | None, hit_tokens: int
     ) -> int:
         """Start a waiting request with its prefix cache `hit`; returns the tokens it gets, 0 if it does not fit."""
         settings = self.settings
-        num_computed = request.num_computed_tokens + num_hit_tokens
+        num_computed = request.num_computed_tokens + hit_tokens
         if settings.remote_prefill and request.num_preemptions == 0:
             num_computed = request.num_tokens - 1
         num_new_tokens = request.num_tokens - num_computed
@@ -208,17 +204,11 @@ class Scheduler:
             return 0
         self.running.append(request)
         if request.num_preemptions == 0:
-            output.cached_tokens += num_hit_tokens
+            output.cached_tokens += hit_tokens
         request.status = Status.RUNNING
         request.num_computed_tokens = num_computed
         output.scheduled[request] = num_new_tokens
         return num_new_tokens
-
-    def _preemption_victim(self) -> Request:
-        """The running request to preempt: the last admitted, or by priority the least important."""
-        if self.settings.scheduling_policy == "priority":
-            return max(self.running, key=lambda request: request.priority_key)
-        return self.running[-1]
 
     def _can_free(self, request: Request) -> bool:
         """Whether the request's blocks could be reused at once if it were freed."""

@@ -73,6 +73,7 @@ class StepByStepReplay:
         on_step: StepSink | None = None,
         cost: StepCost | None = None,
         progress: Progress | None = None,
+        *,
         scheduler: Scheduler | None = None,
     ) -> None:
         self.accepted, self.rejections = admissible_requests(trace, settings)
@@ -82,7 +83,7 @@ class StepByStepReplay:
         self.now_s = 0.0
         self.in_flight: deque[tuple[SchedulerOutput, float]] = deque()
         self.batches_in_flight = 2 if settings.async_scheduling else 1
-        self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
+        self.clocks = Clocks.of(len(trace))
         self.settings = settings
         self.scheduler = scheduler or (SchedulerV0(settings) if settings.engine == "V0" else Scheduler(settings))
         self.on_step = on_step
@@ -107,11 +108,11 @@ class StepByStepReplay:
         upcoming = next(requests, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:
             if upcoming and not self.scheduler.has_requests and not self.in_flight:
-                if self.clocks:
+                if self.trace.in_seconds:
                     self.now_s = max(self.now_s, arrivals[upcoming[0]])
                 else:
                     self.step = max(self.step, int(arrivals[upcoming[0]]))
-            while upcoming and arrivals[upcoming[0]] <= (self.now_s if self.clocks else self.step):
+            while upcoming and arrivals[upcoming[0]] <= (self.now_s if self.trace.in_seconds else self.step):
                 index, row = upcoming
                 request = self.requests[index] = Request(row, index, self.settings.max_model_len)
                 if self.scheduler.hasher:
@@ -133,19 +134,16 @@ class StepByStepReplay:
             if request.first_sched_step < 0:
                 request.first_sched_step = self.step
                 tally.prompt_tokens += request.num_prompt_tokens
-                if clocks:
-                    clocks.sched_s[request.arrival_index] = self.now_s
+                clocks.sched_s[request.arrival_index] = self.now_s
         self._advance_clock(output)
         sampled, finished, ended_s = self._complete_oldest(output)
         for request in sampled:
             if request.first_token_step < 0:
                 request.first_token_step = self.step
-                if clocks:
-                    clocks.token_s[request.arrival_index] = ended_s
+                clocks.token_s[request.arrival_index] = ended_s
         for request in finished:
             request.finish_step = self.step
-            if clocks:
-                clocks.finish_s[request.arrival_index] = ended_s
+            clocks.finish_s[request.arrival_index] = ended_s
         for _ in (*finished, *output.ignored):
             self._ask_again(ended_s)
         self._record_step(output, finished)
@@ -233,10 +231,10 @@ class StepByStepReplay:
             [request.first_token_step if request else -1 for request in known],
             [request.finish_step if request else -1 for request in known],
             [request.num_preemptions if request else 0 for request in known],
-            first_sched if self.clocks else [int(arrival) for arrival in self.trace.arrivals],
+            first_sched if self.trace.in_seconds else [int(arrival) for arrival in self.trace.arrivals],
             self.sampler.samples(),
             self.rejections,
-            self.clocks,
+            self.clocks if self.trace.in_seconds else None,
             interrupted,
             self.step,
         )

@@ -67,11 +67,6 @@ class Progress(NamedTuple):
     steps_left: tuple[float, ...]
     """Equally likely, ascending."""
 
-    @property
-    def blocks(self) -> float:
-        """KV blocks that the request holds now."""
-        return self.growth.blocks_at(self.done_steps)
-
     def expected_blocks(self, steps: float) -> float:
         """KV blocks held `steps` later, times the probability that the request still runs then."""
         left = self.steps_left
@@ -119,11 +114,6 @@ class BlockNeed(NamedTuple):
     chains: tuple[PrefixChain, ...] = ()
     """Prefixes of its prompts; empty where the server shares none."""
     blocks_per_unit: float = 1.0
-
-    @property
-    def mean_blocks(self) -> float:
-        """Mean of the blocks at the start and at the end; `blocks` where the growth is unknown."""
-        return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
 
     def without(self, blocks: float) -> BlockNeed:
         """The need whose growth and prompt tokens lack `blocks` that others hold too; its own `blocks` stay."""
@@ -173,9 +163,11 @@ class Reservation:
 
     @property
     def cost(self) -> float:
-        """Block-steps (mean blocks times steps), which fair queuing charges to the client."""
+        """Mean blocks times steps, which fair queuing charges to the client; the blocks where growth is not known."""
         growth = self.need.growth
-        return self.need.mean_blocks * (max(1, growth.steps) if growth is not None else 1)
+        if growth is None:
+            return self.need.blocks
+        return (growth.start_blocks + growth.end_blocks) / 2 * max(1, growth.steps)
 
     @property
     def shared_blocks(self) -> float:
@@ -226,7 +218,7 @@ class Projection:
     def steps_to_overflow(self, candidate: Progress, pool_blocks: float, ahead_steps: float) -> float:
         """Steps until running requests and `candidate` exceed `pool_blocks`; infinite if not in `ahead_steps` steps."""
         before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
-        together_before = total_before + candidate.blocks
+        together_before = total_before + candidate.growth.blocks_at(candidate.done_steps)
         if together_before > most:
             return 0.0
         for moment, total in zip(self.moments, self.totals, strict=True):

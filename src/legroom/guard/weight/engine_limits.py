@@ -211,13 +211,15 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
     ranks = _num_engines(parallel)
     blocks = _blocks_per_engine(getattr(cache, "num_gpu_blocks", None), ranks)
-    size = _block_tokens(cache, parallel)
+    size = _positive_int(getattr(cache, "block_size", None))
+    if size:  # all context-parallel ranks share it
+        size *= _context_parallel_ranks(partial(getattr, parallel))
     reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
     full, _ = _full_length_request(blocks, *reported)
     speculation, logprobs = getattr(config, "speculative_config", None), getattr(model, "max_logprobs", None)
     return EngineLimits(
         num_blocks=blocks,
-        block_size=size,
+        block_size=_positive_int(getattr(cache, "effective_attention_block_size", None)) or size,
         full_request_blocks=full,
         max_model_len=_positive_int(getattr(model, "max_model_len", None)),
         max_num_seqs=_positive_int(getattr(scheduler, "max_num_seqs", None)),
@@ -232,13 +234,6 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         prefix_caching=_bool_or_none(getattr(cache, "enable_prefix_caching", None)),
         source="vLLM's own configuration",
     )
-
-
-def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens per KV block of a sequence over all context-parallel ranks that share it (0.11+); None where unknown."""
-    reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
-    size = _positive_int(getattr(cache, "block_size", None))
-    return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)
 
 
 def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:

@@ -9,6 +9,7 @@ server's tokenizer while the request runs, and their events count as output toke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -83,17 +84,13 @@ class UsageLearner:
         known = self.model_tokens(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._streams % SAMPLE_EVERY == 0:
             self._sampling = asyncio.get_running_loop().create_task(self._count_in_background(demand, request.body))
-            self._sampling.add_done_callback(self._on_counted)
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
-        if tokens := await self.count(demand, body):
-            self._observe_prompt(demand, tokens)
-
-    def _on_counted(self, task: asyncio.Task[None]) -> None:
-        """Allow the next background count; an exception of this one is ignored."""
+        """Learn from the prompt's count by the server's tokenizer, if it gives one; the next may be counted then."""
+        with contextlib.suppress(Exception):
+            if tokens := await self.count(demand, body):
+                self._observe_prompt(demand, tokens)
         self._sampling = None
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it
 
     def on_chunk(self, request: GuardedRequest, chunk: bytes) -> None:
         """Read the usage of a part of a response, and count its events."""

@@ -88,7 +88,7 @@ def kv_read_seconds(cost, stored, running):
 
 @compilable
 def min_host_seconds(cost, tokens, running):
-    """Seconds the host takes to launch a step's kernels, a lower bound of the step time."""
+    """The least seconds of a step of `tokens` tokens for `running` requests: the host must launch its kernels."""
     if tokens <= running:
         return cost.host + cost.host_request * running
     return cost.launch_captured if tokens <= cost.captured else cost.launch
@@ -125,7 +125,7 @@ def decode_steps_seconds(cost, running, stored, steps):
 
 @compilable
 def slower_of_steps_seconds(even, read, growth, steps):
-    """Sum over `steps` of max(even, read + i * growth) seconds for step i."""
+    """Seconds of `steps` steps, of which step i (from 0) takes the longer of `even` and `read + i * growth`."""
     turn = -1.0
     if even > read:
         turn = float(steps)

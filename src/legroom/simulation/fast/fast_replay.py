@@ -184,11 +184,19 @@ class FastReplay:
 
     def _initial_sim(self, contents: dict[str, list[int]]) -> rows.Sim:
         """The kernel's tables before the first step: all blocks free, no request scheduled."""
-        rules, numba = self.rules, self.use_numba
+        rules, numba, parents = self.rules, self.use_numba, self.trace.prefix_parents
         seqs = rules.max_num_seqs + 1
         longest = max(map(add, self.trace.prompt_lens, self.trace.output_lens))
+        state = rows.rows(rows.StateRow, 1, numba)
+        rows.fill(state, "free_uncached", [rules.usable_blocks], numba)
+        rows.fill(state, "num_asked", [self.num_asked], numba)
+        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
+            rows.fill(state, name, [1], numba)
+        streams = rows.numbers(2 * len(parents) + 2, numba)
+        for group, (parent, parent_len) in enumerate(parents):
+            streams[2 * group : 2 * group + 2] = parent, parent_len // rules.block_size
         return rows.Sim(
-            state=self._state_row(),
+            state=state,
             requests=self._request_rows(contents),
             extents=self._spare_rows(rows.ExtentRow, "after", self.max_extents),
             cells=self._spare_rows(rows.CellRow, "following", self.max_extents),
@@ -203,25 +211,8 @@ class FastReplay:
             shared_decodes_by_phase=rows.numbers(rules.block_size, numba),
             hits=rows.numbers(cdiv(longest, rules.block_size), numba),
             first_cells=rows.numbers(rules.first_own_stream + len(self.trace), numba),
-            streams=self._stream_rows(),
+            streams=streams,
         )
-
-    def _stream_rows(self) -> Any:
-        """For each prefix group its parent group and the prefix shared with it in blocks, as one flat list."""
-        streams = rows.numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
-        for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
-            streams[2 * group] = parent
-            streams[2 * group + 1] = parent_len // self.rules.block_size
-        return streams
-
-    def _state_row(self) -> Any:
-        """The kernel's counters before the first step, as a table of one row."""
-        rules, state = self.rules, rows.rows(rows.StateRow, 1, self.use_numba)
-        rows.fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
-        rows.fill(state, "num_asked", [self.num_asked], self.use_numba)
-        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
-            rows.fill(state, name, [1], self.use_numba)
-        return state
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:
         """One row for each request of the trace, in trace order, with `contents` as further columns."""

@@ -284,12 +284,15 @@ class HostTier:
         self, keys: Sequence[ChunkKey], access: ChunkAccess
     ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
         """Make room for the missing ones of `keys`: (the chunks to write, those evicted); None if there is no room."""
-        missing, ready = self._missing_and_ready(keys)
+        missing = [key for key in keys if key not in self.readers]
+        if self.settings.store_threshold >= 2:
+            self._count_offers(keys)
+            missing = [key for key in missing if self._offers.get(key, 0) >= self.settings.store_threshold]
         first_missed = [key for key in missing if key not in access.wanted]
         if first_missed:
             self.policy.on_miss(first_missed)
             access.wanted.update(first_missed)
-        access.reuse(ready)
+        access.reuse([key for key in keys if self.readers.get(key, WRITING) != WRITING])
         access.used.update(missing)
         if not missing:
             return [], []
@@ -301,14 +304,6 @@ class HostTier:
             self.policy.insert(key)
         access.inserted.update(missing)
         return missing, evicted
-
-    def _missing_and_ready(self, keys: Sequence[ChunkKey]) -> tuple[list[ChunkKey], list[ChunkKey]]:
-        """Of `keys` the chunks to store (offered often enough), and those that can be read already."""
-        missing = [key for key in keys if key not in self.readers]
-        if self.settings.store_threshold >= 2:
-            self._count_offers(keys)
-            missing = [key for key in missing if self._offers.get(key, 0) >= self.settings.store_threshold]
-        return missing, [key for key in keys if self.readers.get(key, WRITING) != WRITING]
 
     def _count_offers(self, keys: Sequence[ChunkKey]) -> None:
         """Counts an offer of each chunk in a bounded LRU table; a new one never evicts another of `keys`."""
@@ -346,9 +341,8 @@ class HostTier:
     def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
         """Mark written chunks as readable and evictable."""
         for key in keys:
-            if self.readers.get(key) == WRITING:
-                self.readers[key] = 0
-                self.num_idle += 1
+            self.readers[key] = 0
+        self.num_idle += len(keys)
 
     def file_tally(self) -> FileTally | None:
         """Chunks copied to and from files; None for a tier without files."""

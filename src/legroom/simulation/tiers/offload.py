@@ -217,12 +217,10 @@ class KvOffload:
             for block_id in self._reused_blocks & self._fences.keys():
                 plan.flushes.update(self._fences[block_id])
         for request in scheduled:
-            self._offer(request, self._states[request], request.num_computed_tokens)
+            self._offer(request, request.num_computed_tokens)
         for request in finished:
             # The slot of the last sampled token was never written.
-            self._offer(
-                request, self._states[request], max(request.num_prompt_tokens, request.num_tokens - 1), is_finished=True
-            )
+            self._offer(request, max(request.num_prompt_tokens, request.num_tokens - 1), is_finished=True)
         for request in finished:
             state = self._states[request]
             state.is_finished = True
@@ -235,9 +233,9 @@ class KvOffload:
         self._reused_blocks = set()
         return plan
 
-    def _offer(self, request: Request, state: OffloadState, num_computed: int, *, is_finished: bool = False) -> None:
+    def _offer(self, request: Request, num_computed: int, *, is_finished: bool = False) -> None:
         """Offer the tier the request's chunks that became full by `num_computed` tokens, and store those it takes."""
-        tokens = min(num_computed, request.num_tokens)
+        state, tokens = self._states[request], min(num_computed, request.num_tokens)
         if self.settings.prompt_only:
             tokens = min(tokens, request.num_prompt_tokens)
         if tokens // self.chunk_tokens <= state.next_chunk:

@@ -278,7 +278,7 @@ class TierReplay(StepByStepReplay):
             self.now_s += 1.0
         elif output.scheduled:
             super()._advance_clock(output)
-        elif not self.clocks:
+        elif not self.trace.in_seconds:
             self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
         else:  # an idle engine waits until a copy ends or a request arrives
             events = (self.worker.next_event_s, self.scheduler.offload.tier.next_event_s, self.next_arrival)
