@@ -6,7 +6,7 @@ import sys
 
 from legroom.simulation.block_pool import Block, BlockPool
 from legroom.simulation.request import Request, Status
-from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.units import cdiv
 
 Hit = list[list[Block]]
@@ -17,9 +17,8 @@ class FullAttentionManager:
     """Blocks of full-attention layers: every block is kept until the request ends."""
 
     def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool) -> None:
-        self.group = group
-        self.block_size = settings.groups[group].block_size or settings.block_size
-        self.block_pool = pool
+        self.group, self.layers, self.block_pool = group, settings.groups[group], pool
+        self.block_size = self.layers.block_size or settings.block_size
 
     def num_skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens that attention never reads again: none with full attention."""
@@ -101,10 +100,10 @@ class FullAttentionManager:
 class SlidingWindowManager(FullAttentionManager):
     """Blocks of sliding-window layers: those behind the window are freed while the request runs."""
 
-    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool, sliding_window: int) -> None:
+    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool) -> None:
         super().__init__(group, settings, pool)
-        self.sliding_window = sliding_window
-        self.blocks_for_hit = cdiv(sliding_window - 1, self.block_size)
+        self.sliding_window = self.layers.sliding_window or 0
+        self.blocks_for_hit = cdiv(self.sliding_window - 1, self.block_size)
 
     def num_skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens outside the window of the token that follows `num_computed`."""
@@ -154,18 +153,14 @@ class SlidingWindowManager(FullAttentionManager):
 class FixedSizeManager(FullAttentionManager):
     """Blocks of recurrent layers or of an encoder's output: the same number at any length."""
 
-    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool, num_blocks: int) -> None:
-        super().__init__(group, settings, pool)
-        self.num_blocks = num_blocks
-
     def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
         """The group's fixed number of blocks for a new request, 0 for one that already holds them."""
-        return self.num_blocks - len(request.blocks[self.group])
+        return self.layers.fixed_blocks - len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
         """Hold the group's fixed number of blocks, whatever `num_tokens` is; nothing where they are held."""
         blocks = request.blocks[self.group]
-        blocks.extend(self.block_pool.get_new_blocks(self.num_blocks - len(blocks)))
+        blocks.extend(self.block_pool.get_new_blocks(self.layers.fixed_blocks - len(blocks)))
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
         """sys.maxsize: the blocks stay the same at any length."""
@@ -182,18 +177,12 @@ class KVCacheManager:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.block_pool = BlockPool(settings.num_blocks)
-        self.tables = [self._group_manager(i, group) for i, group in enumerate(settings.groups)]
+        self.tables: list[FullAttentionManager] = []
         self._kinds: dict[int | None, list[int]] = {}
         for i, group in enumerate(settings.groups):
+            manager = FullAttentionManager if group.sliding_window is None else SlidingWindowManager
+            self.tables.append((FixedSizeManager if group.fixed_blocks else manager)(i, settings, self.block_pool))
             self._kinds.setdefault(group.sliding_window, []).append(i)
-
-    def _group_manager(self, index: int, group: LayerGroup) -> FullAttentionManager:
-        """The block manager for a group's kind of cache: fixed size, sliding window or full attention."""
-        if group.fixed_blocks:
-            return FixedSizeManager(index, self.settings, self.block_pool, group.fixed_blocks)
-        if group.sliding_window is not None:
-            return SlidingWindowManager(index, self.settings, self.block_pool, group.sliding_window)
-        return FullAttentionManager(index, self.settings, self.block_pool)
 
     def add_request(self, request: Request) -> None:
         """Give the request an empty block table for each group of layers."""

@@ -165,7 +165,8 @@ class ReleaseForecast:
 
 
 class Pool:
-    """Admits requests in turns between clients, each client's requests in order of arrival."""
+    """Admits requests in turns between clients, each client's requests in order of arrival. A small request fits in the
+    share of the pool that `PoolLimits.small_share` keeps for such; all others are large."""
 
     def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
         self.limits = limits
@@ -207,6 +208,7 @@ class Pool:
 
     @property
     def waiting_clients(self) -> int:
+        """Clients with requests in the queue."""
         return self._queue.num_clients
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from operator import add
 from typing import Any, NamedTuple
@@ -274,6 +274,8 @@ class FastReplay:
         trace = replace(self.trace, arrivals=array("d", self._column("arrival")))
         first_sched = self._column("first_sched")
         arrivals = first_sched if trace.in_seconds else array("q", (int(arrival) for arrival in trace.arrivals))
+        width, figures = self._tally_field("sample_width"), ("used", "running", "waiting", "preempted")
+        points = zip(*(rows.column(self.sim.samples, name, self.use_numba) for name in figures), strict=True)
         return Timeline(
             self.settings,
             trace,
@@ -283,22 +285,12 @@ class FastReplay:
             self._column("finish"),
             self._column("preemptions"),
             arrivals,
-            list(self._samples()),
+            [PoolSample(i * width, *map(int, point)) for i, point in enumerate(points) if point[0] != rows.NONE],
             self.rejections,
             Clocks(*(self._column(name) for name in ("sched_s", "token_s", "finish_s"))) if trace.in_seconds else None,
             interrupted,
             self._tally_field("step"),
         )
-
-    def _samples(self) -> Iterator[PoolSample]:
-        """The recorded pool samples in order of steps; those that no step reached are left out."""
-        width = self._tally_field("sample_width")
-        points = [
-            rows.column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
-        ]
-        for i, (used, running, waiting, preempted) in enumerate(zip(*points, strict=True)):
-            if used != rows.NONE:
-                yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
 def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> int:
