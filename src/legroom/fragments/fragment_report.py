@@ -129,6 +129,7 @@ class FragmentReport:
         return part is not None and (part.bytes or 0) >= max(_FRAGMENTED_BYTES, _FRAGMENTED_RATIO * reserved)
 
     def part(self, name: PartName) -> MemoryPart | None:
+        """The report's part of this name; None where it has none."""
         return next((part for part in self.parts if part.part == name), None)
 
     def to_json(self) -> dict[str, Any]:

@@ -77,20 +77,15 @@ def _url_or_data(part: Mapping[str, Any]) -> str | None:
 def _base64_image_pixels(data: str) -> int | None:
     """Width times height from the image's header; None where it cannot be read."""
     for size in (64 << 10, 1 << 20, None):  # metadata may come before the size
-        head = _decoded_head(data, size)
+        start = data if size is None else data[: size * 4 // 3 // 4 * 4]
+        try:
+            head = base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
+        except (binascii.Error, ValueError):
+            return None
         pixels = image_pixels(head)
         if pixels is not None or head[:2] != _JPEG or size is None or len(data) < size:
             return pixels
     return None
-
-
-def _decoded_head(data: str, size: int | None) -> bytes:
-    """About the first `size` bytes of base64 data, all where None; empty where it is not base64."""
-    start = data if size is None else data[: size * 4 // 3 // 4 * 4]
-    try:
-        return base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
-    except (binascii.Error, ValueError):
-        return b""
 
 
 def image_pixels(head: bytes) -> int | None:

@@ -108,6 +108,7 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse_and_stop(Refusal(431, "bad_request", text, INVALID))
 
     def on_headers_complete(self) -> None:
+        """Called by the parser: refuse an upgrade or too large a body, otherwise let uvicorn begin the request."""
         self.url = origin_form(self.url)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT" or b"websocket" in (self._get_upgrade() or b""):
@@ -125,6 +126,7 @@ class ClientConnection(HttpToolsProtocol):
         self._has_cycle = True
 
     def on_body(self, body: bytes) -> None:
+        """Called by the parser: refuse a body that is too large, or too many bytes in memory over all connections."""
         proxy, most_bytes = self._proxy, self._proxy.admission.policy.requests.body_bytes
         self._body_bytes += len(body)
         self._buffered_bytes += len(body)
@@ -200,6 +202,7 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def pause_writing(self) -> None:
+        """Called when the client reads more slowly than the response is written: remember since when."""
         super().pause_writing()
         self.stalled_since_s = self._proxy.now_s
         self._unsent_bytes = unsent_bytes(self.transport)

@@ -57,6 +57,7 @@ class RecentMaximum:
         self._previous = [0.0] * nth
 
     def add(self, value: float) -> None:
+        """Count a value; those that are 512 values old or older are forgotten."""
         self.count += 1
         self._seen += 1
         if value > self._current[0]:
