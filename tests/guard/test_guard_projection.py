@@ -88,7 +88,7 @@ def test_the_last_waiting_requests_start_early(recompute):
 
 def test_an_answer_that_outlived_all_expected_lengths_ends_with_the_next_step():
     progress = progress_of(Growth(1, 3, 20, 500), 40)
-    assert (progress.steps_left, progress.blocks) == ((1.0,), 5)
+    assert (progress.steps_left, progress.growth.blocks_at(progress.done_steps)) == ((1.0,), 5)
 
 
 def test_an_answer_of_uncertain_length_counts_by_the_probability_that_it_still_runs():

@@ -4,7 +4,7 @@ from legroom.simulation.block_pool import BlockPool
 
 
 def test_a_block_without_cached_content_is_reused_first() -> None:
-    pool = BlockPool(4, enable_caching=True)
+    pool = BlockPool(4)
     first, second, third = pool.get_new_blocks(3)
     pool.cache_full_block(first, (0, 7))
     pool.free_blocks([first])
@@ -15,7 +15,7 @@ def test_a_block_without_cached_content_is_reused_first() -> None:
 
 
 def test_cached_content_is_lost_when_its_block_is_reused() -> None:
-    pool = BlockPool(2, enable_caching=True)
+    pool = BlockPool(2)
     [block] = pool.get_new_blocks(1)
     pool.cache_full_block(block, (0, 7))
     pool.free_blocks([block])
@@ -25,7 +25,7 @@ def test_cached_content_is_lost_when_its_block_is_reused() -> None:
 
 
 def test_of_two_copies_the_one_cached_first_is_found() -> None:
-    pool = BlockPool(3, enable_caching=True)
+    pool = BlockPool(3)
     first, second = pool.get_new_blocks(2)
     pool.cache_full_block(second, (0, 7))
     pool.cache_full_block(first, (0, 7))
@@ -33,7 +33,7 @@ def test_of_two_copies_the_one_cached_first_is_found() -> None:
 
 
 def test_a_block_in_use_by_two_is_free_after_both_leave() -> None:
-    pool = BlockPool(2, enable_caching=True)
+    pool = BlockPool(2)
     [block] = pool.get_new_blocks(1)
     pool.cache_full_block(block, (0, 7))
     pool.touch([block])

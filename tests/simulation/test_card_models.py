@@ -10,7 +10,7 @@ from legroom.facts.gpus import gpu
 from legroom.facts.releases import latest
 from legroom.planning.plan import Target, plan
 from legroom.planning.search_space import CapacityGoal
-from legroom.simulation.card_models import CardModels, CardQuestion, decode_rate, models_on_card
+from legroom.simulation.card_models import CardModels, CardSearch, decode_rate, models_on_card
 from legroom.sweeps import ProcessExecutor
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
@@ -23,8 +23,8 @@ NAMES = ("llama-3.1-8b", "llama-3.1-8b-nvidia-fp8", "qwen3-0.6b", "qwen3-14b", "
 def on_rtx4090() -> CardModels:
     models = [model for name in NAMES if (model := find(name))]
     goal = CapacityGoal(8192, 4.0, (1,), "balanced")
-    question = CardQuestion(gpu("rtx4090"), 1, latest(), ServeArgs(), goal)
-    return models_on_card(models, question, ProcessExecutor(1))
+    search = CardSearch(gpu("rtx4090"), 1, latest(), ServeArgs(), goal)
+    return models_on_card(models, search, ProcessExecutor(1))
 
 
 def test_every_model_that_fits_holds_the_users(on_rtx4090: CardModels) -> None:
@@ -44,7 +44,7 @@ def test_a_model_is_listed_once_with_the_checkpoint_that_gives_up_least(on_rtx40
 def test_what_lacks_memory_says_how_much(on_rtx4090: CardModels) -> None:
     missing = {each.bundled.name: each.fit.short_bytes for each in on_rtx4090.nearest_missing}
     weights_bytes = 27 * 2**30
-    assert missing["qwen3-14b"] > weights_bytes - on_rtx4090.question.gpu.total_bytes
+    assert missing["qwen3-14b"] > weights_bytes - on_rtx4090.search.gpu.total_bytes
 
 
 def test_a_faster_card_has_a_faster_user(on_rtx4090: CardModels) -> None:

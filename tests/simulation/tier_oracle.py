@@ -97,7 +97,7 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
 
     def keep_transfers(step: int, plan: Any, offload: Any) -> None:
         stores = [
-            [job.request.id, names.stored(job.request.id, offload._states[job.request].places, job.keys)]
+            [job.request.id, names.stored(job.request.id, offload._states[job.request].access.positions, job.keys)]
             for job in plan.stores
         ]
         loads = [[job.request.id, names.of(job.keys), job.num_blocks] for job in plan.loads]

@@ -70,13 +70,13 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
     from legroom.planning.machine import Machine
     from legroom.render.size_text import card_models_text
-    from legroom.simulation.card_models import CardQuestion, models_on_card
+    from legroom.simulation.card_models import CardSearch, models_on_card
 
     context, users = args.context or "8k", parse_whole(args.users or "1", "--users", 1, 10**6)
     machine = Machine(args.gpu, gpu_count(args.gpus, "--gpus"), used=args.gpu_used)
-    question = CardQuestion.of(machine, args.vllm, parse_length(context, "--context"), users)
+    search = CardSearch.of(machine, args.vllm, parse_length(context, "--context"), users)
     with progress_bar("planning") as bar:
-        answer = models_on_card(models, question, progress=bar, order=args.sort or "size")
+        answer = models_on_card(models, search, progress=bar, order=args.sort or "size")
     print_answer(
         args.json, answer.as_json, lambda style: card_models_text(answer, style) if models else _table_text([], style)
     )

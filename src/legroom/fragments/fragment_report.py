@@ -129,6 +129,7 @@ class FragmentReport:
         return part is not None and (part.bytes or 0) >= max(_FRAGMENTED_BYTES, _FRAGMENTED_RATIO * reserved)
 
     def part(self, name: PartName) -> MemoryPart | None:
+        """The report's part of this name; None where it has none."""
         return next((part for part in self.parts if part.part == name), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -146,7 +147,8 @@ class FragmentReport:
 def fragment_report(
     reading: AllocatorReading, *, needed_bytes: int | None = None, earlier: AllocatorReading | None = None
 ) -> FragmentReport:
-    """The parts of a reading, also of its growth since `earlier`; `needed_bytes` is tried for the failed request."""
+    """The parts of a reading, also of its growth since `earlier`, and which settings would have served its refused
+    request; with `needed_bytes` a request of this size takes that one's place."""
     if needed_bytes is not None:
         fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
         reserved = reading.state.reserved_bytes
@@ -198,10 +200,10 @@ def _served_by_expandable_segments(reading: AllocatorReading, request: RefusedRe
         limit += request.card_free_bytes
         if allocated + needed > limit:
             return False
-    elif allocated + needed >= limit + needed:
+    elif allocated >= limit:
         return False  # nothing is free in the reserve
-    edges = sum(1 for segment in state.segments for block in segment.blocks if block.state == "free")
-    partly_used = min(LARGE_SEGMENT_BYTES * max(edges, 1), state.unallocated_bytes)
+    free_blocks = sum(block.state == "free" for segment in state.segments for block in segment.blocks)
+    partly_used = min(LARGE_SEGMENT_BYTES * max(free_blocks, 1), state.unallocated_bytes)
     return True if allocated + needed + partly_used <= limit else None
 
 
@@ -228,20 +230,16 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
     whole = max(state.usable_free_bytes - pieces, 0)
     if whole:
         yield MemoryPart("free_whole_segments", whole, "free in whole segments or pages: goes back when needed", {})
-    count = sum(
-        1
-        for segment in state.segments
-        if not segment.pool and segment.allocated_bytes
-        for block in segment.blocks
-        if block.state == "free"
-    )
+    partly_used = [segment for segment in state.segments if not segment.pool and segment.allocated_bytes]
+    count = sum(block.state == "free" for segment in partly_used for block in segment.blocks)
     details: dict[str, Any] = {"pieces": count} if state.segments else {}
     text = "free between blocks in use: it serves requests that fit a piece, and cannot go back to the card"
     yield MemoryPart("free_in_pieces", pieces, text, details)
 
 
 def _fragmented_bytes(reading: AllocatorReading) -> int | None:
-    """Free bytes of partly used segments (expandable: partial pages) outside private pools; None if not told."""
+    """Free bytes in partly used segments (of expandable ones in partly used pages) outside private pools; None where
+    the source does not tell."""
     state = reading.state
     if not state.segments:
         split = state.inactive_split_bytes
@@ -338,7 +336,7 @@ def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterabl
 
 
 def grown_sites(earlier: Sequence[CallSite], later: Sequence[CallSite]) -> list[CallSite]:
-    """By how many bytes and blocks call sites grew, if by 1 MiB or more in more blocks; the largest growth first."""
+    """The growth of call sites in bytes and blocks, of those with 1 MiB more and more blocks; the largest first."""
     before = {site.place: site for site in earlier}
     grown = []
     for site in later:

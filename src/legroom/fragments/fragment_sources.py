@@ -34,7 +34,8 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def readings_of_content(
     content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
 ) -> tuple[AllocatorReading, ...]:
-    """The readings of a file's bytes: black box, torch snapshot or memory summary; LegroomError for others."""
+    """The readings of the bytes of a black box, torch snapshot or memory summary; LegroomError for others. A snapshot
+    may make objects of `max_made_bytes`."""
     if is_pickle(content[:2]):
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):
@@ -146,7 +147,8 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
-    """The allocator of each worker, from legroom's gauges on a /metrics page; LegroomError where it has none."""
+    """The allocator of each worker, from legroom's gauges on a /metrics page (`sample`: vLLM's metrics of the page);
+    LegroomError where it has none."""
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))

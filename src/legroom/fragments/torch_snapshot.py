@@ -44,6 +44,8 @@ class NotPlainData(LegroomError):
 
 
 class _Opcodes(dict[int, Callable[[Any], None]]):
+    """The handlers of the allowed opcodes; any other opcode ends the reading."""
+
     def __missing__(self, code: int) -> Callable[[Any], None]:
         name = next((name for name, known in _CODES.items() if ord(known) == code), f"0x{code:02x}")
         hint = "a snapshot of torch.cuda.memory._dump_snapshot holds plain data alone"
@@ -91,7 +93,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
-    """The opcode's handler that also counts the memory its object takes, to refuse a pickle that is too large."""
+    """The handler of an opcode, which also counts the memory of the object that it makes."""
     code = ord(_CODES[name])
     overridden = {"DICT": "load_dict", "SETITEM": "load_setitem", "SETITEMS": "load_setitems"}.get(name)
     load: Any = getattr(_PlainUnpickler, overridden) if overridden else pickle._Unpickler.dispatch[code]
@@ -175,7 +177,7 @@ def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _text_or_empty(value: Any) -> str:
-    """The value if it is a string; other values are never converted, because nested data can be huge."""
+    """The value if it is a string, else ""; other values are never converted, because nested data can be huge."""
     return value if isinstance(value, str) else ""
 
 
@@ -192,7 +194,7 @@ class _LiveBlock:
     size: int
     stream: int
     requested: int
-    place: str
+    call_site: str
 
 
 def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
@@ -269,7 +271,7 @@ def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> Alloc
 def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    """The recorded trace and its last out-of-memory request; None for each that was not recorded."""
+    """(What the recorded trace shows, its last request that was refused for lack of memory); None: not recorded."""
     raw = list(_checked_entries(trace))
     if not raw:
         return None, None
@@ -312,7 +314,8 @@ def _allocator_history(
 
 
 def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
-    """Whether the release at `index` begins one of all free blocks, not of a single one for `max_split_size_mb`."""
+    """Whether the segment released at `index` of the trace is the first of all free ones (`empty_cache`), and not a
+    single one that made room under `max_split_size_mb`."""
     if index and raw[index - 1].get("action") in _GIVEN_BACK:
         return False  # recorded at the first of them
     if settings.max_split_bytes is None:
@@ -344,7 +347,7 @@ def _call_sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
     """The bytes and blocks in use by call site, the most bytes first; blocks without a known place are left out."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for block in live:
-        total = totals[block.place]
+        total = totals[block.call_site]
         total[0] += block.size
         total[1] += 1
     sites = [CallSite(place, size, count) for place, (size, count) in totals.items() if place]

@@ -144,25 +144,17 @@ def _toml_value(value: Any) -> str:
     return f"{value:_}" if isinstance(value, int) and value >= 100_000 else str(value)
 
 
+_HINT = "see legroom guard --print-policy"
+
+
 def read_policy(path: Path) -> Policy:
     """The policy in a TOML file; LegroomError where it cannot be read, has a wrong value or sets nothing."""
-    hint = "see legroom guard --print-policy"
-    text = read_text(path, hint, MIB)
-    values = parse_toml(text, str(path), hint)
-    policy = _policy_of(values, text, str(path))
-    if not any(values.values()):  # what a full disk leaves of a file that is being written
-        raise LegroomError(f"{path} is empty or sets nothing, so it is not a policy", hint)
-    return policy
+    return parse_policy(read_text(path, _HINT, MIB), str(path), may_be_empty=False)
 
 
-def parse_policy(text: str, name: str = "policy") -> Policy:
+def parse_policy(text: str, name: str = "policy", may_be_empty: bool = True) -> Policy:
     """The policy in a TOML text; LegroomError names `name` and the line of a wrong value."""
-    return _policy_of(parse_toml(text, name, "see legroom guard --print-policy"), text, name)
-
-
-def _policy_of(values: dict[str, Any], text: str, name: str) -> Policy:
-    """The policy of parsed TOML `values`; `name` and the lines of `text` are for error messages."""
-    read: dict[str, Any] = {}
+    values, read = parse_toml(text, name, _HINT), dict[str, Any]()
     with TomlTable(values, (), Path(name), KeyLines(text)) as table:
         for section, kind in SECTIONS.items():
             if (keys := table.table(section)) is not None:
@@ -171,11 +163,13 @@ def _policy_of(values: dict[str, Any], text: str, name: str) -> Policy:
                 read[section] = kind(**{key: value for key, value in given.items() if value is not None})
         if (shares := table.table(WEIGHTS)) is not None:
             read[WEIGHTS] = {client: shares.number(client, 1.0, 0.01, 100.0) for client in shares.keys}
+    if not (may_be_empty or any(values.values())):  # what a full disk leaves of a file that is being written
+        raise LegroomError(f"{name} is empty or sets nothing, so it is not a policy", _HINT)
     return Policy(**read)
 
 
 def _key_value(table: TomlTable, key: Field[Any]) -> Any:
-    """A key's value as its field's type, "1 MiB" in bytes; None where not given; an error outside its range."""
+    """The value of a key with its field's type and range, "1 MiB" as bytes; None where not given; else an error."""
     kinds, meta, value = str(key.type), key.metadata, table.raw(key.name)
     if value is None:
         return None
@@ -214,7 +208,7 @@ class PolicyFile:
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:
-        """Read the file if changed, or with `force`; a broken one's error, which keeps the old policy, else None."""
+        """Read the file if it changed, or with `force`. Returns the error of a broken file, which changes nothing."""
         self._next_s = now_s + 1.0
         assert self.path is not None
         version = self._file_version()

@@ -16,7 +16,7 @@ from legroom.simulation.disaggregation import DisaggregatedTimeline
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
 from legroom.simulation.replay_outcome import LoadVerdict
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
-from legroom.simulation.timeline import Timeline, percentile
+from legroom.simulation.timeline import WAITS, Timeline, percentile
 from legroom.simulation.trace import Trace
 from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
@@ -108,9 +108,9 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         ("prefix cache", f"{timeline.hit_ratio:.1%} of prompt tokens found"),
     ]
     if timeline.clocks is None:
-        steps = (timeline.queue_steps, timeline.first_token_wait_steps, timeline.latency_steps)
-        for name, values in zip(("queue", "first token", "latency"), steps, strict=True):
-            figures.append((name, _percentiles_text([float(value) for value in values], "steps")))
+        for name in WAITS:
+            steps = [float(wait) for wait in timeline.wait_steps(name)]
+            figures.append((name.replace("_", " "), _percentiles_text(steps, "steps")))
     else:
         seconds = timeline.seconds
         for name, key in (("queue", "queue_s"), ("first token", "first_token_s"), ("latency", "latency_s")):
@@ -223,7 +223,7 @@ def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
     yield "room", f"{_size_text(report, chunks)}, {count(tally.peak_chunks)} of {plural(chunks, 'chunk')} used"
     if report.host_bytes is not None:
         yield "host memory", f"{gib(report.host_bytes)} allocated"
-    yield "hits", f"{report.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"
+    yield "hits", f"{replayed.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"
     yield "without it", f"{without:.1%} found on the GPU"
     yield "stored", f"{_blocks_text(report, tally.stored_blocks)} in {count(tally.stores)} copies"
     yield "loaded", f"{_blocks_text(report, tally.loaded_blocks)} in {count(tally.loads)} copies"

@@ -16,7 +16,7 @@ from legroom.planning.search_space import NODE_GPUS
 from legroom.planning.sizing import Fit, hourly_usd
 from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
-from legroom.simulation.card_models import CardModel, CardModels, CardQuestion, DecodeRate, decode_rate
+from legroom.simulation.card_models import CardModel, CardModels, CardSearch, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import NO_COUNT, CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
 
@@ -284,7 +284,7 @@ _NEAREST = 5
 
 def card_models_text(answer: CardModels, style: Style) -> str:
     """The models that fit, the largest first, one checkpoint each; then those that lack the least."""
-    asked = answer.question
+    asked = answer.search
     users = f"{asked.goal.concurrency:g} user{'' if asked.goal.concurrency == 1 else 's'}"
     used = f", {gib(asked.used_bytes, 1)} of it in use" if asked.used_bytes else ""
     title = (
@@ -314,7 +314,7 @@ def _card_name(each: CardModel) -> str:
     return bundled.name if usual is None or usual.ids == bundled.ids else bundled.ids[0].rpartition("/")[2]
 
 
-def _fitting_table(models: list[CardModel], asked: CardQuestion, style: Style) -> Iterator[str]:
+def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
     wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
     head = ("model", "weights", "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []), "gives up")
@@ -346,5 +346,5 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
         order = "the most parameters first; " if answer.order == "size" else ""
         meaning = f"{order}users: requests of that length at once; longest: of one request; {speed}."
-        meaning += " all: the tokens/s of all wanted users together." if answer.question.goal.concurrency > 1 else ""
+        meaning += " all: the tokens/s of all wanted users together." if answer.search.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")

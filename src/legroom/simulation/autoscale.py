@@ -204,7 +204,7 @@ class _Replica:
         self._decode_steps(steps)
 
     def _decode_steps(self, steps: int) -> None:
-        """Count steps in which every running request gains one token; the clock is not advanced."""
+        """Count `steps` steps in which every running request gains one token; the clock is not advanced."""
         self.step += steps
         self.stored += steps * len(self.running)
 
@@ -260,7 +260,7 @@ class _Controller:
         return self.replicas
 
     def _proposals_within(self, time_s: float, window_s: float) -> Iterator[int]:
-        """The replica counts proposed in the `window_s` seconds before `time_s`."""
+        """The replica counts proposed in the `window_s` seconds up to `time_s`."""
         return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
     def _proposed_replicas(self, total: float, target: float) -> int:
@@ -269,7 +269,7 @@ class _Controller:
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
 
     def _replicas_before(self, time_s: float, period_s: float, *, growing: bool) -> int:
-        """The replicas at the start of a scaling limit's period, which ends at `time_s`; HPA limits count from it."""
+        """The replicas `period_s` before `time_s`, from which the HPA limits growth, or shrinking if not `growing`."""
         count = self.replicas
         for changed_s, before, after in reversed(self.changes):
             if changed_s < time_s - period_s:
@@ -297,6 +297,8 @@ def replay_autoscaled(
 
 
 class _Fleet:
+    """The replay: replicas, the router in front of them, and the autoscaler."""
+
     def __init__(self, trace: Trace, settings: SchedulerSettings, cost: StepCost, policy: ScalingPolicy) -> None:
         self.trace, self.settings, self.cost, self.policy = trace, settings, cost, policy
         self.controller = _Controller(policy, policy.least)

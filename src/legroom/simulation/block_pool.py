@@ -23,12 +23,11 @@ class Block:
 class BlockPool:
     """All blocks of the GPU, and the prefix cache over them."""
 
-    def __init__(self, num_blocks: int, enable_caching: bool) -> None:
+    def __init__(self, num_blocks: int) -> None:
         blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.null_block = blocks[0]
         # Free blocks in the order of reuse.
         self._free = OrderedDict((block.block_id, block) for block in blocks[1:])
-        self.enable_caching = enable_caching
         # Several blocks may hold equal content: the one cached first is found first.
         self._cached: dict[BlockKey, dict[int, Block]] = {}
 
@@ -79,7 +78,7 @@ class BlockPool:
             if block is self.null_block:
                 continue
             block.ref_count -= 1
-            if block.ref_count == 0 and self.enable_caching and block.key is not None:
+            if block.ref_count == 0 and block.key is not None:
                 self._free[block.block_id] = block
             elif block.ref_count == 0:
                 uncached.append(block)

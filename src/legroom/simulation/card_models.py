@@ -28,8 +28,8 @@ _QUANTIZED_BYTES = 0.5
 
 
 @dataclass(frozen=True)
-class CardQuestion:
-    """So many cards of one kind, and the users and context that they must hold."""
+class CardSearch:
+    """What models are searched for: so many cards of one kind, and the users and context that they must hold."""
 
     gpu: Gpu
     gpus: int
@@ -37,11 +37,11 @@ class CardQuestion:
     args: ServeArgs
     goal: CapacityGoal
     used_bytes: int = 0
-    """What other processes hold of each card."""
+    """Memory of each card that other processes hold."""
 
     @classmethod
-    def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> CardQuestion:
-        """The question about the cards of a machine; `vllm` None is the newest release."""
+    def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> CardSearch:
+        """The search for the cards of a machine; `vllm` None is the newest release."""
         gpus, on, args = machine.gpus or 1, release(vllm) if vllm else latest(), ServeArgs()
         goal = CapacityGoal(context, float(users), (gpus,), "balanced")
         card, used_bytes = card_and_used_bytes(machine, on, args)
@@ -63,7 +63,7 @@ class DecodeRate:
 
 @dataclass(frozen=True, slots=True)
 class CardModel:
-    """One bundled model on the cards of the question."""
+    """One bundled model on these cards."""
 
     bundled: Bundled
     fit: Fit
@@ -102,9 +102,9 @@ class CardModel:
 
 @dataclass(frozen=True)
 class CardModels:
-    """The answer: what fits, the largest models first, and what lacks least."""
+    """The result: what fits, the largest models first, and what lacks least."""
 
-    question: CardQuestion
+    search: CardSearch
     fitting: tuple[CardModel, ...]
     too_large: tuple[CardModel, ...]
     """Models that would start with more memory, those that lack the least first."""
@@ -133,7 +133,7 @@ class CardModels:
 
     def as_json(self) -> dict[str, Any]:
         """The document that `legroom models --gpu --json` prints."""
-        asked = self.question
+        asked = self.search
         return {
             "vllm": asked.release.version,
             "gpu": asked.gpu.name,
@@ -153,7 +153,7 @@ def _preference(each: CardModel) -> tuple[bool, int, float]:
 
 
 def _largest_first(each: CardModel) -> tuple[int, str]:
-    """Sort key: model families by parameter count, largest first, then by name."""
+    """Sort key: base models with the most parameters first, then by name."""
     root = find(each.family)
     return -(root.parameters if root else each.bundled.parameters), each.family
 
@@ -170,19 +170,20 @@ ORDERS: Mapping[str, Callable[[CardModel], Any]] = {
 
 def models_on_card(
     models: Sequence[Bundled],
-    question: CardQuestion,
+    search: CardSearch,
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
     order: str = "size",
 ) -> CardModels:
-    """Every model that the cards serve at the wanted context, and those too large; far too large ones are left out."""
-    total = question.gpus * question.gpu.total_bytes
+    """Every model that the cards serve with the wanted users and context, and those too large for them. Models whose
+    weights are 1.5 times the cards' memory or more are left out."""
+    total = search.gpus * search.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
-    answers = sweep(card_model, question, near, executor or ProcessExecutor(), progress)
+    answers = sweep(card_model, search, near, executor or ProcessExecutor(), progress)
     fitting = sorted((each for each in answers if each.fit.plan), key=_largest_first)
     too_large = sorted((each for each in answers if each.fit.short_bytes), key=lambda each: each.fit.short_bytes)
     refused = tuple(each for each in answers if not each.fit.plan and not each.fit.short_bytes)
-    return CardModels(question, tuple(fitting), tuple(too_large), order, refused)
+    return CardModels(search, tuple(fitting), tuple(too_large), order, refused)
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:
@@ -194,18 +195,18 @@ def _least_weights_bytes(bundled: Bundled) -> float:
     return (root.parameters if root else 0) * (_QUANTIZED_BYTES if is_quantized else 2.0)
 
 
-def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
-    """The plan of one bundled model with the question's users and context on its cards, and its decode speed."""
-    args = replace(question.args, model=bundled.ids[0] if bundled.ids else bundled.name)
-    where = (question.gpu, question.gpus, question.release)
-    target = Target(served_model(args), *where, held_by_others_bytes=question.used_bytes)
-    fit = fewest_gpus(target, args, question.goal)
+def card_model(search: CardSearch, bundled: Bundled) -> CardModel:
+    """The plan of one bundled model with the wanted users and context on the cards, and its decode speed."""
+    args = replace(search.args, model=bundled.ids[0] if bundled.ids else bundled.name)
+    where = (search.gpu, search.gpus, search.release)
+    target = Target(served_model(args), *where, held_by_others_bytes=search.used_bytes)
+    fit = fewest_gpus(target, args, search.goal)
     if fit.plan is None:
         return CardModel(bundled, fit)
-    limit = max(default_and_longest_len(args, target.model, target.release)[1], question.goal.context)
+    limit = max(default_and_longest_len(args, target.model, target.release)[1], search.goal.context)
     longest = min(fit.plan.memory.kv.longest_len, limit)
-    users, engines = math.ceil(question.goal.concurrency), fit.plan.settings.data_parallel_size
-    one, each = (decode_rate(fit.plan, question.goal.context, number) for number in (1, math.ceil(users / engines)))
+    users, engines = math.ceil(search.goal.concurrency), fit.plan.settings.data_parallel_size
+    one, each = (decode_rate(fit.plan, search.goal.context, number) for number in (1, math.ceil(users / engines)))
     return CardModel(bundled, fit, longest, one, each, users)
 
 
@@ -220,7 +221,7 @@ def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
 
 
 def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, Any]:
-    """Tokens a second of one user and of the wanted ones (or all that fit) at the full length, and the list price."""
+    """Tokens a second of one user and of `wanted` users (None: all that fit) at the full context, and the price."""
     settings, price = plan.settings, list_prices().get(plan.target.gpu.name)
     engines = settings.data_parallel_size
     users = max(1, min(int(plan.memory.kv.max_concurrency), settings.max_num_seqs))

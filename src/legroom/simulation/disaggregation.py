@@ -97,12 +97,12 @@ def replay_disaggregated(
 
 
 def _round_robin(indices: Sequence[int], servers: int) -> list[Sequence[int]]:
-    """The requests of each server; servers without a request are left out."""
+    """The requests (indices) of each server, in turn; servers without a request are left out."""
     return [indices[server::servers] for server in range(min(servers, len(indices)))]
 
 
 def _column(trace: Trace, replays: _Replays, name: str, missing: float = 0) -> list[Any]:
-    """One per-request column of the servers' timelines in the whole trace's order; `missing` where not served."""
+    """The per-request field `name` of the servers' timelines in the order of `trace`; `missing` where not served."""
     values: list[Any] = [missing] * len(trace)
     for order, timeline in replays:
         for i, value in zip(order, getattr(timeline.clocks if name.endswith("_s") else timeline, name), strict=True):

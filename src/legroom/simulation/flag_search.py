@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import product
 from math import ceil
@@ -47,7 +47,8 @@ class HoldingFleet:
 
 
 def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Up to four to try with more servers: the best, then the best with another max_num_seqs (or token budget)."""
+    """Up to four candidates to try with more servers: the best, then the best with another max_num_seqs each (or
+    another max_num_batched_tokens where that was not searched)."""
     by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
     rivals, few = list(choice.outcomes), list[Candidate]()
     while rivals and len(few) < 4:
@@ -98,7 +99,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` of which one server meets the goal, also in the long run, with its best outcome; or None."""
+    """The first of `cards` (GPU name, candidates) of which one server holds the load, also a longer one; or None."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
@@ -163,7 +164,7 @@ class Choice:
         return {
             "tried": len(self.outcomes),
             "unit": "s" if self.in_seconds else "steps",
-            "goal": self.goal.as_json(),
+            "goal": asdict(self.goal),
             "holds": self.holds,
             "sustained": self.sustained,
             "chosen": self.best.as_json(),
@@ -197,14 +198,13 @@ def choose(
     candidates: Sequence[Candidate],
     goal: Goal,
     *,
-    replicas: int = 1,
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
     """Replay every candidate and pick the best of those that meet the goal, or of all; LegroomError without any."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
-    task = ReplayTask(trace.checked(), goal, replicas)
+    task = ReplayTask(trace.checked(), goal)
     by_number: dict[int, ReplayOutcome] = {}
     try:
         with closing((executor or ProcessExecutor()).run(replay_candidate, task, candidates)) as results:
@@ -233,7 +233,8 @@ def _replay_engine() -> ReplayEngine:
 
 
 def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """Of those that meet the goal, or of all: most goodput, then least p99, then fewest preemptions; 1 % is a tie."""
+    """Of the outcomes that meet the goal (of all where none does) the one with the most goodput, then the lowest p99
+    latency and first token, then the fewest preemptions; a difference of 1 % is a tie."""
     # Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
     # goal; the time until the last answer ends is chance.
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
@@ -264,7 +265,7 @@ def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
 
 
 def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
-    """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
+    """The outcome of one setting on all replicas; KeyboardInterrupt where the user interrupted the replay."""
     timelines: list[Timeline] = []
     for share in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
         timelines.append(_candidate_timeline(share, candidate, task.pools))
@@ -274,7 +275,7 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
 
 
 def _candidate_timeline(part: Trace, candidate: Candidate, pools: Disaggregation | None) -> Timeline:
-    """One replica's requests (`part`) replayed with a candidate's settings; tier loads count as cache hits."""
+    """The replay of one replica's requests (`part`); tokens loaded from a tier count as cache hits."""
     if pools:
         return replay_disaggregated(part, candidate.settings, candidate.cost, pools).timeline
     if candidate.tier is None:
@@ -283,7 +284,6 @@ def _candidate_timeline(part: Trace, candidate: Candidate, pools: Disaggregation
 
     tiered = simulate_with_tier(part, candidate.settings, candidate.tier, cost=candidate.cost)
     timeline = tiered.timeline
-    # A loaded token counts as a hit: it is not computed.
     hits = replace(timeline.tally, cached_tokens=timeline.tally.cached_tokens + tiered.tally.hit_tokens)
     return replace(timeline, tally=hits)
 
@@ -307,7 +307,7 @@ def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether it keeps up with a short trace repeated; None where the trace is long beside its p99 latency."""
+    """Whether the candidate keeps up with the trace repeated; None where it lasts long beside the p99 latency."""
     # An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     trace = task.trace
     duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99

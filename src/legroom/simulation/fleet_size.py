@@ -38,7 +38,7 @@ class ServingLoad:
     trace: Trace
     goal: Goal
     requests_per_s: float
-    """Of users: where answers take no time, so more than they send."""
+    """Arrival rate; of users, the rate at which they would ask if answers took no time."""
     pools: Disaggregation | None = None
     """Set where a replica is a set of prefill and decode servers."""
 
@@ -49,17 +49,15 @@ class ServingLoad:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Mean prompt tokens of a request."""
         return sum(self.trace.prompt_lens) / len(self.trace)
 
     @property
     def mean_output_tokens(self) -> float:
-        """Mean generated tokens of a request."""
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
     def least_requests_per_s(self) -> float:
-        """The rate; of users, that of answers as slow as the goal allows."""
+        """The arrival rate; of users, the rate at which they ask if answers are as slow as the goal allows."""
         first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
         if not self.trace.users:
             return self.requests_per_s
@@ -103,11 +101,11 @@ class SizedFleet:
     """None: no time could be estimated."""
     replicas: CountBand
     outcome: ReplayOutcome | None
-    """Of the number at the high end, with steps as estimated; of the middle one where that end is not known."""
+    """Of `replicas.high` servers, with steps as estimated; of `replicas.middle` where the high end is not known."""
     reason: str
     """Why there is no number, or why the plan is tight; else empty."""
     servers: int = 1
-    """Of each replica."""
+    """Of each replica: several where prefill and decode are separate."""
 
     @property
     def holds(self) -> bool:
@@ -143,7 +141,7 @@ class FleetTask:
 
     @classmethod
     def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, most: int) -> FleetTask:
-        """The task of named models. They are read here, because workers may run on other machines."""
+        """The task of named models. Their configs are read here, because workers may run on other machines."""
         each_args = tuple(replace(args, model=name) for name in models)
         return cls(tuple(map(served_model, each_args)), release, each_args, load, most)
 
@@ -151,12 +149,10 @@ class FleetTask:
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
     """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
     number, card = cell
-    args = task.args[number]
-    length = min(round_up(task.load.trace.longest, _LENGTH_STEP), task.models[number].max_position_embeddings)
-    with_length = replace(args, max_model_len=args.max_model_len or max(length, task.load.trace.longest))
-    fleets = _fleets_by_tp_size(
-        Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
-    )
+    args, model, longest = task.args[number], task.models[number], task.load.trace.longest
+    length = min(round_up(longest, _LENGTH_STEP), model.max_position_embeddings)
+    with_length = replace(args, max_model_len=args.max_model_len or max(length, longest))
+    fleets = _fleets_by_tp_size(Target(model, card, 1, task.release), with_length, task.load, task.most_gpus)
     return tuple(sorted(fleets, key=_fleet_sort_key))
 
 
@@ -169,22 +165,22 @@ def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, bool, int, bool, int]:
 
 def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
     """A fleet per tensor-parallel size, up to the one after the first that holds the load."""
-    fewest, is_last = most_gpus, False
-    splits = (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS
-    for size in splits:
+    worth_gpus, is_last = most_gpus, False
+    for size in (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS:
         split = replace(args, tensor_parallel_size=size)
-        if split.gpus_needed > fewest:
+        if split.gpus_needed > worth_gpus:
             return
-        fleet = _sized_fleet(target, split, load, most_gpus, fewest)
+        fleet = _sized_fleet(target, split, load, most_gpus, worth_gpus)
         yield fleet
         if is_last:
             return
         if fleet.holds and not fleet.is_tight:
-            fewest, is_last = fleet.gpus - 1, True
+            worth_gpus, is_last = fleet.gpus - 1, True
 
 
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
-    """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why."""
+    """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why. More than
+    `worth_gpus` GPUs are not tried: a fleet with a smaller split needs no more."""
     size = args.tensor_parallel_size or 1
     servers = load.pools.prefill + load.pools.decode if load.pools else 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
@@ -204,7 +200,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         flags = planned_scheduler(plan).flags
         if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
             flags = as_one_group(load.trace, flags)
-        candidate = Candidate({}, (SchedulerSettings(**flags)), roofline(work))
+        candidate = Candidate({}, SchedulerSettings(**flags), roofline(work))
     except LegroomError as error:
         return replace(unsized, reason=error.message)
     return _with_replicas(replace(unsized, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
@@ -213,7 +209,8 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The fleet with low, middle and high replica counts, or with the reason why none within the limits holds."""
+    """The fleet with low, middle and high replica counts, or with the reason why none holds the load; `worth_gpus` as
+    in `_sized_fleet`."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -237,7 +234,7 @@ def _with_replicas(
 def _fewest_replicas(
     load: ServingLoad, candidate: Candidate, per_s: float, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
-    """The fewest replicas, of `per_s` requests each, that hold the load, and their outcome; None: more than `most`."""
+    """(The fewest replicas, each with a capacity of `per_s` requests a second, that hold the load; their outcome)."""
     # A replay is too short to show a queue that grows slowly, so the rate alone sets the least.
     least = max(least, ceil(load.least_requests_per_s / per_s) if per_s else most + 1)
     outcomes: dict[int, ReplayOutcome] = {}
@@ -269,7 +266,7 @@ Money = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True)
 class CardFleets:
-    """One model on one GPU: its layouts, fewest GPUs first."""
+    """The fleets of one model on one GPU model, one per tensor-parallel size, the best first."""
 
     model: str
     fleets: tuple[SizedFleet, ...]
@@ -296,7 +293,7 @@ class FleetReport:
         return self.prices.get(fleet.gpu.name)
 
     def requests_per_s(self, fleet: SizedFleet) -> float:
-        """The rate of the load; of users, the rate at which they ask the fleet."""
+        """The arrival rate; of users, the rate at which they ask when this fleet answers."""
         return fleet.outcome.requests_per_s if self.load.trace.users and fleet.outcome else self.load.requests_per_s
 
     def usd_per_hour(self, fleet: SizedFleet) -> Money | None:
@@ -314,7 +311,8 @@ class FleetReport:
         return low, middle, high
 
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
-        """The smallest fleet of each card that holds the load, by cost (or GPUs) at the slow end; tight plans last."""
+        """The best fleet of each card that holds the load within the budget, the cheapest (or with the fewest GPUs)
+        at the band's high end first; tight plans last."""
 
         def cost_key(fleet: SizedFleet) -> tuple[float, ...]:
             usd, gpus = self.usd_per_hour(fleet) or NO_COUNT.times(1), fleet.replicas.times(fleet.gpus_per_replica)
@@ -325,7 +323,7 @@ class FleetReport:
         return [fleet for fleet in first if not self.over_budget(fleet)]
 
     def over_budget(self, fleet: SizedFleet) -> str:
-        """Why a fleet that holds the load is left out: its price at the slow end, or that none is known; else empty."""
+        """Why the budget excludes a fleet that holds the load: too high a price, or none known; else empty."""
         usd = max(filter(None, self.usd_per_hour(fleet) or ()), default=inf)
         if not fleet.holds or usd <= self.budget:
             return ""
@@ -380,9 +378,7 @@ class FleetReport:
             "requests_per_s": round(outcome.requests_per_s, 4) if outcome else None,
             "tokens_per_s_each": round(1 / (outcome.time_per_token_p50 or inf), 2) if outcome else None,
             "answer_p50_s": round(outcome.latency_p50, 3) if outcome else None,
-            "price": {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source}
-            if price
-            else None,
+            "price": price and {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source},
             "usd_per_hour": _band_json(self.usd_per_hour(fleet)),
             "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,

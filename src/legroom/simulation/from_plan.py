@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom.facts.model import Attention, Experts, latent, recurrent
 from legroom.memory.kv.groups import CacheGroup
@@ -27,8 +26,7 @@ _MEASURED_CLOCK_HZ = 1.98e9
 """Of the H200 on which the latency of kernels was measured."""
 
 
-@dataclass(frozen=True)
-class PlannedScheduler:
+class PlannedScheduler(NamedTuple):
     """Fields of `SchedulerSettings` as the plan resolves them, and notes for the user."""
 
     flags: dict[str, Any]
@@ -38,6 +36,7 @@ class PlannedScheduler:
 def planned_scheduler(plan: Plan) -> PlannedScheduler:
     """The scheduler settings (blocks, budgets, layer groups) of a planned server, with notes."""
     settings, kv = plan.settings, plan.memory.kv
+    start_note = () if plan.starts else (f"such a server is tight and may not start: {plan.reason}",)
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,
@@ -45,7 +44,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     }
     if settings.engine == "V0":
         flags["watermark"] = 0.01
-        return PlannedScheduler(flags, (_settings_note(flags), *_start_note(plan)))
+        return PlannedScheduler(flags, (_settings_note(flags), *start_note))
     groups = [_layer_group(group, kv.block_size) for group in kv.shape.groups]
     flags["groups"] = tuple(group for group, _ in groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
@@ -60,16 +59,11 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return PlannedScheduler(flags, (_settings_note(flags), *_start_note(plan), *notes))
-
-
-def _start_note(plan: Plan) -> tuple[str, ...]:
-    """That the simulated server may not start, where its plan says so."""
-    return () if plan.starts else (f"such a server is tight and may not start: {plan.reason}",)
+    return PlannedScheduler(flags, (_settings_note(flags), *start_note, *notes))
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """The settings with one full-attention group that holds as many average requests, for the fast replay."""
+    """The settings with one full-attention group whose pool holds as many requests of mean length; replayed faster."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
     request_blocks = 0
     for group in flags["groups"]:
@@ -98,7 +92,7 @@ def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
 
 
 def _settings_note(flags: dict[str, Any]) -> str:
-    """A line for the user that lists the scheduler settings taken from the plan."""
+    """A line for the user that lists the scheduler settings taken from the plan (`flags`)."""
     words = [
         f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
         f"max-num-seqs {flags['max_num_seqs']:,}",
@@ -148,9 +142,7 @@ def hardware(plan: Plan) -> Hardware:
     num_experts = sum(block.num_experts for block in experts)
     expert_share = sum(block.experts_per_token for block in experts) / num_experts if experts else 1.0
     states = recurrent(mixers)
-    pairs: dict[bool, list[float]] = {True: [], False: []}
-    for mixer in mixers:
-        pairs[mixer.sees_everything].append(2.0 * mixer.heads * mixer.score_width)
+    pairs = [(mixer.sees_everything, 2.0 * mixer.heads * mixer.score_width) for mixer in mixers]
     # Each adds what the ranks computed of it: after attention, and after the MLP.
     all_reduces = len(mixers) + len(blocks) if split > 1 else 0
     # Weights and activations are both FP8, in the checkpoint or by online quantization.
@@ -184,8 +176,8 @@ def hardware(plan: Plan) -> Hardware:
         ),
         **_kv_read_bytes(plan),
         state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
-        flops_per_pair=sum(pairs[True]) / split,
-        window_flops_per_pair=sum(pairs[False]) / split,
+        flops_per_pair=sum(pair_flops for sees_everything, pair_flops in pairs if sees_everything) / split,
+        window_flops_per_pair=sum(pair_flops for sees_everything, pair_flops in pairs if not sees_everything) / split,
         decode_flops_per_pair=sum(
             2.0 * mixer.heads * (mixer.latent_width + mixer.kv_lora_rank) / split
             for mixer in latent(mixers)
@@ -217,8 +209,8 @@ def hardware(plan: Plan) -> Hardware:
 
 
 def _has_fused_experts(plan: Plan) -> bool:
-    """Whether no kernel beside the grouped GEMMs quantizes activations: Marlin's 4-bit integers, or FlashInfer's MXFP4
-    on data-center Blackwell."""
+    """Whether the experts' GEMMs need no separate kernel that quantizes activations: with 4-bit integer weights
+    (Marlin), or with MXFP4 on data-center Blackwell (FlashInfer), from 0.11 on."""
     scheme, gpu = plan.target.model.quantization, plan.target.gpu
     if scheme is None or plan.target.release.before("0.11.0"):
         return False
@@ -238,7 +230,7 @@ def _has_deep_gemm_experts(plan: Plan) -> bool:
 
 
 def _kv_read_bytes(plan: Plan) -> dict[str, float]:
-    """Bytes a step reads per cached token (full attention, windowed layers) and request, and the mean window."""
+    """Fields of `Hardware`: KV bytes of a cached token (full attention, windowed), state bytes, the mean window."""
     whole = windowed = reach = states = 0.0
     for stage in plan.memory.kv.shape.stages:
         for spec in stage.specs.values():

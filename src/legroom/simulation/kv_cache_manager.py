@@ -6,7 +6,7 @@ import sys
 
 from legroom.simulation.block_pool import Block, BlockPool
 from legroom.simulation.request import Request, Status
-from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.units import cdiv
 
 Hit = list[list[Block]]
@@ -17,39 +17,30 @@ class FullAttentionManager:
     """Blocks of full-attention layers: every block is kept until the request ends."""
 
     def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool) -> None:
-        self.group = group
-        self.block_size = settings.groups[group].block_size or settings.block_size
-        self.block_pool = pool
+        self.group, self.layers, self.block_pool = group, settings.groups[group], pool
+        self.block_size = self.layers.block_size or settings.block_size
 
     def num_skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens that attention never reads again: none with full attention."""
         return 0
 
-    def max_blocks_held(self, num_tokens: int) -> int:
-        """Most blocks that a request of `num_tokens` holds at once."""
-        return cdiv(num_tokens, self.block_size)
-
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether a later request could use the request's block `index`; always with full attention."""
+        """Whether a later request could use the request's block `index` from the cache; always with full attention."""
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
         """The longest run of cached blocks from the start, found in every one of `groups`."""
         hit: Hit = [[] for _ in groups]
         for block_hash in hashes[:max_blocks]:
-            cached = [self.block_pool.get_cached_block((group, block_hash)) for group in groups]
-            if not all(cached):
+            cached = [block for group in groups if (block := self.block_pool.get_cached_block((group, block_hash)))]
+            if len(cached) < len(groups):
                 break
             for blocks, block in zip(hit, cached, strict=True):
-                assert block is not None
                 blocks.append(block)
         return hit
 
-    def num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, full: bool
-    ) -> int:
-        """Free blocks that holding `num_tokens` takes; `hit` blocks in the free queue count; `full`: whole prompt."""
-        required = self.max_blocks_held(num_tokens) if full else cdiv(num_tokens, self.block_size)
+    def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
+        """Free blocks that the request takes to hold `required` blocks; free ones of its prefix cache `hit` count."""
         num_held = len(request.blocks[self.group])
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         new = max(required - max(skipped, len(hit) + num_held), 0)
@@ -96,7 +87,7 @@ class FullAttentionManager:
         return len(request.blocks[self.group]) * self.block_size
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """Slots that the request holds, and the tokens stored in them."""
+        """(Token slots of the blocks that the request holds, tokens stored in them)."""
         return len(request.blocks[self.group]) * self.block_size, request.num_computed_tokens
 
     def free(self, request: Request) -> None:
@@ -109,11 +100,10 @@ class FullAttentionManager:
 class SlidingWindowManager(FullAttentionManager):
     """Blocks of sliding-window layers: those behind the window are freed while the request runs."""
 
-    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool, sliding_window: int) -> None:
+    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool) -> None:
         super().__init__(group, settings, pool)
-        self.sliding_window = sliding_window
-        self.blocks_for_hit = cdiv(sliding_window - 1, self.block_size)
-        self.max_held_blocks = settings.window_blocks(settings.groups[group])
+        self.sliding_window = self.layers.sliding_window or 0
+        self.blocks_for_hit = cdiv(self.sliding_window - 1, self.block_size)
 
     def num_skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens outside the window of the token that follows `num_computed`."""
@@ -126,17 +116,13 @@ class SlidingWindowManager(FullAttentionManager):
         return min(super().stable_until_tokens(request, num_computed), until_skipped)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """Slots that the request holds and the tokens stored in them, without blocks freed behind the window."""
+        """As full attention's, without the blocks freed behind the window."""
         blocks, null = request.blocks[self.group], self.block_pool.null_block
         skipped = self.num_skipped_tokens(request.num_computed_tokens) // self.block_size
         dropped = min(skipped + 1, len(blocks))
         while dropped and blocks[dropped - 1] is not null:
             dropped -= 1
         return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
-
-    def max_blocks_held(self, num_tokens: int) -> int:
-        """Most blocks held at once: those of the window and of the tokens in flight."""
-        return min(super().max_blocks_held(num_tokens), self.max_held_blocks)
 
     def should_cache(self, request: Request, index: int) -> bool:
         """Whether the block lies in a window from which a later request can continue."""
@@ -147,17 +133,16 @@ class SlidingWindowManager(FullAttentionManager):
         return any(end - self.blocks_for_hit <= index < end for end in ends)
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
-        """The last window of cached blocks; earlier blocks may be missing."""
+        """The longest prefix whose last window of blocks is cached; null blocks stand for those before the window."""
         null = self.block_pool.null_block
         hit: Hit = [[null] * max_blocks for _ in groups]
         run = 0
         for index in range(max_blocks - 1, -1, -1):
-            cached = [self.block_pool.get_cached_block((group, hashes[index])) for group in groups]
-            if not all(cached):
+            cached = [block for group in groups if (block := self.block_pool.get_cached_block((group, hashes[index])))]
+            if len(cached) < len(groups):
                 run = 0
                 continue
             for blocks, block in zip(hit, cached, strict=True):
-                assert block is not None
                 blocks[index] = block
             run += 1
             if run >= self.blocks_for_hit:
@@ -168,20 +153,14 @@ class SlidingWindowManager(FullAttentionManager):
 class FixedSizeManager(FullAttentionManager):
     """Blocks of recurrent layers or of an encoder's output: the same number at any length."""
 
-    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool, num_blocks: int) -> None:
-        super().__init__(group, settings, pool)
-        self.num_blocks = num_blocks
-
-    def num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, full: bool
-    ) -> int:
+    def num_blocks_to_allocate(self, request: Request, required: int, hit: list[Block], num_computed: int) -> int:
         """The group's fixed number of blocks for a new request, 0 for one that already holds them."""
-        return self.num_blocks - len(request.blocks[self.group])
+        return self.layers.fixed_blocks - len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
         """Hold the group's fixed number of blocks, whatever `num_tokens` is; nothing where they are held."""
         blocks = request.blocks[self.group]
-        blocks.extend(self.block_pool.get_new_blocks(self.num_blocks - len(blocks)))
+        blocks.extend(self.block_pool.get_new_blocks(self.layers.fixed_blocks - len(blocks)))
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
         """sys.maxsize: the blocks stay the same at any length."""
@@ -197,19 +176,13 @@ class KVCacheManager:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.block_pool = BlockPool(settings.num_blocks, settings.enable_prefix_caching)
-        self.tables = [self._group_manager(i, group) for i, group in enumerate(settings.groups)]
+        self.block_pool = BlockPool(settings.num_blocks)
+        self.tables: list[FullAttentionManager] = []
         self._kinds: dict[int | None, list[int]] = {}
         for i, group in enumerate(settings.groups):
+            manager = FullAttentionManager if group.sliding_window is None else SlidingWindowManager
+            self.tables.append((FixedSizeManager if group.fixed_blocks else manager)(i, settings, self.block_pool))
             self._kinds.setdefault(group.sliding_window, []).append(i)
-
-    def _group_manager(self, index: int, group: LayerGroup) -> FullAttentionManager:
-        """The block manager for a group's kind of cache: fixed size, sliding window or full attention."""
-        if group.fixed_blocks:
-            return FixedSizeManager(index, self.settings, self.block_pool, group.fixed_blocks)
-        if group.sliding_window is not None:
-            return SlidingWindowManager(index, self.settings, self.block_pool, group.sliding_window)
-        return FullAttentionManager(index, self.settings, self.block_pool)
 
     def add_request(self, request: Request) -> None:
         """Give the request an empty block table for each group of layers."""
@@ -217,7 +190,7 @@ class KVCacheManager:
         request.num_cached_blocks = [0] * len(self.tables)
 
     def get_computed_blocks(self, request: Request) -> tuple[Hit, int]:
-        """The longest cached prefix that every group can continue from, and its tokens."""
+        """(Cached blocks per group of the longest prefix that every group can continue from, its tokens)."""
         if not self.settings.enable_prefix_caching:
             return [[] for _ in self.tables], 0
         block_size = self.settings.block_size
@@ -263,7 +236,7 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Hold slots for `num_new_tokens` more; False if too few blocks are free (`reserved_blocks` must stay so)."""
+        """Give the request blocks for `num_new_tokens` more; False if fewer than `reserved_blocks` would stay free."""
         # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
@@ -312,7 +285,7 @@ class KVCacheManager:
             table.cache_blocks(request, num_tokens)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """Slots that the request holds, and the tokens stored in them."""
+        """(Token slots of the blocks that the request holds in all groups, tokens stored in them)."""
         slots = stored = 0
         for table in self.tables:
             group_slots, group_stored = table.slots_and_tokens(request)
@@ -327,10 +300,12 @@ class KVCacheManager:
             table.free(request)
 
     def _num_blocks_to_allocate(
-        self, request: Request, num_tokens: int, hit: Hit | None, computed: int, full: bool
+        self, request: Request, num_tokens: int, hit: Hit | None, computed: int, in_chunks: bool
     ) -> int:
-        """New blocks, over all groups of layers, that the request needs to hold `num_tokens`."""
-        return sum(
-            table.num_blocks_to_allocate(request, num_tokens, hit[i] if hit else [], computed, full)
-            for i, table in enumerate(self.tables)
-        )
+        """Free blocks, over all groups of layers, that the request takes to hold `num_tokens`. Computed `in_chunks`, a
+        sliding window never holds all of their blocks at once."""
+        needed = 0
+        for i, (table, group) in enumerate(zip(self.tables, self.settings.groups, strict=True)):
+            most = self.settings.max_blocks_in(group, num_tokens) if in_chunks else cdiv(num_tokens, table.block_size)
+            needed += table.num_blocks_to_allocate(request, most, hit[i] if hit else [], computed)
+        return needed

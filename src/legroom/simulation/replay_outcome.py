@@ -81,9 +81,6 @@ class Goal:
         reached = (first_token, latency, time_per_token)
         return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 Verdict = Literal["holds", "holds_with_waiting", "serves_late", "falls_behind", "turns_away"]
 LATE_S = 30
@@ -108,7 +105,8 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`falls_behind` if waits keep growing, `turns_away` above 1 % refused, `serves_late` above 30 s; else it holds."""
+    """`falls_behind` if waits keep growing, `turns_away` if over 1 % are rejected, `serves_late` if the median first
+    token takes over 30 s, `holds_with_waiting` if requests queue or are preempted, otherwise `holds`."""
     served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served, timeline.trace)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
@@ -147,7 +145,7 @@ class ServedRequest(NamedTuple):
 
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
-    """The joint result of `servers` servers; `timelines` are all of them or an even sample."""
+    """The joint result of `servers` servers with the setting `flags`; `timelines` are all of them or an even sample."""
     served = [request for timeline in timelines for request in _served_requests(timeline)]
     good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
@@ -181,21 +179,17 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
 
 def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
     """The finished requests with their latencies, in seconds; in steps where the trace counts steps."""
-    if timeline.clocks is not None:
-        arrivals: Sequence[float] = timeline.trace.arrivals
-        tokens: Sequence[float] = timeline.clocks.token_s
-        ends: Sequence[float] = timeline.clocks.finish_s
-    else:
-        arrivals, tokens, ends = timeline.arrival_steps, timeline.first_token_steps, timeline.finish_steps
-    for arrival, token, end, step, output_len in zip(
-        arrivals, tokens, ends, timeline.finish_steps, timeline.trace.output_lens, strict=True
-    ):
+    clocks, finished, output_lens = timeline.clocks, timeline.finish_steps, timeline.trace.output_lens
+    times: tuple[Sequence[float], ...] = (timeline.arrival_steps, timeline.first_token_steps, finished)
+    if clocks is not None:
+        times = (timeline.trace.arrivals, clocks.token_s, clocks.finish_s)
+    for arrival, token, end, step, output_len in zip(*times, finished, output_lens, strict=True):
         if step >= 0:
             yield ServedRequest(float(arrival), float(token - arrival), float(end - arrival), output_len)
 
 
 def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
-    """From the first arrival to the last token, in seconds; for a trace in steps, the last step."""
+    """Seconds from the first arrival to the last token; where the trace counts steps, the number of the last step."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))
     first = min(timeline.trace.arrivals[0] for timeline in timelines)
@@ -203,7 +197,7 @@ def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest
 
 
 def _wait_growth(served: Sequence[ServedRequest], trace: Trace) -> tuple[float, bool]:
-    """Growth of the wait per second of load (least squares), and whether the server keeps up."""
+    """(Growth of the time to first token per second of load, by least squares; whether the server keeps up)."""
     # A server that gets twice the load it can serve makes its newest request wait as long as the load has lasted: the
     # slope is 1. The slope of a server that keeps up is 0, however long its bursts make requests wait.
     if not served:

@@ -27,10 +27,14 @@ class Request:
         self.peak_computed_tokens = 0
         self.num_draft_tokens = 0
         self.draft_credit = 0.0
+        """Fraction of a draft token that is accepted later, as only whole ones are."""
         self.num_placeholders = 0
+        """Tokens that steps in flight sample: counted, but not known yet."""
         self.in_flight_tokens = 0
         self.stale_tokens = 0
+        """Tokens in flight from before its preemption."""
         self.stable_until_tokens = 0
+        """Its blocks do not change up to this length."""
         self.num_preemptions = 0
         self.shared_prefix_boundary = 0
         self.status = Status.WAITING
@@ -56,6 +60,3 @@ class Request:
     def priority_key(self) -> tuple[int, int]:
         """Smaller goes first: vLLM compares the priority, then the time of arrival."""
         return (self.priority, self.arrival_index)
-
-    def __lt__(self, other: Request) -> bool:
-        return self.priority_key < other.priority_key

@@ -85,11 +85,10 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the waiting queue."""
         return len(self.waiting)
 
     def pop_unschedulable(self) -> Request | None:
-        """Remove the first waiting request if nothing runs, as no later step will start it; None otherwise."""
+        """Remove and return the first waiting request if nothing runs, as no later step will start it; else None."""
         return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> SchedulerOutput:
@@ -121,7 +120,7 @@ class Scheduler:
         request.num_draft_tokens = 0
 
     def _schedule_running(self, output: SchedulerOutput, budget: int, threshold: int) -> int:
-        """Schedule running requests, preempting where blocks run out; returns the token budget left."""
+        """Schedule running requests, preempting where blocks run out; returns what is left of the token budget."""
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -130,7 +129,9 @@ class Scheduler:
                 index += 1
                 continue
             while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
-                victim = self._preemption_victim()
+                victim = self.running[-1]
+                if self.settings.scheduling_policy == "priority":
+                    victim = max(self.running, key=lambda request: request.priority_key)
                 if not self._can_free(victim):
                     return budget
                 place = self.running.index(victim)
@@ -156,7 +157,7 @@ class Scheduler:
         return min(num_new_tokens, budget, room)
 
     def finishes_in_flight(self, request: Request) -> bool:
-        """Whether a step in flight samples the last token, even if all its drafts are rejected."""
+        """Whether a step in flight samples the request's last token, even if all its drafts are rejected."""
         ahead = request.num_placeholders
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.max_total_tokens
 
@@ -178,17 +179,11 @@ class Scheduler:
             self.waiting.add(request, first=True)
 
     def _admit(
-        self,
-        request: Request,
-        output: SchedulerOutput,
-        budget: int,
-        threshold: int,
-        hit: Hit | None,
-        num_hit_tokens: int,
+        self, request: Request, output: SchedulerOutput, budget: int, threshold: int, hit: Hit | None, hit_tokens: int
     ) -> int:
-        """Start a waiting request; the tokens it gets, 0 if it does not fit."""
+        """Start a waiting request with its prefix cache `hit`; returns the tokens it gets, 0 if it does not fit."""
         settings = self.settings
-        num_computed = request.num_computed_tokens + num_hit_tokens
+        num_computed = request.num_computed_tokens + hit_tokens
         if settings.remote_prefill and request.num_preemptions == 0:
             num_computed = request.num_tokens - 1
         num_new_tokens = request.num_tokens - num_computed
@@ -209,17 +204,11 @@ class Scheduler:
             return 0
         self.running.append(request)
         if request.num_preemptions == 0:
-            output.cached_tokens += num_hit_tokens
+            output.cached_tokens += hit_tokens
         request.status = Status.RUNNING
         request.num_computed_tokens = num_computed
         output.scheduled[request] = num_new_tokens
         return num_new_tokens
-
-    def _preemption_victim(self) -> Request:
-        """The running request to preempt: the last admitted, or by priority the least important."""
-        if self.settings.scheduling_policy == "priority":
-            return max(self.running, key=lambda request: request.priority_key)
-        return self.running[-1]
 
     def _can_free(self, request: Request) -> bool:
         """Whether the request's blocks could be reused at once if it were freed."""
@@ -242,7 +231,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """After the step has run: the requests that sampled a token, and those that finished."""
+        """Called after the step has run; returns (the requests that sampled a token, those that finished)."""
         sampled: list[Request] = []
         finished: list[Request] = []
         for request, tokens in output.scheduled.items():

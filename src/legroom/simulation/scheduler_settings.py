@@ -119,9 +119,9 @@ class SchedulerSettings:
         """Blocks that a request needs at its longest. The KV of the last sampled token is never stored."""
         tokens = prompt_len + output_len - 1 + self.num_speculative_tokens + self.lookahead_tokens
         tokens = min(tokens, self.max_model_len)
-        return sum(self._max_blocks_in(group, tokens) for group in self.groups)
+        return sum(self.max_blocks_in(group, tokens) for group in self.groups)
 
-    def _max_blocks_in(self, group: LayerGroup, tokens: int) -> int:
+    def max_blocks_in(self, group: LayerGroup, tokens: int) -> int:
         """The most blocks that a request of `tokens` tokens holds in one group of layers."""
         if group.fixed_blocks:
             return group.fixed_blocks

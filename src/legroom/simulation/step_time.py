@@ -37,7 +37,7 @@ class StepBand:
 
 
 def class_of(work: Hardware) -> str:
-    """The kind of model, by which errors are alike: "state-space", "latent attention", "experts" or "dense"."""
+    """The class of models whose estimates err alike: "state-space", "latent attention", "experts" or "dense"."""
     if work.state_layers or work.latent_layers:
         return "state-space" if work.state_layers else "latent attention"
     return "experts" if work.expert_layers else "dense"
@@ -69,7 +69,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
 
 
 def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
-    """What differs from the published servers that are predicted best, as clauses."""
+    """Clauses that say how this server differs from the published ones, on which the estimate was checked."""
     settings, measured = plan.settings, read_data("step_band.json")["measured"]
     reasons = {
         "the kernels for these weights, or this engine, were not measured": (
@@ -85,7 +85,7 @@ def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
 
 
 def why_elsewhere(plan: Plan) -> str:
-    """Why too little is published of such servers for a range of their own, as a clause; else empty."""
+    """A clause for the user where few runs on cards of this maker are published; empty for NVIDIA's."""
     return "" if plan.target.gpu.vendor == "nvidia" else "few runs on cards of other makers than NVIDIA are known"
 
 
@@ -96,7 +96,7 @@ def _waits_for_host(cost: StepCost, tokens: int) -> bool:
 
 
 def why_no_step_time(work: Hardware) -> str:
-    """Why no step time is estimated (the GPU's FLOP/s are unknown), as a clause; empty where one is."""
+    """A clause that says why no step time is estimated (the GPU's FLOP/s are not known); empty where one is."""
     return "" if work.flops_s > 0 else "how fast it computes is not known, so no time is estimated"
 
 
@@ -259,7 +259,8 @@ class ServerEfficiency:
 
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
-    """The step cost of one rank on its GPU; `reached` and `server` replace the fitted efficiencies; or LegroomError."""
+    """The step cost of one rank on its GPU; LegroomError where its bandwidth is not known. `reached` and `server`
+    replace the fitted efficiencies."""
     reached = reached or Efficiency(**read_data("step_fit.json")["fitted"])
     server = server or ServerEfficiency(**read_data("step_server.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
@@ -330,7 +331,8 @@ def fixed_cost(step_s: float) -> StepCost:
 
 
 def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_held: float) -> StepCost:
-    """The cost scaled to a measured mean time between tokens at this load; LegroomError for a time of 0."""
+    """The cost scaled so that a decode step of `running` requests with `tokens_held` takes `measured_step_s`;
+    LegroomError for a time of 0."""
     # vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
     # `vllm:num_requests_running`, and the KV usage times the pool's tokens.
     predicted = step_seconds(cost, running, tokens_held, running)  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import accumulate, pairwise
 from operator import add
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from legroom.records import dataclass, field
 from legroom.simulation.fast.rows import MAX_SAMPLES
@@ -52,7 +52,7 @@ class Rejection(NamedTuple):
 
 
 def admissible_requests(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
-    """1 for every request that can be served, else 0; and the rejections with their reasons."""
+    """(1 for every request that can be served, else 0; the rejections with their reasons)."""
     accepted = array("b", bytes([1]) * len(trace))
     rejections: list[Rejection] = []
     longest = settings.max_model_len
@@ -107,6 +107,11 @@ class Clocks:
         return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
 
 
+Wait = Literal["queue", "first_token", "latency"]
+"""From the arrival of a request until it is first scheduled, has its first token, or has its last."""
+WAITS: tuple[Wait, ...] = get_args(Wait)
+
+
 @dataclass
 class Timeline:
     settings: SchedulerSettings
@@ -126,28 +131,14 @@ class Timeline:
     interrupted: bool = False
     last_step: int = 0
 
-    @property
-    def queue_steps(self) -> array[int]:
-        """Steps from arrival to first being scheduled, sorted."""
-        return self._wait_steps("queue_s", self.first_sched_steps)
-
-    @property
-    def first_token_wait_steps(self) -> array[int]:
-        """Steps from arrival to the first token, sorted."""
-        return self._wait_steps("first_token_s", self.first_token_steps)
-
-    @property
-    def latency_steps(self) -> array[int]:
-        """Steps from arrival to the last token, sorted."""
-        return self._wait_steps("latency_s", self.finish_steps)
-
-    def _wait_steps(self, name: str, ends: Sequence[int]) -> array[int]:
-        """Sorted steps from arrival to `ends`; for a trace in seconds, the wait `name` over the mean step time."""
+    def wait_steps(self, name: Wait) -> array[int]:
+        """The sorted waits of all requests in steps; for a trace in seconds, the seconds over the mean step time."""
         if self.clocks is None:
+            ends = {"queue": self.first_sched_steps, "first_token": self.first_token_steps}.get(name, self.finish_steps)
             waits = zip(ends, self.arrival_steps, strict=True)
             return array("q", sorted(end - start for end, start in waits if end >= 0))
         step_s = self.makespan_s / max(1, self.tally.steps)
-        return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds[name]))
+        return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds[f"{name}_s"]))
 
     @property
     def seconds(self) -> dict[str, list[float]]:
@@ -210,9 +201,7 @@ class Timeline:
             **{name: getattr(tally, name) for name in counted},
             "rejected": len(self.rejections),
             "wasted_slot_ratio": round(self.wasted_slot_ratio, 6),
-            "queue": _percentiles_json(self.queue_steps, "_steps"),
-            "first_token": _percentiles_json(self.first_token_wait_steps, "_steps"),
-            "latency": _percentiles_json(self.latency_steps, "_steps"),
+            **{name: _percentiles_json(self.wait_steps(name), "_steps") for name in WAITS},
             "requests": len(self.trace),
             "peak_waiting": tally.peak_waiting,
             "usable_blocks": self.settings.usable_blocks,
@@ -252,36 +241,26 @@ def _percentiles_json(values: Sequence[float], unit: str = "") -> dict[str, floa
     return {**shares, "max": values[-1] if values else 0}
 
 
-_Maxima = tuple[int, int, int, int]
-"""Of some steps: blocks in use, running, waiting, and preemptions so far."""
-_ZEROS: _Maxima = (0, 0, 0, 0)
-
-
-def _larger_of_each(left: _Maxima, right: _Maxima) -> _Maxima:
-    """The element-wise maximum of two samples' figures."""
-    return tuple(map(max, left, right))  # type: ignore[return-value]
-
-
 class Sampler:
-    """Keeps the maxima over equal numbers of steps, which double when there are too many samples."""
+    """Keeps the maxima of the pool's use over equal numbers of steps, which double when there are too many samples."""
 
     def __init__(self) -> None:
         self._width = 1
-        self._points: dict[int, _Maxima] = {}
+        self._points: dict[int, tuple[int, ...]] = {}
 
-    def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
-        """Count `steps` equal steps from `step` on; each sample keeps the maxima of its steps (`used`: blocks)."""
-        for index in range(step // self._width, (step + steps - 1) // self._width + 1):
-            self._points[index] = _larger_of_each(
-                self._points.get(index, _ZEROS), (used, running, waiting, preemptions)
-            )
+    def add(self, step: int, *figures: int) -> None:
+        """Add one step to its sample: blocks in use, running, waiting, and preemptions since the start."""
+        self._merge(step // self._width, figures)
         while len(self._points) > MAX_SAMPLES:
             # Neighbouring samples become one with the larger values, which covers twice the steps.
             self._width *= 2
-            merged: dict[int, _Maxima] = {}
-            for index, point in self._points.items():
-                merged[index // 2] = _larger_of_each(merged.get(index // 2, _ZEROS), point)
-            self._points = merged
+            narrower, self._points = self._points, {}
+            for index, point in narrower.items():
+                self._merge(index // 2, point)
+
+    def _merge(self, index: int, point: tuple[int, ...]) -> None:
+        """Raise the figures of a sample to those of `point` where they are smaller."""
+        self._points[index] = tuple(map(max, point, self._points.get(index, point)))
 
     def samples(self) -> list[PoolSample]:
         """The samples so far in order of steps, each with the maxima over its steps."""
@@ -320,7 +299,7 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
 
 
 def _time_at_step(marks: list[tuple[int, float]], at: int, step: int) -> float:
-    """Seconds at a step, interpolated between the (step, seconds) marks around index `at`; clamped at the ends."""
+    """Seconds at `step`, interpolated between the (step, seconds) marks before and at index `at`; clamped outside."""
     if at == 0:
         return marks[0][1]
     if at == len(marks):

@@ -25,7 +25,7 @@ class TraceRequest(NamedTuple):
     prompt_len: int
     output_len: int
     prefix: tuple[tuple[str, int, int], ...] = ()
-    """The shared start of the prompt: token streams, each with the range that is read."""
+    """The shared start of the prompt: names for `stream_tokens`, each with the range of tokens that is used."""
     priority: int = 0
 
 
@@ -41,7 +41,7 @@ class Users:
     think_s: float = THINK_S
 
     def rate(self, answer_s: float) -> float:
-        """Requests a second of all of them where an answer takes so long."""
+        """Requests a second that all of them send where an answer takes `answer_s`."""
         return self.count / (self.think_s + answer_s)
 
 
@@ -113,7 +113,7 @@ class Trace:
         return group
 
     def prefix_segments(self, group: int, length: int) -> list[tuple[str, int, int]]:
-        """The first `length` tokens of a prefix group as (token stream, from, to), in order."""
+        """The first `length` tokens of a prefix group as (name for `stream_tokens`, from, to), in order."""
         segments: list[tuple[str, int, int]] = []
         while length > 0:
             parent, parent_len = self.prefix_parents[group]
@@ -168,23 +168,24 @@ class Trace:
         return (len(self) - 1) / duration if duration else 0.0
 
     def faster(self, factor: float) -> Trace:
-        """The same requests, arriving `factor` times as fast, of users who think as much less."""
+        """The same requests, arriving `factor` times as fast; users think for a `factor`-th of the time."""
         users = self.users and replace(self.users, think_s=self.users.think_s / factor)
         return replace(self, arrivals=array("d", (at / factor for at in self.arrivals)), users=users)
 
     def first_questions(self, accepted: Sequence[int]) -> tuple[Trace, int, Sequence[float]]:
-        """This trace with arrivals of its users' first questions only, their number, and the pause before each."""
-        # Exponential pauses: equal ones would keep together the users who were answered together.
+        """(The trace with the arrivals of its users' first questions alone, later ones at infinity; how many of its
+        requests have an arrival; the pause in seconds before each request). Without users (itself, all, none)."""
         if not self.users:
             return self, len(self), ()
         asked = next((i for i, sofar in enumerate(accumulate(accepted), 1) if sofar == self.users.count), len(self))
         rng = random.Random(asked)
+        # Exponential pauses: equal ones would keep together the users who were answered together.
         pauses_s = [rng.expovariate(1 / self.users.think_s) for _ in range(len(self))]
         arrivals = array("d", [*sorted(pauses_s[:asked]), *[inf] * (len(self) - asked)])
         return replace(self, arrivals=arrivals), asked, pauses_s
 
     def shares(self, replicas: int, most: int) -> Iterator[Trace]:
-        """The trace of each of `replicas` round-robin servers; an even sample of `most` where there are more."""
+        """The requests that each of `replicas` servers gets round robin; of more than `most` servers an even sample."""
         if replicas == 1:
             yield self
             return

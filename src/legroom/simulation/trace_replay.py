@@ -33,13 +33,12 @@ def simulate(
     cost: StepCost | None = None,
     engine: ReplayEngine = "auto",
     progress: Progress | None = None,
-    replays: int = 1,
 ) -> Timeline:
     """Replay a trace through vLLM's scheduler; `cost`: seconds of a step, `on_step`: called for each step."""
-    # All engines decide alike; `replays` is the number of such replays to come.
+    # All engines decide alike.
     trace = trace.checked()
     check_cost(trace, cost)
-    chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
+    chosen = _choose_engine(trace, settings, on_step is not None) if engine == "auto" else engine
     if chosen != "reference":
         try:
             return FastReplay(trace, settings, cost, use_numba=chosen == "compiled").run(progress)
@@ -55,14 +54,13 @@ def check_cost(trace: Trace, cost: StepCost | None) -> None:
         raise LegroomError(f"{trace.name} tells arrivals in seconds, so steps need a duration", hint)
 
 
-def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, replays: int) -> ReplayEngine:
-    """The replay engine expected to be fastest; the step-by-step one where the settings or `every_step` need it."""
-    if every_step or not can_replay(settings):
+def _choose_engine(trace: Trace, settings: SchedulerSettings, reports_steps: bool) -> ReplayEngine:
+    """The fastest replay engine for these settings; "reference" where each step is to be reported."""
+    if reports_steps or not can_replay(settings):
         return "reference"
-    work = len(trace) * replays
-    if work < _MIN_REQUESTS_TO_LOAD or not numba_is_installed():
+    if len(trace) < _MIN_REQUESTS_TO_LOAD or not numba_is_installed():
         return "fast"
-    return "compiled" if work >= _MIN_REQUESTS_TO_COMPILE or is_compiled_before() else "fast"
+    return "compiled" if len(trace) >= _MIN_REQUESTS_TO_COMPILE or is_compiled_before() else "fast"
 
 
 class StepByStepReplay:
@@ -75,6 +73,8 @@ class StepByStepReplay:
         on_step: StepSink | None = None,
         cost: StepCost | None = None,
         progress: Progress | None = None,
+        *,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.accepted, self.rejections = admissible_requests(trace, settings)
         self.trace, self.num_asked, self.pauses_s = trace.first_questions(self.accepted)
@@ -83,9 +83,9 @@ class StepByStepReplay:
         self.now_s = 0.0
         self.in_flight: deque[tuple[SchedulerOutput, float]] = deque()
         self.batches_in_flight = 2 if settings.async_scheduling else 1
-        self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
+        self.clocks = Clocks.of(len(trace))
         self.settings = settings
-        self.scheduler = self._make_scheduler()
+        self.scheduler = scheduler or (SchedulerV0(settings) if settings.engine == "V0" else Scheduler(settings))
         self.on_step = on_step
         self.requests: list[Request | None] = [None] * len(trace)
         self.tally = Tally()
@@ -93,18 +93,13 @@ class StepByStepReplay:
         self.step = 0
         self.next_arrival: float | None = None
 
-    def _make_scheduler(self) -> Scheduler:
-        """A scheduler of the engine version in the settings, V0 or V1."""
-        return SchedulerV0(self.settings) if self.settings.engine == "V0" else Scheduler(self.settings)
-
     def run(self) -> Timeline:
-        """Serve every request that can be served, or until the user interrupts."""
-        interrupted = False
+        """Serve every request that can be served; Ctrl-C ends the replay early, and the timeline says so."""
         try:
             self._run_all_steps()
         except KeyboardInterrupt:
-            interrupted = True
-        return self._timeline(interrupted)
+            return self._timeline(True)
+        return self._timeline(False)
 
     def _run_all_steps(self) -> None:
         """Adds requests as they arrive and runs scheduler steps until all of them have finished."""
@@ -113,11 +108,11 @@ class StepByStepReplay:
         upcoming = next(requests, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:
             if upcoming and not self.scheduler.has_requests and not self.in_flight:
-                if self.clocks:
+                if self.trace.in_seconds:
                     self.now_s = max(self.now_s, arrivals[upcoming[0]])
                 else:
                     self.step = max(self.step, int(arrivals[upcoming[0]]))
-            while upcoming and arrivals[upcoming[0]] <= (self.now_s if self.clocks else self.step):
+            while upcoming and arrivals[upcoming[0]] <= (self.now_s if self.trace.in_seconds else self.step):
                 index, row = upcoming
                 request = self.requests[index] = Request(row, index, self.settings.max_model_len)
                 if self.scheduler.hasher:
@@ -139,19 +134,16 @@ class StepByStepReplay:
             if request.first_sched_step < 0:
                 request.first_sched_step = self.step
                 tally.prompt_tokens += request.num_prompt_tokens
-                if clocks:
-                    clocks.sched_s[request.arrival_index] = self.now_s
+                clocks.sched_s[request.arrival_index] = self.now_s
         self._advance_clock(output)
         sampled, finished, ended_s = self._complete_oldest(output)
         for request in sampled:
             if request.first_token_step < 0:
                 request.first_token_step = self.step
-                if clocks:
-                    clocks.token_s[request.arrival_index] = ended_s
+                clocks.token_s[request.arrival_index] = ended_s
         for request in finished:
             request.finish_step = self.step
-            if clocks:
-                clocks.finish_s[request.arrival_index] = ended_s
+            clocks.finish_s[request.arrival_index] = ended_s
         for _ in (*finished, *output.ignored):
             self._ask_again(ended_s)
         self._record_step(output, finished)
@@ -159,7 +151,7 @@ class StepByStepReplay:
             self._reject_unschedulable()
 
     def _ask_again(self, answered_s: float) -> None:
-        """A user who was answered asks the next question after a pause; a refused one is followed by the next."""
+        """Let the next question arrive a pause after `answered_s`; if it will be rejected, also the one after it."""
         arrivals = self.trace.arrivals
         while self.num_asked < len(arrivals):
             insort(arrivals, answered_s + self.pauses_s[self.num_asked], hi=self.num_asked)
@@ -169,7 +161,7 @@ class StepByStepReplay:
                 return
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
-        """Add the estimated seconds of this step; without a cost model or a token to compute the clock stays."""
+        """Add the estimated seconds of this step to the clock, if it computes tokens and step times are known."""
         if self.cost and output.scheduled:
             scheduler, scheduled = self.scheduler, output.scheduled
             running = [r for r in scheduler.running if r in scheduled or not scheduler.finishes_in_flight(r)]
@@ -186,7 +178,7 @@ class StepByStepReplay:
             self._ask_again(self.now_s)
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Complete the oldest batch in flight if due: requests that sampled, that finished, and its end in seconds."""
+        """Complete the oldest batch in flight if due: (requests that sampled, that finished, its end in seconds)."""
         if output.scheduled:
             self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):
@@ -213,7 +205,7 @@ class StepByStepReplay:
             slots, stored = scheduler.kv_cache_manager.slots_and_tokens(request)
             tally.held_slot_steps += slots
             tally.stored_token_steps += stored
-        self.sampler.add(self.step, 1, used, running, waiting, tally.preemptions)
+        self.sampler.add(self.step, used, running, waiting, tally.preemptions)
         if self.on_step and output.scheduled:
             self.on_step(
                 ScheduledStep(
@@ -239,10 +231,10 @@ class StepByStepReplay:
             [request.first_token_step if request else -1 for request in known],
             [request.finish_step if request else -1 for request in known],
             [request.num_preemptions if request else 0 for request in known],
-            first_sched if self.clocks else [int(arrival) for arrival in self.trace.arrivals],
+            first_sched if self.trace.in_seconds else [int(arrival) for arrival in self.trace.arrivals],
             self.sampler.samples(),
             self.rejections,
-            self.clocks,
+            self.clocks if self.trace.in_seconds else None,
             interrupted,
             self.step,
         )

@@ -24,7 +24,6 @@ class SweepExecutor(Protocol):
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
         """Yields (item's number, work(shared, item)) in the order of completion."""
-        ...
 
 
 _shared: dict[str, Any] = {}
@@ -32,6 +31,8 @@ _shared: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class ProcessExecutor:
+    """A sweep on this machine."""
+
     workers: int | None = None
     """None: one a core. With one, this process does the work itself, item after item."""
 
@@ -74,7 +75,7 @@ def sweep(
     executor: SweepExecutor,
     progress: Callable[[float], None] | None,
 ) -> list[Result]:
-    """The results in the order of the items; `progress` is called with the finished share."""
+    """`work(shared, item)` of each item, in the order of `items`; `progress` is called with the finished share."""
     by_number: dict[int, Result] = {}
     with closing(executor.run(work, shared, items)) as results:
         for number, result in results:

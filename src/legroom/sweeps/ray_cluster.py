@@ -107,7 +107,7 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
 def _results(
     ray: Any, work: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], at_once: int
 ) -> Iterator[tuple[int, Any]]:
-    """(item's number, result) in the order of completion, `at_once` items in flight."""
+    """(Item's number, result) in the order of completion; at most `at_once` items are computed at the same time."""
     pickled = pickle.dumps(shared)
     stored, digest = ray.put(pickled), hashlib.sha256(pickled).hexdigest()
     # Spread: a node that is lost takes few items with it, and those are done again elsewhere.
@@ -154,7 +154,8 @@ _shared: dict[str, Any] = {}
 
 
 def _run_in_worker(work: Callable[[Any, Any], Any], digest: str, pickled: bytes, item: Any) -> Any:
-    """On a Ray worker: the result for one item; the unpickled shared argument is kept for the next (`digest`)."""
+    """On a Ray worker: the result for one item. The unpickled shared argument, known by the `digest` of its bytes, is
+    kept for the next item."""
     if digest not in _shared:
         _shared.clear()
         _shared[digest] = pickle.loads(pickled)

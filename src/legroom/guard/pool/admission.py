@@ -159,7 +159,8 @@ class Admission:
         return policy.pool.count == "auto" and blocks is not None and weight.blocks > blocks
 
     async def count(self, request: GuardedRequest) -> Refusal | None:
-        """Reweigh by the server's token count, unless `pool.count` is "bytes"; a refusal if too long, else None."""
+        """Weigh the request again by the server's token count, unless `pool.count` is "bytes". Returns a refusal where
+        the prompt is longer than the policy allows, otherwise None."""
         demand, weight = request.demand, request.weight
         assert weight is not None
         exact = await self.learner.count(demand, request.body) if self.policy.pool.count != "bytes" else None
@@ -176,7 +177,8 @@ class Admission:
         return self.refuse(refusals.bad_value("prompt_too_long", text, param))
 
     def admit(self, request: GuardedRequest) -> Refusal | None:
-        """Reserve blocks, or queue it (None; see `is_waiting`); a refusal if it never fits or the queue is full."""
+        """Reserve the request's blocks or queue it (see `is_waiting`), and return None; or return a refusal, if it can
+        never fit or the queue is full."""
         if request.demand.kind is Kind.TEXT:
             self.metrics.admitted += 1
             return None
@@ -222,7 +224,8 @@ class Admission:
         return request.reservation is not None and request.reservation.state is ReservationState.WAITING
 
     async def wait(self, request: GuardedRequest, disconnected: asyncio.Future[Any] | None = None) -> Refusal | None:
-        """Wait in the queue: None once admitted or the client disconnected, a refusal after the policy's `wait_s`."""
+        """Wait in the queue. Returns None once the request is admitted or `disconnected` is done; after the policy's
+        `wait_s` a refusal."""
         reservation = request.reservation
         assert reservation is not None
         loop = asyncio.get_running_loop()
@@ -284,7 +287,8 @@ class Admission:
             self.metrics.left_queue += 1
 
     def release(self, request: GuardedRequest, finished: bool) -> None:
-        """Free an ended request's blocks, later if aborted (`abort_grace_s`) or background; learn if `finished`."""
+        """Free the blocks of a request that ended, and learn from a `finished` one. An aborted one's blocks are freed
+        after `abort_grace_s`, those of a background response after BACKGROUND_S."""
         reservation = request.reservation
         if reservation is None or reservation.state is not ReservationState.ADMITTED:
             return
@@ -311,7 +315,7 @@ class Admission:
         return refusal
 
     def _on_admitted(self, request: GuardedRequest, waited_s: float) -> None:
-        """Count an admitted request and its wait in the metrics; the learner hears of it if pool.count is "auto"."""
+        """Count an admitted request and its wait; with pool.count "auto" its prompt may be counted by the server."""
         self.metrics.admitted += 1
         self.metrics.observe_wait(waited_s)
         if self.policy.pool.count == "auto":

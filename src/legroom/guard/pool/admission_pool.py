@@ -95,7 +95,7 @@ class FairQueue:
         self._per_client[item.client] = self._per_client.get(item.client, 0) + 1
 
     def charge(self, item: Reservation, weight: float = 1.0) -> float:
-        """Charge a request to its client's fair share, also one that need not wait; returns its virtual start time."""
+        """Charge a request, also one that need not wait, to its client's share; returns its tag, a virtual time."""
         tag = max(self._virtual_time, self._ends.get(item.client, 0.0))
         self._ends[item.client] = tag + item.cost / weight
         self._ends.move_to_end(item.client)
@@ -151,7 +151,7 @@ class ReleaseForecast:
         self._weight = 1.0 - (1.0 - self._weight) * kept
 
     def wait_s(self, need: int, free: int, now_s: float, behind_queue: bool = True) -> float | None:
-        """Seconds until `need` are free behind earlier refusals, of which it becomes one; None without a rate."""
+        """Seconds until a request that is refused now finds `need` blocks (or sequences) free; None without a rate."""
         # It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
         # already waited, behind the queue.
         rate = self.per_s(now_s)
@@ -165,7 +165,8 @@ class ReleaseForecast:
 
 
 class Pool:
-    """Admits requests in turns between clients, each client's requests in order of arrival."""
+    """Admits requests in turns between clients, each client's requests in order of arrival. A small request fits in the
+    share of the pool that `PoolLimits.small_share` keeps for such; all others are large."""
 
     def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
         self.limits = limits
@@ -202,10 +203,12 @@ class Pool:
 
     @property
     def waiting(self) -> int:
+        """Requests in the queue."""
         return len(self._queue)
 
     @property
     def waiting_clients(self) -> int:
+        """Clients with requests in the queue."""
         return self._queue.num_clients
 
     @property
@@ -263,7 +266,7 @@ class Pool:
         self.admit_waiting(now_s)
 
     def learn_pace(self, steps: int, seconds: float) -> None:
-        """Update the mean steps per second from an answer of `steps` tokens per sequence that took `seconds`."""
+        """Update `steps_per_s` from an answer of `steps` tokens per sequence that took `seconds`."""
         if steps > 0 and seconds > 0:
             # Averaged apart, so that long answers count more: a short one mostly waited for its first token.
             share = 0.2 if self.steps_per_s else 1.0
@@ -293,7 +296,7 @@ class Pool:
         return max(1, math.floor(wait_s if wait_s <= LONGEST_RETRY_S else half_s + wait_s % half_s))
 
     def admit_waiting(self, now_s: float) -> None:
-        """Admit queued requests that fit, in turn, and small ones; called regularly, as time alone makes room."""
+        """Admit queued requests that fit, in turn, and small ones; called regularly, as running requests progress."""
         self._now_s = now_s
         while (first := self._queue.next_in_turn()) is not None and self._fits(first.need, now_s):
             self._dequeue(first)
@@ -325,7 +328,7 @@ class Pool:
         return self._fits_by_projection(need.without(shared), blocks - self._prefixes.shared_blocks, now_s)
 
     def _fits_by_projection(self, need: BlockNeed, blocks: float, now_s: float) -> bool:
-        """Whether the pool holds the request and all running ones until they end, or a preemption would pay off."""
+        """Whether `blocks` hold the request and all running ones until it ends, or a preemption would pay off."""
         growth = need.growth
         assert growth is not None
         candidate = progress_of(growth, 0)
@@ -338,7 +341,7 @@ class Pool:
     def _gains_before_preemption(
         self, need: BlockNeed, candidate: Progress, projection: Projection, blocks: float
     ) -> bool:
-        """Whether the tokens generated before the expected preemption outweigh the steps to compute them again."""
+        """Whether the tokens that `candidate` generates before `blocks` overflow outweigh computing it again."""
         steps = projection.steps_to_overflow(candidate, blocks, candidate.steps_left[-1])
         slowed_down = self.held_sequences + need.sequences
         if self._sequences.queued:
@@ -372,7 +375,7 @@ class Pool:
         return self.steps_per_s * (now_s - reservation.admitted_s) if steps is None else steps
 
     def _reserved_for_small(self) -> int:
-        """Blocks kept for small requests: none unless several clients send and one of them sent a small one lately."""
+        """Blocks kept for small requests; 0 unless several clients send and one of them sent a small request lately."""
         return self._small_share_blocks() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
 
     def _small_share_blocks(self) -> int:

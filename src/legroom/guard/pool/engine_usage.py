@@ -26,15 +26,15 @@ def _step_counter_names() -> frozenset[str]:
 
 
 def steps_of_page(page: str) -> float | None:
-    """Engine steps so far, mean over engines, on a metrics page; None where the release does not count them."""
+    """The engine's steps so far by a metrics page, the mean of several engines; None where vLLM does not count them."""
     names = "|".join(map(re.escape, _step_counter_names()))
     samples = re.findall(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+)$", page, re.MULTILINE)
     return _steps_per_engine((name, float(value)) for name, value in samples)
 
 
 def steps_of_registry() -> float | None:
-    """Steps per engine from this API server's own registry; None without one, or with several API servers."""
-    # With several API servers, the registry of one does not hold all counters.
+    """The engine's steps so far by this process's Prometheus registry; None without one, or with several API servers,
+    of which none has all counters."""
     prometheus = sys.modules.get("prometheus_client")
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         return None
@@ -74,7 +74,8 @@ class StepClock:
                 break
 
     def steps_since(self, since_s: float, now_s: float) -> float | None:
-        """Engine steps between two times, by scrapes and then by the rate; 0 after the last scrape; None before any."""
+        """Engine steps between two times, by scrapes and after the last one by the rate; 0 where `since_s` is after the
+        last scrape, None before any."""
         if not self._scrapes:
             return None
         last_s, steps = self._scrapes[-1]

@@ -86,7 +86,7 @@ class PrefixLedger:
             self.shared_blocks = self.saved_blocks = 0.0
 
     def _add_shared_units(self, holder: Reservation, units: int) -> None:
-        """Change the units a request shares with others by `units`, and the blocks saved by that."""
+        """Add `units` to those that the request shares with others, and their blocks to `saved_blocks`."""
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 

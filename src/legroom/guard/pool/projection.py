@@ -45,7 +45,7 @@ class Growth(NamedTuple):
         return max(1.0, sum(lengths) / len(lengths))
 
     def without(self, blocks: float) -> Growth:
-        """The same growth without `blocks` of its prompt, which other requests hold too."""
+        """The growth without `blocks` of the prompt, which other requests hold too."""
         shared = min(blocks, self.start_blocks)
         return self._replace(start_blocks=self.start_blocks - shared, end_blocks=self.end_blocks - shared)
 
@@ -66,11 +66,6 @@ class Progress(NamedTuple):
     done_steps: float
     steps_left: tuple[float, ...]
     """Equally likely, ascending."""
-
-    @property
-    def blocks(self) -> float:
-        """KV blocks that the request holds now."""
-        return self.growth.blocks_at(self.done_steps)
 
     def expected_blocks(self, steps: float) -> float:
         """KV blocks held `steps` later, times the probability that the request still runs then."""
@@ -120,13 +115,8 @@ class BlockNeed(NamedTuple):
     """Prefixes of its prompts; empty where the server shares none."""
     blocks_per_unit: float = 1.0
 
-    @property
-    def mean_blocks(self) -> float:
-        """Mean of the blocks at the start and at the end; `blocks` where the growth is unknown."""
-        return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
-
     def without(self, blocks: float) -> BlockNeed:
-        """The need whose growth and prompt tokens lack `blocks` held by others too; its own `blocks` stay."""
+        """The need whose growth and prompt tokens lack `blocks` that others hold too; its own `blocks` stay."""
         if not blocks or self.growth is None:
             return self
         kept = max(0.0, 1 - blocks / self.growth.start_blocks)
@@ -173,9 +163,11 @@ class Reservation:
 
     @property
     def cost(self) -> float:
-        """Block-steps (mean blocks times steps), which fair queuing charges to the client."""
+        """Mean blocks times steps, which fair queuing charges to the client; the blocks where growth is not known."""
         growth = self.need.growth
-        return self.need.mean_blocks * (max(1, growth.steps) if growth is not None else 1)
+        if growth is None:
+            return self.need.blocks
+        return (growth.start_blocks + growth.end_blocks) / 2 * max(1, growth.steps)
 
     @property
     def shared_blocks(self) -> float:
@@ -183,7 +175,8 @@ class Reservation:
         return self.shared_units * self.blocks_per_unit
 
     def progress(self, estimated_steps: float, doubt: float = 0.0) -> Progress:
-        """Steps made, by tokens streamed, else `estimated_steps`; it may run longer by `doubt` times those."""
+        """Steps made so far: the tokens streamed, or `estimated_steps` where none were. With estimated ones the request
+        is expected to run longer by `doubt` times the steps made."""
         if self._own_units != self.shared_units:
             self._own_units, self._own_need = self.shared_units, self.need.without(self.shared_blocks)
         growth = self._own_need.growth
@@ -223,9 +216,9 @@ class Projection:
         self.totals = [total + sign * more for total, more in zip(self.totals, blocks, strict=True)]
 
     def steps_to_overflow(self, candidate: Progress, pool_blocks: float, ahead_steps: float) -> float:
-        """Steps until running requests and `candidate` exceed `pool_blocks`; infinite if not within `ahead_steps`."""
+        """Steps until running requests and `candidate` exceed `pool_blocks`; infinite if not in `ahead_steps` steps."""
         before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
-        together_before = total_before + candidate.blocks
+        together_before = total_before + candidate.growth.blocks_at(candidate.done_steps)
         if together_before > most:
             return 0.0
         for moment, total in zip(self.moments, self.totals, strict=True):

@@ -107,22 +107,22 @@ class Demand(NamedTuple):
 
     @property
     def informative(self) -> bool:
-        """Whether its response teaches an answer length or the tokens per byte of text."""
+        """Whether its response shows a length of answers or a number of tokens per byte that the guard learns from."""
         if self.generates:
             return True
         return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 
 
 def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) -> Demand:
-    """The prompts, output length and media of a body; `unit`: the server's prefix-cache block, None if off."""
+    """The prompts, output length and media of a body; `unit`: the server's prefix-cache block, None without cache."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body
     if kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict):
         sampling = body["sampling_params"]
-    usual = _RARE.isdisjoint(body) and (sampling is body or _RARE.isdisjoint(sampling))
-    prompt_logprobs = 0 if usual else _prompt_logprobs(kind, sampling)
-    is_truncated = not usual and any(body.get(key) for key in _TRUNCATING)
+    is_usual = _RARE.isdisjoint(body) and (sampling is body or _RARE.isdisjoint(sampling))
+    prompt_logprobs = 0 if is_usual else _prompt_logprobs(kind, sampling)
+    is_truncated = not is_usual and any(body.get(key) for key in _TRUNCATING)
     if unit is not None and (
         is_truncated or prompt_logprobs or kind not in OUTPUT_KEYS or "kv_transfer_params" in body
     ):
@@ -138,19 +138,20 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         output_tokens=output,
         output_key=key,
         sequences=max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1),
-        logprobs=0 if usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
+        logprobs=0 if is_usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
         prompt_logprobs=prompt_logprobs,
         media=tuple(walk.media),
         streams=_is_true(body.get("stream")),
         background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
-        has_untokenized=not usual and any(body.get(key) for key in UNTOKENIZED),
+        has_untokenized=not is_usual and any(body.get(key) for key in UNTOKENIZED),
         is_truncated=is_truncated,
     )
 
 
 def _max_output_tokens(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
-    """The largest output length named and its key; else vLLM's default or None (open), 0 for kinds without output."""
+    """(The largest output length that the body names, its key). Without one the key is None and the length vLLM's
+    default, None where it is open, or 0 for a kind without output."""
     keys = OUTPUT_KEYS.get(kind)
     if keys is None:
         return 0, None
@@ -173,7 +174,7 @@ def count_of(value: Any) -> int | None:
 
 
 def _whole_number(value: Any) -> int | None:
-    """An integer from a number or a string such as "5.0"; None where it is not a whole number."""
+    """The integer of a number or of a string such as "5.0"; None where the value is not a whole number."""
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         return None
     try:

@@ -85,7 +85,8 @@ def kind_of_body(body: dict[str, object]) -> Kind:
 
 
 def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: ClientPolicy) -> str:
-    """`header:`, `key:` (hashed) or `address:` and its value; empty if not told apart. Header names: lower case."""
+    """The client: `header:`, `key:` (hashed) or `address:` and the value; empty where the policy tells none apart.
+    Header names are in lower case."""
     if policy.by == "none":
         return ""
     named = policy.header.lower().encode()
@@ -106,6 +107,6 @@ def hashed_key(key: bytes) -> str:
 
 
 def weights_by_client(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights by client identifier: each name of the policy is taken as an API key, a header's value and an address."""
+    """The policy's weights by what `client_of` returns: each name may be an API key, a header's value or an address."""
     named = {name: (hashed_key(name.encode()), f"header:{name}", f"address:{name}") for name in weights}
     return {client: weights[name] for name, clients in named.items() for client in clients}

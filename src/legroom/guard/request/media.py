@@ -52,7 +52,7 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
 
 
 def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
-    """The other values of a content part with media, such as its text: all but the data or URL."""
+    """The values of a content part with media except the media's own data or URL, such as its text."""
     address = _url_or_data(part)
     rest: list[Any] = []
     for key, value in part.items():
@@ -77,20 +77,15 @@ def _url_or_data(part: Mapping[str, Any]) -> str | None:
 def _base64_image_pixels(data: str) -> int | None:
     """Width times height from the image's header; None where it cannot be read."""
     for size in (64 << 10, 1 << 20, None):  # metadata may come before the size
-        head = _decoded_head(data, size)
+        start = data if size is None else data[: size * 4 // 3 // 4 * 4]
+        try:
+            head = base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
+        except (binascii.Error, ValueError):
+            return None
         pixels = image_pixels(head)
         if pixels is not None or head[:2] != _JPEG or size is None or len(data) < size:
             return pixels
     return None
-
-
-def _decoded_head(data: str, size: int | None) -> bytes:
-    """About the first `size` bytes of base64 data, all where None; empty where it is not base64."""
-    start = data if size is None else data[: size * 4 // 3 // 4 * 4]
-    try:
-        return base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
-    except (binascii.Error, ValueError):
-        return b""
 
 
 def image_pixels(head: bytes) -> int | None:

@@ -58,7 +58,7 @@ def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_
 
 
 def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_keys: int) -> PrefixChain | None:
-    """Hashes of ever longer prefixes of `units` units of `size` bytes or characters; None where there is none."""
+    """Hashes of ever longer prefixes, up to `units` units of `size` bytes or characters; None without a whole unit."""
     keys, key, start = [], seed, 0
     for end in _hashed_unit_counts(units):
         key = hash((key, content[start * size : end * size]))

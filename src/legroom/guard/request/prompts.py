@@ -54,17 +54,17 @@ class Prompt(NamedTuple):
 class BodyWalk:
     """State of reading one body: the media found, and how many more values and prefix keys are read."""
 
-    __slots__ = ("_seed", "_unit", "keys_left", "left", "media")
+    __slots__ = ("_seed", "_unit", "keys_left", "media", "values_left")
 
     def __init__(self, unit: PrefixUnit | None = None, seed: int = 0) -> None:
         self.media: list[Media] = []
-        self.left = MOST_WALKED
+        self.values_left = MOST_WALKED
         self._unit = unit
         self._seed = seed
         self.keys_left = MOST_KEYS_PER_REQUEST if unit is not None else 0
 
     def chain_of(self, prompt: str | list[Any]) -> PrefixChain | None:
-        """The prompt's prefix hashes; None where they are not wanted or this request has as many as it may."""
+        """The prompt's prefix hashes; None without a prefix cache or where this request has as many as it may."""
         if self._unit is None or self.keys_left <= 0:
             return None
         if isinstance(prompt, str):
@@ -86,17 +86,17 @@ def prompts_of(kind: Kind, body: dict[str, Any], walk: BodyWalk) -> Iterator[Pro
         case Kind.GENERATE:
             yield from _texts_or_ids(body.get("token_ids"), walk)
         case Kind.CHAT | Kind.MESSAGES:
-            talk = _chat_prompt(body, body.get("messages"), walk)
-            yield talk._replace(tokens=_transferred_tokens(body)) if "kv_transfer_params" in body else talk
+            chat = _chat_prompt(body, body.get("messages"), walk)
+            yield chat._replace(tokens=_transferred_tokens(body)) if "kv_transfer_params" in body else chat
         case Kind.CHAT_BATCH:
             conversations = body.get("messages")
             for conversation in conversations if isinstance(conversations, list) else ():
                 yield _chat_prompt(body, conversation, walk)
         case Kind.RESPONSES:
             input_items = body.get("input")
-            talk = _chat_prompt(body, input_items if isinstance(input_items, list) else [input_items], walk)
+            chat = _chat_prompt(body, input_items if isinstance(input_items, list) else [input_items], walk)
             elsewhere = body.get("previous_response_id") is not None or body.get("prompt") is not None
-            yield talk._replace(open_ended=True) if elsewhere else talk
+            yield chat._replace(open_ended=True) if elsewhere else chat
         case Kind.POOLING:
             yield from _pooling_prompts(body, walk)
         case Kind.SCORE:
@@ -137,7 +137,8 @@ def _pooling_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
-    """Prompts of scores: each right text with the longest left one, an upper bound; only the left without right."""
+    """Prompts of scores: each right text together with the longest left one, an upper bound of its tokens; where there
+    is no right side, each left text alone."""
     first, second = _score_side_prompts(body, _SCORE_LEFT, walk), _score_side_prompts(body, _SCORE_RIGHT, walk)
     each = _prompt_of_keys(body, ("instruction", "chat_template_kwargs"))
     if not second:
@@ -154,7 +155,7 @@ def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _score_side_prompts(body: dict[str, Any], keys: tuple[str, ...], walk: BodyWalk) -> list[Prompt]:
-    """The prompts under those of the keys that the body has, cut off just past the maximum number."""
+    """The prompts of one side of a score, under any of `keys` in the body; at most MOST_PROMPTS and a few more."""
     prompts: list[Prompt] = []
     for side in (body[key] for key in keys if key in body):
         if isinstance(side, list) and side and isinstance(side[0], int | list):
@@ -166,7 +167,7 @@ def _score_side_prompts(body: dict[str, Any], keys: tuple[str, ...], walk: BodyW
 
 
 def _decision_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
-    """Prompts of decisions (0.32): each question after the state that all share."""
+    """Prompts of `/v1/systemone` (0.32): each question, after the state and instructions that all share."""
     for key, kind in (("images", "image_url"), ("audio", "audio_url"), ("videos", "video_url")):
         named = body.get(key)
         for address in named if isinstance(named, list) else ():
@@ -190,12 +191,12 @@ def _text_prompt(text: str, walk: BodyWalk | None = None) -> Prompt:
 def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
     """A chat's messages and the other keys that enter its prompt, such as tools, as one prompt."""
     turns = messages if isinstance(messages, list) else []
-    talk = _measured_prompt(turns, walk, max(1, len(turns)))
+    chat = _measured_prompt(turns, walk, max(1, len(turns)))
     more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _prompt_of_keys(body, _PROMPT_KEYS)
-    open_ended = talk.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
+    open_ended = chat.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
     chain = walk.chain_of(_prefix_text(body, turns)) if walk.keys_left and not open_ended else None
-    ascii_only = talk.ascii_only and more.ascii_only
-    return Prompt(0, talk.text_bytes + more.text_bytes, ascii_only, talk.messages, open_ended, chain)
+    ascii_only = chat.ascii_only and more.ascii_only
+    return Prompt(0, chat.text_bytes + more.text_bytes, ascii_only, chat.messages, open_ended, chain)
 
 
 def _prefix_text(body: dict[str, Any], turns: list[Any]) -> str:
@@ -233,23 +234,24 @@ def _prompt_of_keys(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
 
 
 def _transferred_tokens(body: dict[str, Any]) -> int:
-    """Number of a prefill server's token ids, which 0.32 uses in place of a chat's messages; 0 without."""
+    """How many token ids a prefill server sent along, which 0.32 uses in place of a chat's messages; 0 for none."""
     params = body["kv_transfer_params"]
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
     return len(ids) if isinstance(ids, list) else 0
 
 
 def _measured_prompt(value: Any, walk: BodyWalk, messages: int) -> Prompt:
-    """A prompt sized by all text and keys in a JSON value; media go to `walk.media`; open-ended past its limit."""
+    """A prompt of `messages` messages, sized by all text and keys in a JSON value. Media are added to `walk.media`;
+    past the limit of values the prompt is open-ended."""
     size, ascii_only, todo = 0, True, [value]
-    while todo and walk.left:
-        walk.left -= 1
+    while todo and walk.values_left:
+        walk.values_left -= 1
         item = todo.pop()
         if isinstance(item, dict):
             media = media_of(item) if "role" not in item else None
             if media is not None:
                 walk.media.append(media)
-                walk.left = max(0, walk.left - 20)
+                walk.values_left = max(0, walk.values_left - 20)
                 todo += values_beside_media(item)
                 continue
             todo += item.values()

@@ -96,7 +96,7 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
 
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
-    """A 429 response with Retry-After; `free_tokens` is None where only sequences are limited."""
+    """A 429 response with Retry-After; `waiting` requests wait; `free_tokens` None: only sequences are limited."""
     why = "The server already runs as many sequences as it may"
     if free_tokens is not None:
         grown = f"it may grow to {needed_tokens:,} tokens, {free_tokens:,} are free"
@@ -153,10 +153,10 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
     return too_many or (_media_refusal(demand, bounds, limits) if demand.media else None)
 
 
-def most_logprobs(named: int | None, limits: EngineLimits) -> int:
-    """The most logprobs allowed: the policy's (`named`), else the server's (-1: WHOLE_VOCABULARY), else 20."""
-    if named is not None:
-        return named
+def most_logprobs(policy_limit: int | None, limits: EngineLimits) -> int:
+    """The most logprobs allowed: the policy's limit, else the server's (-1: WHOLE_VOCABULARY), else 20."""
+    if policy_limit is not None:
+        return policy_limit
     if limits.max_logprobs is None:
         return 20  # vLLM's default of --max-logprobs
     return limits.max_logprobs if limits.max_logprobs >= 0 else WHOLE_VOCABULARY
@@ -170,8 +170,8 @@ def _logprobs_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimit
         ("too_many_logprobs", "logprobs", demand.logprobs, bounds.max_logprobs),
         ("too_many_prompt_logprobs", "prompt_logprobs", demand.prompt_logprobs, bounds.max_prompt_logprobs),
     )
-    for reason, name, value, named in requested:
-        if value and value > (most := most_logprobs(named, limits)):
+    for reason, name, value, policy_limit in requested:
+        if value and value > (most := most_logprobs(policy_limit, limits)):
             amount = "the whole vocabulary" if value >= WHOLE_VOCABULARY else f"{value:,}"
             return bad_value(reason, f"{name} asks for {amount} a token; at most {most:,} are served.", name)
     return None

@@ -93,7 +93,7 @@ class AdmissionApp:
             return None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        """Apply a drain to this vLLM's other API servers and merge in their status; `status` unless overridden."""
+        """`status` merged with that of this vLLM's other API servers, which apply `drain`; alone unless overridden."""
         return status
 
     async def _admit(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,27 +110,26 @@ class AdmissionApp:
         address = (scope.get("client") or ("",))[0]
         request = admission.read(kind, body, client_of(scope["headers"], str(address), admission.policy.clients))
         del body  # a stream may last for minutes
-        refusal = request if isinstance(request, Refusal) else None
-        if isinstance(request, GuardedRequest):
-            if admission.weigh(request):
-                refusal = await admission.count(request)
-            refusal = refusal or admission.admit(request)
-        if isinstance(request, Refusal) or refusal is not None:
-            await send_refusal(refusal or request, send)  # type: ignore[arg-type]
+        if isinstance(request, Refusal):
+            await send_refusal(request, send)
             return
+        refusal = await admission.count(request) if admission.weigh(request) else None
+        refusal = refusal or admission.admit(request)
         pending: Pending = None
-        if admission.is_waiting(request):
+        if refusal is None and admission.is_waiting(request):
             pending = asyncio.ensure_future(receive())
             try:
                 refusal = await admission.wait(request, pending)
             except asyncio.CancelledError:
                 pending.cancel()
                 raise
-            if refusal is not None or pending.done():
+            if refusal is not None:
                 pending.cancel()
-                if refusal is not None:
-                    await send_refusal(refusal, send)
+            elif pending.done():
                 return
+        if refusal is not None:
+            await send_refusal(refusal, send)
+            return
         await self._serve(request, scope, receive, pending, send)
 
     async def _serve(
@@ -209,14 +208,15 @@ async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) 
                 if size > most_bytes:
                     return admission.refuse(refusals.too_large(most_bytes))
                 if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    return b"".join(chunks)
     except TimeoutError:
         return admission.refuse(refusals.body_timeout(policy.queue.body_timeout_s))
     return None
 
 
 def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
-    """An ASGI `receive` that returns a body already read, then the client's further messages (its disconnect)."""
+    """An ASGI `receive` that returns a body already read, then the client's further messages: `pending`, where one is
+    being received already (its disconnect), then those of `receive`."""
     bodies, messages = [body], [pending] if pending is not None else []
 
     async def replay_body() -> Message:
@@ -233,7 +233,7 @@ def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
 
 
 async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:
-    """Status, headers and whole body of an application's response."""
+    """(Status, headers, whole body) of an application's response."""
     status, headers, chunks = 0, [], []
 
     async def collect(message: Message) -> None:

@@ -35,6 +35,8 @@ class Stop(Exception):
 
 
 class ClientConnection(HttpToolsProtocol):
+    """One client's connection. A cycle is uvicorn's object for one request and its response."""
+
     def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.config, proxy.server_state, {})
         self._proxy = proxy
@@ -106,6 +108,7 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse_and_stop(Refusal(431, "bad_request", text, INVALID))
 
     def on_headers_complete(self) -> None:
+        """Called by the parser: refuse an upgrade or too large a body, otherwise let uvicorn begin the request."""
         self.url = origin_form(self.url)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT" or b"websocket" in (self._get_upgrade() or b""):
@@ -123,6 +126,7 @@ class ClientConnection(HttpToolsProtocol):
         self._has_cycle = True
 
     def on_body(self, body: bytes) -> None:
+        """Called by the parser: refuse a body that is too large, or too many bytes in memory over all connections."""
         proxy, most_bytes = self._proxy, self._proxy.admission.policy.requests.body_bytes
         self._body_bytes += len(body)
         self._buffered_bytes += len(body)
@@ -149,7 +153,7 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:
-        """The response was sent: release the body and let uvicorn go on with the connection."""
+        """Called when the response was sent: release the body and let uvicorn go on with the connection."""
         self.release_body()
         self.on_lost = None
         super().on_response_complete()
@@ -198,6 +202,7 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def pause_writing(self) -> None:
+        """Called when the client reads more slowly than the response is written: remember since when."""
         super().pause_writing()
         self.stalled_since_s = self._proxy.now_s
         self._unsent_bytes = unsent_bytes(self.transport)
@@ -207,7 +212,7 @@ class ClientConnection(HttpToolsProtocol):
         self.stalled_since_s = 0.0
 
     def sweep(self, now_s: float) -> None:
-        """Disconnect the client, or refuse its unread body, where a deadline has passed; called once a second."""
+        """Close the connection, or refuse a request not read to its end, past a deadline; called once a second."""
         if self.stalled_since_s:
             before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
             if self._unsent_bytes < before_bytes:
@@ -221,7 +226,7 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.close()
 
     def shutdown(self) -> None:
-        """The proxy drains: close an idle connection, and refuse a request that was not read to its end."""
+        """Called while the proxy drains: close an idle connection, refuse a request that was not read to its end."""
         if self._is_discarding or self.transport.is_closing():
             return
         if self._is_reading:
@@ -239,7 +244,7 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
 
 
 def origin_form(target: bytes) -> bytes:
-    """A request target without scheme, host and fragment, so that the path admitted is the path forwarded."""
+    """Path and query of a request target that may be a whole URL, so that the path admitted is the one forwarded."""
     target = target.partition(b"#")[0]
     if target.startswith(b"/") or target == b"*":
         return target

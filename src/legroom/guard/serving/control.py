@@ -98,7 +98,7 @@ class Peers:
             self._server.close()
 
     async def _request_status(self, name: str, drain: bool | None) -> Status | None:
-        """Another API server's status, after it applied `drain` unless None; None where it does not answer."""
+        """The status of the API server that listens on `name`, after it applied `drain`; None where none answers."""
         line = json.dumps({"drain": drain, "proof": self._token_proof(name, drain)}).encode() + b"\n"
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
@@ -130,7 +130,7 @@ class Peers:
 
 
 def merge_statuses(own: Status, others: Iterable[Status]) -> Status:
-    """The status of all API servers: requests summed, draining only if all drain, the pool of the own one."""
+    """The status of all API servers: requests summed, draining only if all drain, the rest as in `own`."""
     statuses = [own, *others]
     sums = {name: sum(status.get(name, 0) for status in statuses) for name in ("running", "waiting", "admitted")}
     rejected: Counter[str] = Counter()

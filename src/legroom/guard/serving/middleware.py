@@ -79,9 +79,11 @@ class Guard(AdmissionApp):
         return scheme.lower() != b"bearer" or not any(hmac.compare_digest(digest, known) for known in self._key_hashes)
 
     def has_dead_engine(self) -> bool:
+        """Whether vLLM's engine client reports that its engine has failed."""
         return getattr(getattr(getattr(self._server, "state", None), "engine_client", None), "errored", False) is True
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send vLLM's own metrics page with the guard's series appended."""
         await self.learn_limits(scope)
         stopped = await asyncio.to_thread(self._stopped_engines)
         # Without accept-encoding the page is not compressed, so that lines can be appended.
@@ -125,7 +127,8 @@ class Guard(AdmissionApp):
             peers.leave()
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Every 5 s until the pool's size is known, read it from vLLM's configuration here, else its metrics."""
+        """Read the engine's limits from vLLM's configuration in this process, else from its metrics page; at most every
+        5 s, until the pool's size is known."""
         now_s = self.admission.clock()
         if (self.admission.limits.known and self._learn_at_s) or now_s < self._learn_at_s:
             return

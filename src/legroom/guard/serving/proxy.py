@@ -70,9 +70,8 @@ class ProxyOptions:
 class Forwarder:
     """An ASGI application that forwards each request to the server."""
 
-    def __init__(self, pool: UpstreamPool) -> None:
-        self._pool = pool
-        self.admission: Admission
+    def __init__(self, pool: UpstreamPool, admission: Admission) -> None:
+        self._pool, self._admission = pool, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
@@ -92,7 +91,7 @@ class Forwarder:
             )
         except UpstreamError as error:
             if not client.transport.is_closing():
-                await send_refusal(self.admission.refuse(error.refusal), send)
+                await send_refusal(self._admission.refuse(error.refusal), send)
             return
         del body
         if not server.unsent:
@@ -132,15 +131,11 @@ class Forwarder:
 
 async def _read_body(receive: Receive) -> bytes | None:
     """The whole body, which the client's connection has bounded; None if the client disconnected."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        return bytes(message["body"])
-    body = bytearray()
-    while message["type"] == "http.request":
-        body += message["body"]
+    chunks: list[bytes] = []
+    while (message := await receive())["type"] == "http.request":
+        chunks.append(message["body"])
         if not message.get("more_body", False):
-            return bytes(body)
-        message = await receive()
+            return b"".join(chunks)
     return None
 
 
@@ -149,9 +144,7 @@ class Proxy(AdmissionApp):
         self.options = options
         admission = Admission(options.policy, options.plan, self.tokenize)
         self.upstreams = UpstreamPool(options.upstream, admission.clock)
-        forwarder = Forwarder(self.upstreams)
-        forwarder.admission = admission
-        super().__init__(forwarder, admission, options.token)
+        super().__init__(Forwarder(self.upstreams, admission), admission, options.token)
         self.config = Config(
             self, ws="none", lifespan="off", log_config=None, proxy_headers=False, timeout_keep_alive=75
         )
@@ -164,7 +157,6 @@ class Proxy(AdmissionApp):
         self.is_draining = False
         self._drain_until_s = math.inf
         self._learnt = EngineLimits()
-        self._version = ""
 
     @property
     def clients(self) -> set[ClientConnection]:
@@ -215,7 +207,7 @@ class Proxy(AdmissionApp):
         LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), took_s)
 
     def on_signal(self, drain_requested: asyncio.Event) -> None:
-        """Sets `drain_requested`; a second signal some time later ends the drain at once."""
+        """Called at SIGTERM and SIGINT: sets `drain_requested`; a second signal 1 s later or more ends the drain."""
         now_s = self.admission.clock()
         if self.is_draining and now_s > self._drain_until_s - self.options.drain_timeout_s + REPEATED_SIGNAL_S:
             self._drain_until_s = now_s
@@ -264,7 +256,7 @@ class Proxy(AdmissionApp):
             await asyncio.sleep(RELEARN_INTERVAL_S if is_known else RETRY_INTERVAL_S)
 
     async def learn_limits_once(self) -> bool:
-        """Read the server's limits, and keep earlier ones that are missing now; returns whether its pool is known."""
+        """Read the server's limits and keep earlier ones that it does not tell now; whether its pool is known."""
         page = await self.call_server("GET", METRICS)
         limits = EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
         if page is not None:
@@ -274,12 +266,12 @@ class Proxy(AdmissionApp):
             models = json.loads(await self.call_server("GET", "/v1/models") or b"{}")["data"]
             lengths = [model.get("max_model_len") for model in models]
             limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
-        self._version = ""
+        version = ""
         with contextlib.suppress(*invalid):
-            self._version = str(json.loads(await self.call_server("GET", "/version") or b"{}")["version"])
+            version = str(json.loads(await self.call_server("GET", "/version") or b"{}")["version"])
         self._learnt = limits.completed_by(self._learnt)
         self.admission.learn_engine(self._learnt)
-        self.log_limits(self._version, limits.known)
+        self.log_limits(version, limits.known)
         return limits.known
 
     async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
@@ -292,6 +284,7 @@ class Proxy(AdmissionApp):
         return answer if status == 200 else None
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the server's metrics page with the guard's series; of a server that is down these alone, 200 or 503."""
         if scope["method"] != "GET":
             await self.app(scope, receive, send)
             return

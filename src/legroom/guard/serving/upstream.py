@@ -120,7 +120,7 @@ def request_head(
 
 
 def connection_headers(headers: Headers) -> frozenset[bytes]:
-    """Names of the headers that must not be forwarded: hop-by-hop ones and those that Connection lists."""
+    """Names of the headers that must not be forwarded: hop-by-hop ones and those that a Connection header lists."""
     named = [word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")]
     return HOP_BY_HOP.union(named) if named else HOP_BY_HOP
 
@@ -184,7 +184,7 @@ class UpstreamConnection(asyncio.Protocol):
             await self.changed()
 
     def changed(self) -> asyncio.Future[None]:
-        """A future of the next status, chunk, end, failure, or room to write."""
+        """A future that is done at the next status, chunk, end, failure, or room to write."""
         self._waiter = self._pool.loop.create_future()
         return self._waiter
 
@@ -194,7 +194,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def take_chunks(self) -> bytes:
         """Returns and drops the body received since the last call, and lets a paused connection read on."""
-        data = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+        data = b"".join(self.chunks)
         self.chunks = []
         if self._buffered_bytes > WRITE_BYTES:
             self.transport.resume_reading()
@@ -202,7 +202,7 @@ class UpstreamConnection(asyncio.Protocol):
         return data
 
     def fail(self, refusal: Refusal) -> None:
-        """End the exchange without a whole response; `refusal` is sent to the client instead."""
+        """Abort the connection; `refusal` becomes the exchange's `failure`, unless it has one."""
         self.failure = self.failure or refusal
         self.transport.abort()
         self._wake_reader()
@@ -289,7 +289,8 @@ class UpstreamPool:
     async def exchange(
         self, method: str, head: bytes, body: bytes, on_start: Callable[[UpstreamConnection], None] | None = None
     ) -> UpstreamConnection:
-        """Send a request; the connection then has the status. Raises UpstreamError."""
+        """Send a request and return its connection, which has the response's status by then; raises UpstreamError.
+        `on_start` is called with each connection on which the request is tried."""
         # A kept connection that the server closed at the same moment is replaced by a new one, once.
         connection = self._take_idle()
         while True:
@@ -312,7 +313,7 @@ class UpstreamPool:
             connection = None
 
     async def request(self, method: str, path: str, authorization: bytes, body: bytes = b"") -> tuple[int, bytes]:
-        """(status, whole body) of a request of the guard's own; raises UpstreamError."""
+        """(Status, whole body) of a request of the guard's own; raises UpstreamError."""
         headers = [(b"user-agent", b"legroom-guard"), (b"content-type", b"application/json")]
         if authorization:
             headers.append((b"authorization", authorization))

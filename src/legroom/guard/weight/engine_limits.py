@@ -84,7 +84,8 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """Block size and uncached tail of shared prefixes; None without prefix caching, with DP, if hybrid."""
+        """How prompts are split into blocks that requests share; None without a prefix cache, with several ranks (data
+        parallelism), or for a hybrid model."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None
@@ -93,13 +94,13 @@ class EngineLimits:
         return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
 
     def share_blocks(self, overcommit: float = 1.0) -> int | None:
-        """All engines' blocks times `overcommit`, per API server process; None where unknown or without a KV cache."""
+        """This API server's share of all engines' blocks times `overcommit`; None: unknown, or no KV cache."""
         if not self.known or self.cacheless:
             return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
     def share_sequences(self) -> int | None:
-        """max_num_seqs of all ranks, or vLLM's queue bound if lower, per API server process; None where unknown."""
+        """This API server's share of max_num_seqs over all ranks, or of vLLM's queue bound if lower; None: unknown."""
         most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
         most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
         return max(1, min(most) // self.api_servers) if most else None
@@ -192,7 +193,8 @@ def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
 
 
 def _full_length_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
-    """(blocks, tokens) of a full-length request, from reported concurrency and KV tokens (0.24+); else (None, None)."""
+    """(Blocks, tokens) of a request of full length, by the pool's `blocks` and `tokens` and the number of such requests
+    that it holds (`concurrency`), as reported from 0.24 on; (None, None) where they are not."""
     try:
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
@@ -209,13 +211,15 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
     ranks = _num_engines(parallel)
     blocks = _blocks_per_engine(getattr(cache, "num_gpu_blocks", None), ranks)
-    size = _block_tokens(cache, parallel)
+    size = _positive_int(getattr(cache, "block_size", None))
+    if size:  # all context-parallel ranks share it
+        size *= _context_parallel_ranks(partial(getattr, parallel))
     reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
     full, _ = _full_length_request(blocks, *reported)
     speculation, logprobs = getattr(config, "speculative_config", None), getattr(model, "max_logprobs", None)
     return EngineLimits(
         num_blocks=blocks,
-        block_size=size,
+        block_size=_positive_int(getattr(cache, "effective_attention_block_size", None)) or size,
         full_request_blocks=full,
         max_model_len=_positive_int(getattr(model, "max_model_len", None)),
         max_num_seqs=_positive_int(getattr(scheduler, "max_num_seqs", None)),
@@ -232,13 +236,6 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     )
 
 
-def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens per KV block of a sequence over all context-parallel ranks that share it (0.11+); None where unknown."""
-    reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
-    size = _positive_int(getattr(cache, "block_size", None))
-    return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)
-
-
 def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
     """Ranks that share the tokens of one sequence; `flag` returns a flag's value, or a default, by name."""
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
@@ -246,7 +243,7 @@ def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
 
 
 def _num_engines(parallel: Any) -> int:
-    """Engines that this server's requests can go to; behind an external load balancer only its own."""
+    """Data-parallel engines that this server's requests can go to; behind an external load balancer only its own."""
     if getattr(parallel, "data_parallel_external_lb", False):
         return 1
     own = "data_parallel_size_local" if getattr(parallel, "data_parallel_hybrid_lb", False) else "data_parallel_size"

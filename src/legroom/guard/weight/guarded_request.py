@@ -39,7 +39,8 @@ class Weight(NamedTuple):
 def weight_of(
     demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens, exact_tokens: int | None = None
 ) -> Weight:
-    """The most KV blocks of the request: each prompt with its answer, times `n`; `exact_tokens` if counted."""
+    """What the request holds at its longest: each prompt with its answer, times `n`. `exact_tokens`: the prompt's
+    tokens where the server's tokenizer counted them."""
     longest_len = limits.max_model_len or 0
     reserved_output, named_output = _output_tokens(demand, limits, policy, learnt)
     blocks = tokens = certain = longest = start = shared = 0
@@ -78,7 +79,8 @@ def need_of(
     sequences: int | None,
     block_size: int = DEFAULT_BLOCK,
 ) -> BlockNeed:
-    """What a pool of `blocks` and `sequences` (None: no limit) reserves for a request; `answer` None: the longest."""
+    """What a pool of `blocks` and `sequences` (None: no limit) reserves for a request whose answers have the likely
+    lengths `answer`; None: it is counted at its longest."""
     # A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole
     # pool, or by projection as half of it.
     fewer = 1 if answer is None else 2
@@ -117,7 +119,7 @@ def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, lea
 
 
 def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
-    """A prompt's tokens: the upper bound, the part known exactly, and the part sent in the request itself."""
+    """(Upper bound of a prompt's tokens with `media` tokens, those known exactly, bound of the text in the request)."""
     if prompt.exact:
         return prompt.tokens, prompt.tokens, prompt.tokens
     here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))
@@ -125,7 +127,8 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """Tokens that all media may add; until 32 responses showed one's, the model's context length or 4,096 each."""
+    """The most tokens that all media may add: by the responses seen, before 32 of them the model's context length (or
+    4,096 each)."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:

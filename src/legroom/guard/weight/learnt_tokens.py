@@ -57,6 +57,7 @@ class RecentMaximum:
         self._previous = [0.0] * nth
 
     def add(self, value: float) -> None:
+        """Count a value; those that are 512 values old or older are forgotten."""
         self.count += 1
         self._seen += 1
         if value > self._current[0]:
@@ -95,7 +96,8 @@ class Quantiles:
             self._previous, self._current, self._seen = self._current, [0] * len(self._EDGES), 0
 
     def at(self, share: float, prior: int = 0, prior_count: int = 0) -> int:
-        """The quantile at `share`, at its bucket's upper edge; `prior` counts `prior_count` times, and by default."""
+        """The quantile at `share`, rounded up to its bucket's edge, as if `prior` had been added `prior_count` times;
+        `prior` where there are no values."""
         total = sum(self._current) + sum(self._previous) + prior_count
         reached, wanted, counted = 0, share * total, not prior_count
         for edge, new, old in zip(self._EDGES, self._current, self._previous, strict=True):
@@ -109,12 +111,14 @@ class Quantiles:
         return prior
 
     def recent(self, share: float) -> int:
-        """The quantile of the newest 16 values, which shows a change at once; 0 before the first."""
+        """The quantile at `share` of the newest 16 values, which shows a change at once; 0 before the first."""
         newest = sorted(self._newest)
         return newest[min(len(newest) - 1, int(share * len(newest)))] if newest else 0
 
 
 class ModelTokens:
+    """What was learnt of one model's token counts."""
+
     __slots__ = ("_ratios", "_template", "media_tokens", "outputs")
 
     def __init__(self) -> None:
@@ -137,14 +141,14 @@ class ModelTokens:
         return self._ratios[0 if ascii_only else 1].count
 
     def template_tokens(self, messages: int) -> int:
-        """The most tokens that the chat template adds; without messages, those that open a sequence."""
+        """The most tokens that the chat template adds to so many messages; for 0, the tokens that open a sequence."""
         if not messages:
             return 2
         assumed = 128 if self._template.count < FEWEST else 16
         return max(assumed, math.ceil(self._template.value)) + 8 * messages
 
     def observe(self, text_bytes: int, ascii_only: bool, messages: int, prompt_tokens: int) -> None:
-        """Learn tokens per byte and template tokens from a prompt's true count, without media."""
+        """Learn tokens per byte and template tokens from the true count of a prompt without media."""
         if messages:  # more tokens than bytes can only come from the template
             self._template.add(max(0, prompt_tokens - text_bytes))
         if text_bytes >= 64:  # shorter prompts are mostly template
@@ -192,7 +196,7 @@ class _LearntLengths:
         self._age = 0
 
     def observe(self, max_tokens: int | None, tokens: int) -> None:
-        """Learn from an answer's length: in tokens without max_tokens, otherwise as a share of max_tokens."""
+        """Learn an answer's length of `tokens`: as it is without max_tokens, otherwise as a share of max_tokens."""
         length, learnt = tokens, self.open_tokens
         if max_tokens is not None:
             length, learnt = min(PER_MILLE, math.ceil(PER_MILLE * tokens / max(1, max_tokens))), self.shares
@@ -207,11 +211,13 @@ class _LearntLengths:
 
 
 class AnswerLengths:
+    """What was learnt of answer lengths, per model and per client of it."""
+
     def __init__(self) -> None:
         self._learnt = BoundedCache(_LearntLengths, 1024)  # about 4 kB each
 
     def likely(self, model: str, client: str, max_tokens: int | None, longest: int) -> LikelyLengths:
-        """Likely tokens of the client's next answer; `longest` is what one without max_tokens may grow to."""
+        """Likely lengths of the client's next answer; without max_tokens it may have up to `longest` tokens."""
         if max_tokens == 0:
             return LikelyLengths(0, ())
         learnt = self._learnt.get((model, client)) or self._learnt.get((model, None))

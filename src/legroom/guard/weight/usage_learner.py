@@ -9,6 +9,7 @@ server's tokenizer while the request runs, and their events count as output toke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -60,7 +61,7 @@ class UsageLearner:
         self._sampling: asyncio.Task[None] | None = None
 
     def model_tokens(self, model: str) -> ModelTokens:
-        """What was learnt of the model's token counts; empty defaults for a model not seen yet."""
+        """What was learnt of the model's token counts; nothing yet for a model not seen before."""
         return self._models.get(model) or _NOTHING_LEARNT
 
     async def count(self, demand: Demand, body: bytes) -> int | None:
@@ -83,17 +84,13 @@ class UsageLearner:
         known = self.model_tokens(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._streams % SAMPLE_EVERY == 0:
             self._sampling = asyncio.get_running_loop().create_task(self._count_in_background(demand, request.body))
-            self._sampling.add_done_callback(self._on_counted)
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
-        if tokens := await self.count(demand, body):
-            self._observe_prompt(demand, tokens)
-
-    def _on_counted(self, task: asyncio.Task[None]) -> None:
-        """Allow the next background count; an exception of this one is ignored."""
+        """Learn from the prompt's count by the server's tokenizer, if it gives one; the next may be counted then."""
+        with contextlib.suppress(Exception):
+            if tokens := await self.count(demand, body):
+                self._observe_prompt(demand, tokens)
         self._sampling = None
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it
 
     def on_chunk(self, request: GuardedRequest, chunk: bytes) -> None:
         """Read the usage of a part of a response, and count its events."""
@@ -106,7 +103,7 @@ class UsageLearner:
             request.usage = usage
 
     def on_finished(self, request: GuardedRequest) -> int:
-        """Learn from a complete response; returns the tokens of each of its sequences, 0 where unknown."""
+        """Learn from a complete response; returns the output tokens of each of its answers, 0 where unknown."""
         demand, usage = request.demand, request.usage
         if not request.informative or (usage is None and not request.events):
             return 0
@@ -136,6 +133,6 @@ class UsageLearner:
 
 
 def is_countable(demand: Demand) -> bool:
-    """Whether `/tokenize` can count the prompt: it must be a single one, of text that `/tokenize` sees whole."""
+    """Whether `/tokenize` can count the prompt: the only one of its request, of text, in keys that it takes."""
     prompt = demand.prompts[0] if len(demand.prompts) == 1 and demand.kind in _TOKENIZE_KEYS else None
     return prompt is not None and prompt.text_alone and not demand.media and not demand.has_untokenized

@@ -9,7 +9,7 @@ from legroom.simulation.fast.rows import MAX_SAMPLES, NONE
 
 @compilable
 def double_sample_width(sim):
-    """Halve the number of samples: each covers twice as many steps."""
+    """Merge neighbouring samples, so that each covers twice as many steps."""
     state, samples = sim.state[0], sim.samples
     half = MAX_SAMPLES // 2
     for i in range(half):
@@ -26,7 +26,7 @@ def double_sample_width(sim):
 
 @compilable
 def sample(sim, first_step, steps, used):
-    """Update the samples of `steps` steps from `first_step` on: most `used` blocks, running, waiting."""
+    """Add `steps` steps from `first_step` on, in which `used` blocks are in use, to the samples that cover them."""
     state, samples = sim.state[0], sim.samples
     last = first_step + steps - 1
     while last // state.sample_width >= MAX_SAMPLES:
@@ -88,7 +88,7 @@ def kv_read_seconds(cost, stored, running):
 
 @compilable
 def min_host_seconds(cost, tokens, running):
-    """Seconds the host takes to launch a step's kernels, a lower bound of the step time."""
+    """The least seconds of a step of `tokens` tokens for `running` requests: the host must launch its kernels."""
     if tokens <= running:
         return cost.host + cost.host_request * running
     return cost.launch_captured if tokens <= cost.captured else cost.launch
@@ -125,7 +125,7 @@ def decode_steps_seconds(cost, running, stored, steps):
 
 @compilable
 def slower_of_steps_seconds(even, read, growth, steps):
-    """Sum over `steps` of max(even, read + i * growth) seconds for step i."""
+    """Seconds of `steps` steps, of which step i (from 0) takes the longer of `even` and `read + i * growth`."""
     turn = -1.0
     if even > read:
         turn = float(steps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from operator import add
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from legroom.simulation.trace import NO_PREFIX, Trace, stream_tokens
 from legroom.units import cdiv
 
 _FEW = 2
+"""So few own tokens of a prompt can be equal to another's by chance, so they are generated and compared."""
 
 
 class SharedContents(NamedTuple):
@@ -35,6 +36,8 @@ class SharedContents(NamedTuple):
 
 
 class _ContentStreams:
+    """Numbers the token streams that fill blocks: prefix groups keep their numbers, other contents follow."""
+
     def __init__(self, trace: Trace, block_size: int) -> None:
         self.trace = trace
         self.block_size = block_size
@@ -55,7 +58,7 @@ class _ContentStreams:
         return known[place]
 
     def streams_of_request(self, r: int) -> tuple[int, int, int, int]:
-        """Request `r`'s prefix stream, its whole blocks, the stream of the block it ends in, and the suffix's."""
+        """`prefix`, `prefix_blocks`, `boundary` and `suffix` of request `r`, as `rows.RequestRow` describes them."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
         few: tuple[int, ...] = ()
@@ -83,14 +86,14 @@ class _ContentStreams:
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Prefix length and the tokens left after those of `own` that happen to continue the prefix."""
+        """Add to the prefix the first tokens of `own` that equal its next ones: (longer `prefix_len`, the others)."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own
 
 
 def shared_contents(trace: Trace, block_size: int) -> SharedContents:
-    """Which prefixes and own contents of the requests can fill equal blocks."""
+    """Which blocks of the requests can be equal: those of a prefix or of a suffix that several requests have."""
     count = len(trace)
     prefix, prefix_blocks = [rows.NONE] * count, [0] * count
     boundary, suffix = [rows.NONE] * count, [rows.NONE] * count
@@ -181,11 +184,19 @@ class FastReplay:
 
     def _initial_sim(self, contents: dict[str, list[int]]) -> rows.Sim:
         """The kernel's tables before the first step: all blocks free, no request scheduled."""
-        rules, numba = self.rules, self.use_numba
+        rules, numba, parents = self.rules, self.use_numba, self.trace.prefix_parents
         seqs = rules.max_num_seqs + 1
         longest = max(map(add, self.trace.prompt_lens, self.trace.output_lens))
+        state = rows.rows(rows.StateRow, 1, numba)
+        rows.fill(state, "free_uncached", [rules.usable_blocks], numba)
+        rows.fill(state, "num_asked", [self.num_asked], numba)
+        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
+            rows.fill(state, name, [1], numba)
+        streams = rows.numbers(2 * len(parents) + 2, numba)
+        for group, (parent, parent_len) in enumerate(parents):
+            streams[2 * group : 2 * group + 2] = parent, parent_len // rules.block_size
         return rows.Sim(
-            state=self._state_row(),
+            state=state,
             requests=self._request_rows(contents),
             extents=self._spare_rows(rows.ExtentRow, "after", self.max_extents),
             cells=self._spare_rows(rows.CellRow, "following", self.max_extents),
@@ -200,34 +211,18 @@ class FastReplay:
             shared_decodes_by_phase=rows.numbers(rules.block_size, numba),
             hits=rows.numbers(cdiv(longest, rules.block_size), numba),
             first_cells=rows.numbers(rules.first_own_stream + len(self.trace), numba),
-            streams=self._stream_rows(),
+            streams=streams,
         )
-
-    def _stream_rows(self) -> Any:
-        """For each prefix group its parent group and the prefix shared with it in blocks, as one flat list."""
-        streams = rows.numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
-        for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
-            streams[2 * group] = parent
-            streams[2 * group + 1] = parent_len // self.rules.block_size
-        return streams
-
-    def _state_row(self) -> Any:
-        """The kernel's counters before the first step, as a table of one row."""
-        rules, state = self.rules, rows.rows(rows.StateRow, 1, self.use_numba)
-        rows.fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
-        rows.fill(state, "num_asked", [self.num_asked], self.use_numba)
-        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
-            rows.fill(state, name, [1], self.use_numba)
-        return state
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:
         """One row for each request of the trace, in trace order, with `contents` as further columns."""
         trace, numba = self.trace, self.use_numba
         requests = rows.rows(rows.RequestRow, len(trace), numba)
-        priority_ranks = _priority_ranks(trace)
-        by_priority_rank = rows.numbers(len(trace), False)
-        for r, priority_rank in enumerate(priority_ranks):
-            by_priority_rank[priority_rank] = r
+        has_priorities, indices = any(trace.priorities), range(len(trace))
+        by_priority_rank = sorted(indices, key=trace.priorities.__getitem__) if has_priorities else indices
+        priority_ranks = rows.numbers(len(trace), False)
+        for priority_rank, r in enumerate(by_priority_rank):
+            priority_ranks[r] = priority_rank
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
         columns: dict[str, Any] = {
             "arrival": trace.arrivals,
@@ -252,7 +247,7 @@ class FastReplay:
         return made
 
     def run(self, progress: Progress | None = None) -> Timeline:
-        """Replay to the end, or until the user interrupts; NeedsStepByStepReplay where its rows do not suffice."""
+        """Replay to the end, or until the user interrupts; NeedsStepByStepReplay where the tables are too small."""
         replay: Any = compiled("replay") if self.use_numba else step_kernel.replay
         turns = _TURNS_COMPILED if self.use_numba else _TURNS_PLAIN
         interrupted = False
@@ -279,6 +274,8 @@ class FastReplay:
         trace = replace(self.trace, arrivals=array("d", self._column("arrival")))
         first_sched = self._column("first_sched")
         arrivals = first_sched if trace.in_seconds else array("q", (int(arrival) for arrival in trace.arrivals))
+        width, figures = self._tally_field("sample_width"), ("used", "running", "waiting", "preempted")
+        points = zip(*(rows.column(self.sim.samples, name, self.use_numba) for name in figures), strict=True)
         return Timeline(
             self.settings,
             trace,
@@ -288,22 +285,12 @@ class FastReplay:
             self._column("finish"),
             self._column("preemptions"),
             arrivals,
-            list(self._samples()),
+            [PoolSample(i * width, *map(int, point)) for i, point in enumerate(points) if point[0] != rows.NONE],
             self.rejections,
             Clocks(*(self._column(name) for name in ("sched_s", "token_s", "finish_s"))) if trace.in_seconds else None,
             interrupted,
             self._tally_field("step"),
         )
-
-    def _samples(self) -> Iterator[PoolSample]:
-        """The recorded pool samples in order of steps; those that no step reached are left out."""
-        width = self._tally_field("sample_width")
-        points = [
-            rows.column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
-        ]
-        for i, (used, running, waiting, preempted) in enumerate(zip(*points, strict=True)):
-            if used != rows.NONE:
-                yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
 def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> int:
@@ -315,14 +302,3 @@ def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedCont
     if sum(blocks) > settings.usable_blocks:
         return settings.usable_blocks
     return len(blocks) + sum(map(min, blocks, contents.columns["shared_blocks"]))
-
-
-def _priority_ranks(trace: Trace) -> Any:
-    """The rank of each request by (priority, arrival)."""
-    if not any(trace.priorities):
-        return range(len(trace))
-    order = sorted(range(len(trace)), key=trace.priorities.__getitem__)
-    places = array("q", bytes(8 * len(trace)))
-    for place, r in enumerate(order):
-        places[r] = place
-    return places

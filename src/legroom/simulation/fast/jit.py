@@ -48,7 +48,12 @@ def compiled(name: str) -> Callable[..., Any]:
     if not _compiled:
         import numba
 
-        can_cache = _use_cache_folder(numba)
+        can_cache = True
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            numba.config.CACHE_DIR = str(cache_folder())
+        except OSError:
+            can_cache = False
         # Numba looks names up in a function's globals: the copies share globals in which all of them are compiled.
         names: dict[str, Any] = {}
         for function in _compilable:
@@ -60,13 +65,3 @@ def compiled(name: str) -> Callable[..., Any]:
             _compiled[function.__name__] = numba.njit(cache=can_cache)(copy)
         names.update(_compiled)
     return _compiled[name]  # type: ignore[no-any-return]
-
-
-def _use_cache_folder(numba: Any) -> bool:
-    """Point Numba's cache at Legroom's folder; False where that cannot be created."""
-    try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    numba.config.CACHE_DIR = str(cache_folder())
-    return True

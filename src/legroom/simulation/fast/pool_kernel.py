@@ -32,7 +32,7 @@ def unlink(extents, extent):
 
 @compilable
 def content_at(sim, rules, r, k):
-    """The token stream that fills block `k` of request `r`, and the block at which `r` leaves that stream."""
+    """(The number of the token stream that fills block `k` of request `r`, the block at which `r` leaves it)."""
     request, streams = sim.requests[r], sim.streams
     if k >= request.prefix_blocks:
         if k == request.prefix_blocks and request.boundary != NONE:
@@ -48,7 +48,7 @@ def content_at(sim, rules, r, k):
 
 @compilable
 def add_cell(sim, stream, start, end, previous):
-    """Add blocks `start` to `end` of `stream` to the prefix cache, behind cell `previous` (0: first)."""
+    """Add a cell, cached blocks `start` to `end` of a token stream, behind cell `previous` (0: first); its number."""
     state, cells = sim.state[0], sim.cells
     cell = state.spare_cell
     state.spare_cell = cells[cell].following
@@ -66,7 +66,7 @@ def add_cell(sim, stream, start, end, previous):
 
 @compilable
 def add_copy(sim, cell, refs):
-    """Add an extent that holds a cell's blocks, with `refs` references; of equal ones the first is found."""
+    """Add an extent, one copy in the pool of a cell's blocks, with `refs` references; lookups find the oldest copy."""
     state, extents, last = sim.state[0], sim.extents, sim.cells[cell].last_copy
     extent = state.spare_extent
     state.spare_extent = extents[extent].after
@@ -82,7 +82,7 @@ def add_copy(sim, cell, refs):
 
 @compilable
 def drop_copy(sim, extent):
-    """Evict an extent from the free queue and the prefix cache."""
+    """Evict an extent, one copy of a cell's blocks, from the free queue and the prefix cache."""
     state, extents, cells, cell = sim.state[0], sim.extents, sim.cells, sim.extents[extent].cell
     unlink(extents, extent)
     before, after = extents[extent].previous_copy, extents[extent].next_copy
@@ -109,7 +109,7 @@ def drop_copy(sim, extent):
 
 @compilable
 def split_cell(sim, cell, at):
-    """Divide a cached cell and its extents at block `at`; an extent keeps its number for the later part."""
+    """Split a cell (cached blocks) and its extents (copies) at block `at`; the later parts keep their numbers."""
     cells, extents = sim.cells, sim.extents
     later = add_cell(sim, cells[cell].stream, at, cells[cell].end, cell)
     extent = cells[cell].first_copy
@@ -128,7 +128,7 @@ def split_cell(sim, cell, at):
 
 @compilable
 def push_hold(sim, r, extent, start):
-    """Record that request `r` holds this extent, from the request's block `start` on."""
+    """Record that request `r` holds the blocks of an extent, from the request's block `start` on."""
     state, request, holds = sim.state[0], sim.requests[r], sim.holds
     hold = state.spare_hold
     if hold == 0:
@@ -163,7 +163,7 @@ def take_free_blocks(sim, count):
 
 @compilable
 def find_cache_hit(sim, rules, r):
-    """Cached blocks from the start of request `r`, left in `sim.hits`, and how many of them running requests hold."""
+    """(Cached blocks from the start of request `r`, how many of them running requests hold); extents in `sim.hits`."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     most = (sim.requests[r].tokens - 1) // rules.block_size
     hit = used = state.num_hits = 0

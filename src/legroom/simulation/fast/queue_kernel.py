@@ -41,7 +41,7 @@ def peek_waiting(sim, rules):
 
 @compilable
 def pop_waiting(sim, rules):
-    """Remove the request that `peek_waiting` returns."""
+    """Remove the request that `peek_waiting` returns from the queue."""
     state, requests = sim.state[0], sim.requests
     state.num_waiting -= 1
     if not rules.by_priority:
@@ -103,7 +103,7 @@ def finish_index(sim, r):
 
 @compilable
 def start_decoding(sim, rules, r, base):
-    """Add `r` to the decoding requests from the next step on; `base`: computed tokens less the step number."""
+    """Let `r` decode from the next step on; `base` (its `step_offset`): computed tokens less the step number."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
     decodes = state.num_decodes
     request.step_offset = base
@@ -171,7 +171,7 @@ def enqueue_arrivals(sim, rules):
 
 @compilable
 def ask_again(sim, rules):
-    """A user who was answered asks the next question after a pause; a refused one is followed by the next."""
+    """A user was answered: let the next question arrive after a pause; if it is rejected, also the one after it."""
     state, requests = sim.state[0], sim.requests
     while state.num_asked < rules.num_requests:
         place = state.num_asked

@@ -1,4 +1,7 @@
-"""The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time."""
+"""The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time.
+
+Everywhere in the kernel `sim` is the state, `rules` are the settings, and `r` is the row of a request.
+"""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _TOO_TIGHT, _PREEMPTED = -2, -1
 
 @compilable
 def preempt(sim, rules, r):
-    """Free the blocks of a running request and queue it again, unless the step in flight has sampled its last token."""
+    """Free the blocks of a running request and queue it again, unless a step in flight has sampled its last token."""
     state, request = sim.state[0], sim.requests[r]
     was_scheduled = request.scheduled_step == state.step
     computed = request.computed
@@ -85,7 +88,7 @@ def preempt(sim, rules, r):
 
 @compilable
 def cache_shared_blocks(sim, rules, r, tokens):
-    """Cache the full blocks of the first `tokens` that another request can find."""
+    """Add the full blocks of the first `tokens` of `r` to the prefix cache, if another request may find them."""
     request = sim.requests[r]
     blocks = min(tokens // rules.block_size, request.shared_blocks)
     if rules.caching and blocks > request.cached:
@@ -94,7 +97,7 @@ def cache_shared_blocks(sim, rules, r, tokens):
 
 @compilable
 def num_certain_tokens(sim, rules, r, computed):
-    """Tokens of `r` certain to be computed when its next step is scheduled; fewer with batches in flight."""
+    """Tokens of a decoding request that are known when its next step is scheduled; fewer with a step in flight."""
     return max(sim.requests[r].computed, computed) if rules.batches_in_flight else computed + 1
 
 
@@ -112,7 +115,7 @@ def preemption_victim(sim, rules):
 
 @compilable
 def prefill_chunk(sim, r, threshold, budget):
-    """Prompt tokens that `r` computes in this step, within `budget` and the long-prefill threshold."""
+    """Prompt tokens that `r` computes in this step, at most `budget` and the long-prefill `threshold` (0: none)."""
     wanted = sim.requests[r].tokens - sim.requests[r].computed
     if 0 < threshold < wanted:
         wanted = threshold
@@ -138,7 +141,7 @@ def schedule_chunk(sim, rules, r, computed, chunk):
 
 @compilable
 def schedule_one_by_one(sim, rules, threshold):
-    """Schedule running requests in order, preempting if the pool is full; the budget left, or `_PREEMPTED`."""
+    """Schedule running requests in order, preempting if the pool is full; the token budget left, or `_PREEMPTED`."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     budget = rules.max_num_batched_tokens
     before = state.preemptions
@@ -193,7 +196,8 @@ def schedule_one_by_one(sim, rules, threshold):
 
 @compilable
 def schedule_in_bulk(sim, rules, threshold):
-    """Schedule running requests at once if the pool suffices, prefills last; the budget left, or `_TOO_TIGHT`."""
+    """Schedule all running requests if the pool suffices and prefills come last; the token budget left, otherwise
+    `_TOO_TIGHT` and nothing is scheduled."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     prefills, decodes = state.num_prefills, state.num_decodes
     if prefills and sim.running[state.num_running - prefills] != sim.prefills[0]:
@@ -236,7 +240,7 @@ def advance_decodes(sim, rules, steps):
 
 @compilable
 def advance_shared_decodes(sim, rules, steps):
-    """Cache full blocks, in the order of the steps, for requests whose generated blocks another one can find."""
+    """Cache the blocks that decoding requests fill in `steps` steps, of those whose blocks another request can find."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     decodes_by_phase = sim.shared_decodes_by_phase
     for step in range(state.step, state.step + steps):
@@ -251,7 +255,8 @@ def advance_shared_decodes(sim, rules, steps):
 
 @compilable
 def admit_waiting(sim, rules, budget, threshold):
-    """Admit waiting requests while budget, sequences and blocks last; True if the first stays blocked."""
+    """Admit waiting requests while token budget, max_num_seqs and blocks last. True if the first cannot be admitted
+    either as long as only decodes run."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     while budget > 0 and state.num_waiting and state.num_running < rules.max_num_seqs:
         r = peek_waiting(sim, rules)
@@ -375,7 +380,7 @@ def free_finishing(sim, rules):
 
 @compilable
 def complete_step(sim, rules):
-    """Requests that sampled their last token leave after this step, or after the next one where that is in flight."""
+    """Finish the step: complete prefills, free requests with their last token (a step later if async), count it."""
     if rules.batches_in_flight:
         free_finishing(sim, rules)
     if sim.state[0].num_prefills:

@@ -24,9 +24,10 @@ class FileJob:
 
 @dataclass(slots=True)
 class FileAnswer:
-    """Whether a chunk is a file; dropped when the last request that looked it up ends."""
+    """Whether a file holds a chunk; dropped when the last request that looked it up ends."""
 
     is_file: bool | None = None
+    """None: not answered yet."""
     requests: set[host.ChunkAccess] = field(default_factory=set)
 
 
@@ -41,7 +42,7 @@ class FileLookups:
         """Whether answers have come since the last lookup."""
 
     def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> bool | None:
-        """Whether the chunk is a file; None: look it up again in the next step."""
+        """Whether a file holds the chunk; None where that is only known in the next step."""
         self.has_new_answers = False
         answer = self._answers.get(key)
         if answer is None:
@@ -99,12 +100,10 @@ class DiskBackedTier(host.HostTier):
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
         return min(ends, default=None)
 
-    def lookup(
-        self, key: host.ChunkKey, places: dict[host.ChunkKey, int], access: host.ChunkAccess
-    ) -> host.LookupResult:
+    def lookup(self, key: host.ChunkKey, access: host.ChunkAccess) -> host.LookupResult:
         """As `HostTier.lookup`; beyond it RETRY until the disk has answered, then PENDING while the file is read."""
         self._poll()
-        answer = super().lookup(key, places, access)
+        answer = super().lookup(key, access)
         if answer is not host.LookupResult.MISS:
             return answer
         is_file = self._lookups.lookup(key, access)
@@ -112,7 +111,7 @@ class DiskBackedTier(host.HostTier):
             return host.LookupResult.RETRY
         if not is_file:
             return host.LookupResult.MISS
-        prepared = super().prepare_store([key], places, access)
+        prepared = super().prepare_store([key], access)
         if prepared is None:
             # Every chunk on the host is pinned: the prompt is recomputed.
             return host.LookupResult.MISS
@@ -122,11 +121,11 @@ class DiskBackedTier(host.HostTier):
         return host.LookupResult.PENDING
 
     def prepare_store(
-        self, keys: Sequence[host.ChunkKey], places: dict[host.ChunkKey, int], access: host.ChunkAccess
+        self, keys: Sequence[host.ChunkKey], access: host.ChunkAccess
     ) -> tuple[list[host.ChunkKey], list[host.ChunkKey]] | None:
         """As `HostTier.prepare_store`, after the file copies that have ended are completed."""
         self._poll()
-        prepared = super().prepare_store(keys, places, access)
+        prepared = super().prepare_store(keys, access)
         if prepared is not None and prepared[0]:
             access.stores_in_progress += 1
         return prepared
@@ -140,7 +139,7 @@ class DiskBackedTier(host.HostTier):
         self._drop_answers(access)
 
     def end_schedule(self) -> None:
-        """Submit the file reads of the scheduled step, and answer the lookups that waited for it."""
+        """Start the file reads that the step's lookups asked for, and answer the lookups collected in the step."""
         self._poll()
         self._is_polled = False
         self.submitted_loads = [FileJob(keys, False, access) for access, keys in self._promotions.items()]
@@ -171,7 +170,7 @@ class DiskBackedTier(host.HostTier):
             self.loaded_chunks += len(job.keys)
 
     def _poll(self) -> None:
-        """Complete the copies that have ended; once per step."""
+        """Complete the file copies that have ended; once per step."""
         # A step ends before its stores are prepared, so a step that stores has polled for the next one already.
         if self._is_polled:
             return
@@ -184,12 +183,6 @@ class DiskBackedTier(host.HostTier):
             del self.jobs[job]
 
     def _drop_answers(self, access: host.ChunkAccess) -> None:
-        """Forget a request's lookups once it has finished and its last store is complete."""
-        # A store in progress may still write files for its request.
+        """Forget a request's lookups once it has finished and its last store, which may write files, is complete."""
         if access.is_finished and not access.stores_in_progress:
             self._lookups.drop_answers(access)
-
-
-def host_tier(settings: host.TierSettings) -> host.HostTier:
-    """A `HostTier`, or a `DiskBackedTier` where the settings have files behind it."""
-    return host.HostTier(settings) if settings.disk_s_per_chunk is None else DiskBackedTier(settings)

@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 ChunkKey = int
 """The hash of the last block of a chunk."""
 PolicyName = Literal["lru", "arc"]
-MayLeave = Callable[[ChunkKey], bool]
+MayEvict = Callable[[ChunkKey], bool]
 
 
 class LruPolicy:
@@ -27,22 +27,21 @@ class LruPolicy:
         """Add a stored chunk as the most recently used."""
         self._order[key] = None
 
-    def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
-        """Evict exactly `count` chunks for which `may_leave` is true; None, evicting nothing, if there are too few."""
-        leaving = list(islice(filter(may_leave, self._order), count))
-        if len(leaving) < count:
+    def evict(self, count: int, may_evict: MayEvict) -> list[ChunkKey] | None:
+        """Evict exactly `count` chunks for which `may_evict` is true; None, evicting nothing, if there are too few."""
+        evicted = list(islice(filter(may_evict, self._order), count))
+        if len(evicted) < count:
             return None
-        for key in leaving:
+        for key in evicted:
             del self._order[key]
-        return leaving
+        return evicted
 
     def on_miss(self, missed: Sequence[ChunkKey]) -> None:
         """Called when a request stores chunks that the tier does not hold; LRU ignores it."""
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        # The last chunk first: the start of a prompt is most likely shared.
-        """A request ended that used `keys`, in prompt order; it `inserted` some and `reused` others."""
-        for key in reversed(keys):
+        """Called when a request ends that used `keys`, in prompt order; it `inserted` some and `reused` others."""
+        for key in reversed(keys):  # the last chunk first: the start of a prompt is most likely shared
             if key in self._order:
                 self._order.move_to_end(key)
 
@@ -78,7 +77,7 @@ class ArcPolicy(LruPolicy):
                 again.move_to_end(key)
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        """A request ended that used `keys`: those it `reused` move to the list of chunks used again."""
+        """Called when a request ends that used `keys`: those it `reused` move to the list of chunks used again."""
         for key in reversed(keys):
             if key in inserted:
                 # Being stored is no second use.
@@ -91,11 +90,11 @@ class ArcPolicy(LruPolicy):
             elif key in reused and key in self._again:
                 self._again.move_to_end(key)
 
-    def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
-        """Evict exactly `count` chunks by ARC's target sizes; None, evicting nothing, if too few `may_leave`."""
-        once, again = filter(may_leave, self._once), filter(may_leave, self._again)
+    def evict(self, count: int, may_evict: MayEvict) -> list[ChunkKey] | None:
+        """Evict exactly `count` chunks by ARC's target sizes; None, evicting nothing, if `may_evict` allows fewer."""
+        once, again = filter(may_evict, self._once), filter(may_evict, self._again)
         size = len(self._once)
-        leaving: list[tuple[ChunkKey, bool]] = []
+        victims: list[tuple[ChunkKey, bool]] = []
         for _ in range(count):
             key = next(once, None) if size >= int(self._target) else None
             was_used_once = key is not None
@@ -107,14 +106,14 @@ class ArcPolicy(LruPolicy):
             if key is None:
                 return None
             size -= was_used_once
-            leaving.append((key, was_used_once))
-        for key, was_used_once in leaving:
+            victims.append((key, was_used_once))
+        for key, was_used_once in victims:
             del (self._once if was_used_once else self._again)[key]
             (self._evicted_once if was_used_once else self._evicted_again)[key] = None
         for evicted in (self._evicted_once, self._evicted_again):
             while len(evicted) > self._capacity:
                 evicted.popitem(last=False)
-        return [key for key, _ in leaving]
+        return [key for key, _ in victims]
 
 
 POLICIES: dict[PolicyName, type[LruPolicy]] = {"lru": LruPolicy, "arc": ArcPolicy}
@@ -166,23 +165,22 @@ class LookupResult(Enum):
 
 
 class ChunkAccess:
-    """The chunks one request used; reported to the eviction policy when the request ends."""
+    """The chunks of one request, and which of them it used; the eviction policy learns these when it ends."""
 
     def __init__(self) -> None:
         self.positions: dict[ChunkKey, int] = {}
+        """Of all its chunks, counted from the start of the prompt."""
+        self.used: set[ChunkKey] = set()
         self.inserted: set[ChunkKey] = set()
         self.reused: set[ChunkKey] = set()
         self.wanted: set[ChunkKey] = set()
+        """Chunks that it tried to store and the tier did not hold."""
         self.stores_in_progress = 0
         self.is_finished = False
 
-    def record(self, keys: Iterable[ChunkKey], places: dict[ChunkKey, int]) -> None:
-        """Note the position in the prompt of each chunk that the request used."""
-        for key in keys:
-            self.positions[key] = places[key]
-
     def reuse(self, keys: Iterable[ChunkKey]) -> None:
-        """Note chunks loaded from the tier, except those that this request stored itself."""
+        """Record that the request used chunks which the tier holds; those it stored itself are not reused."""
+        self.used.update(keys)
         self.reused.update(key for key in keys if key not in self.inserted)
 
 
@@ -204,6 +202,7 @@ class Link(Generic[Job]):
     def __init__(self, s_per_block: float) -> None:
         self.s_per_block = s_per_block
         self.busy_s = 0.0
+        """Sum of the seconds that all copies take."""
         self._free_at_s = 0.0
         self._queue: deque[tuple[Job, float]] = deque()
 
@@ -216,7 +215,7 @@ class Link(Generic[Job]):
         return self._free_at_s
 
     def end_of(self, jobs: Container[Job], now_s: float) -> float:
-        """The time in seconds when the last of `jobs` ends; `now_s` where none of them is under way."""
+        """When the last of `jobs` ends, in seconds of the replay; `now_s` where none of them is under way."""
         return max((end for job, end in self._queue if job in jobs), default=now_s)
 
     @property
@@ -233,7 +232,7 @@ class Link(Generic[Job]):
 
 
 class HostTier:
-    """A fixed number of chunks. Those that a transfer reads or writes are pinned."""
+    """Host memory for a fixed number of chunks. Those that a transfer reads or writes are pinned: never evicted."""
 
     def __init__(self, settings: TierSettings) -> None:
         self.settings = settings
@@ -241,9 +240,11 @@ class HostTier:
         self.readers: dict[ChunkKey, int] = {}
         """Of every chunk here: the loads that read it, or -1 while it is being written."""
         self.num_idle = 0
+        """Chunks that nothing reads or writes."""
         self.now_s = 0.0
         self.evicted_by_lookups: list[ChunkKey] = []
-        self._offers: OrderedDict[ChunkKey, int] | None = OrderedDict() if settings.store_threshold >= 2 else None
+        self._offers: OrderedDict[ChunkKey, int] = OrderedDict()
+        """How often chunks were offered, where a store needs several offers."""
 
     @property
     def has_work(self) -> bool:
@@ -255,17 +256,16 @@ class HostTier:
         """The time in seconds when the next copy to or from the disk tier ends; None without one."""
         return None
 
-    def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
+    def lookup(self, key: ChunkKey, access: ChunkAccess) -> LookupResult:
         """HIT where the chunk can be read, PENDING while it is being written, MISS where it is absent."""
         readers = self.readers.get(key)
         if readers is None:
             return LookupResult.MISS
         return LookupResult.PENDING if readers == WRITING else LookupResult.HIT
 
-    def prepare_load(self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess) -> None:
+    def prepare_load(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
         """Pin chunks that are about to be read."""
         self._pin(keys)
-        access.record(keys, places)
         access.reuse(keys)
 
     def _pin(self, keys: Iterable[ChunkKey]) -> None:
@@ -281,17 +281,19 @@ class HostTier:
             self.num_idle += self.readers[key] == 0
 
     def prepare_store(
-        self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess
+        self, keys: Sequence[ChunkKey], access: ChunkAccess
     ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
-        """The chunks to write and those evicted for them; None if there is no room."""
-        missing, ready = self._missing_and_ready(keys)
+        """Make room for the missing ones of `keys`: (the chunks to write, those evicted); None if there is no room."""
+        missing = [key for key in keys if key not in self.readers]
+        if self.settings.store_threshold >= 2:
+            self._count_offers(keys)
+            missing = [key for key in missing if self._offers.get(key, 0) >= self.settings.store_threshold]
         first_missed = [key for key in missing if key not in access.wanted]
         if first_missed:
             self.policy.on_miss(first_missed)
             access.wanted.update(first_missed)
-        access.record(ready, places)
-        access.record(missing, places)
-        access.reuse(ready)
+        access.reuse([key for key in keys if self.readers.get(key, WRITING) != WRITING])
+        access.used.update(missing)
         if not missing:
             return [], []
         evicted = self._make_room(len(missing), set(keys))
@@ -303,18 +305,9 @@ class HostTier:
         access.inserted.update(missing)
         return missing, evicted
 
-    def _missing_and_ready(self, keys: Sequence[ChunkKey]) -> tuple[list[ChunkKey], list[ChunkKey]]:
-        """Of `keys` the chunks to store (offered often enough), and those that can be read already."""
-        offers = self._offers
-        if offers is not None:
-            self._count_offers(keys, offers)
-        missing = [key for key in keys if key not in self.readers]
-        if offers is not None:
-            missing = [key for key in missing if offers.get(key, 0) >= self.settings.store_threshold]
-        return missing, [key for key in keys if self.readers.get(key, WRITING) != WRITING]
-
-    def _count_offers(self, keys: Sequence[ChunkKey], offers: OrderedDict[ChunkKey, int]) -> None:
+    def _count_offers(self, keys: Sequence[ChunkKey]) -> None:
         """Counts an offer of each chunk in a bounded LRU table; a new one never evicts another of `keys`."""
+        offers = self._offers
         known = {key for key in keys if key in offers}
         for key in keys:
             if key in known:
@@ -332,7 +325,7 @@ class HostTier:
             offers[key] = 1
 
     def _make_room(self, count: int, protected: set[ChunkKey]) -> list[ChunkKey] | None:
-        """Evict what `count` new chunks need and return it, perhaps nothing; None where too few may be evicted."""
+        """Evict so many chunks that `count` new ones fit, none of `protected`; the evicted, None if too few may be."""
         short = count - (self.settings.num_chunks - len(self.readers))
         if short <= 0:
             return []
@@ -348,9 +341,8 @@ class HostTier:
     def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
         """Mark written chunks as readable and evictable."""
         for key in keys:
-            if self.readers.get(key) == WRITING:
-                self.readers[key] = 0
-                self.num_idle += 1
+            self.readers[key] = 0
+        self.num_idle += len(keys)
 
     def file_tally(self) -> FileTally | None:
         """Chunks copied to and from files; None for a tier without files."""
@@ -361,5 +353,5 @@ class HostTier:
 
     def end_request(self, access: ChunkAccess) -> None:
         """Report the chunks that the request used to the eviction policy, in prompt order."""
-        keys = sorted(access.positions, key=access.positions.__getitem__)
+        keys = sorted(access.used, key=access.positions.__getitem__)
         self.policy.use(keys, access.inserted - access.reused, access.reused)

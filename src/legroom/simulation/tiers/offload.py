@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from legroom.simulation.request import Request
-from legroom.simulation.tiers.disk_tier import host_tier
-from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, Link, LookupResult, TierSettings
+from legroom.simulation.tiers.disk_tier import DiskBackedTier
+from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, HostTier, Link, LookupResult, TierSettings
 from legroom.units import cdiv
 
 
@@ -46,7 +46,7 @@ class TransferWorker:
         """Time that steps waited for flushes."""
 
     def begin_step(self, plan: TransferPlan, now_s: float) -> float:
-        """Submit the step's copies and wait for those it depends on; returns the time in seconds when it can run."""
+        """Start the step's copies and wait for those it depends on; returns the time in seconds when it can run."""
         self._deferred += [job for job in plan.stores if job in plan.flushes]
         for job in self._deferred:
             self.store_link.submit(job, job.num_blocks, now_s)
@@ -60,7 +60,7 @@ class TransferWorker:
         return now_s
 
     def end_step(self, plan: TransferPlan, now_s: float) -> list[TransferJob]:
-        """The copies that have ended by `now_s`; the step's stores are submitted with the next step."""
+        """The copies that have ended by `now_s`; the step's own stores are only started with the next step."""
         self._deferred += [job for job in plan.stores if job not in plan.flushes]
         return self.store_link.completed(now_s) + self.load_link.completed(now_s)
 
@@ -78,7 +78,6 @@ class OffloadState:
 
     def __init__(self) -> None:
         self.keys: list[ChunkKey] = []
-        self.places: dict[ChunkKey, int] = {}
         self.block_ids: list[int] = []
         self.next_chunk = 0
         """The first chunk that was not offered yet."""
@@ -116,7 +115,7 @@ class KvOffload:
         self.settings = settings
         self.block_size = block_size
         self.chunk_tokens = block_size * settings.blocks_per_chunk
-        self.tier = host_tier(settings)
+        self.tier = HostTier(settings) if settings.disk_s_per_chunk is None else DiskBackedTier(settings)
         self.tally = TierTally()
         self.jobs: dict[TransferJob, None] = {}
         self.evicted: list[ChunkKey] = []
@@ -139,7 +138,7 @@ class KvOffload:
         self._states[request] = OffloadState()
 
     def find_hit(self, request: Request, num_computed: int) -> int | None:
-        """Tokens beyond `num_computed` that can be loaded; None: look up again in the next step."""
+        """Tokens after the first `num_computed` that can be loaded from the tier; None: ask again in the next step."""
         state = self._states[request]
         state.block_ids = []
         if state.jobs:
@@ -160,10 +159,10 @@ class KvOffload:
         return tokens
 
     def _lookup(self, state: OffloadState, keys: Iterable[ChunkKey]) -> tuple[int, bool]:
-        """Number of consecutive chunks that the tier has, and whether one is not readable yet."""
+        """(Number of chunks from the first on that the tier has, whether one of them cannot be read yet)."""
         num_hits, is_pending = 0, False
         for key in keys:
-            answer = self.tier.lookup(key, state.places, state.access)
+            answer = self.tier.lookup(key, state.access)
             if answer is LookupResult.MISS:
                 break
             is_pending |= answer is not LookupResult.HIT
@@ -174,18 +173,18 @@ class KvOffload:
         """Add the keys of chunks completed since the last call; a key is the hash of the chunk's last block."""
         per_chunk = self.settings.blocks_per_chunk
         for last in range((len(state.keys) + 1) * per_chunk - 1, len(request.block_hashes), per_chunk):
-            state.places[request.block_hashes[last]] = len(state.keys)
+            state.access.positions[request.block_hashes[last]] = len(state.keys)
             state.keys.append(request.block_hashes[last])
 
     def load(self, request: Request, num_computed: int, num_loaded: int) -> None:
-        """Start loading chunks into the blocks that the request was given."""
+        """Start copying `num_loaded` tokens after the first `num_computed` into the request's new blocks."""
         state = self._states[request]
         self._reused_blocks.update(block.block_id for block in request.blocks[0])
         first_block, end_block = num_computed // self.block_size, cdiv(num_computed + num_loaded, self.block_size)
         end_chunk = cdiv(num_computed + num_loaded, self.chunk_tokens)
         keys = state.keys[first_block // self.settings.blocks_per_chunk : end_chunk]
         state.next_chunk = end_chunk
-        self.tier.prepare_load(keys, state.places, state.access)
+        self.tier.prepare_load(keys, state.access)
         job = TransferJob(request, keys, False, end_block - first_block)
         state.jobs[job] = None
         self.jobs[job] = None
@@ -202,7 +201,7 @@ class KvOffload:
     def end_schedule(
         self, scheduled: Iterable[Request], preempted: Iterable[Request], finished: Iterable[Request]
     ) -> TransferPlan:
-        """The copies of the scheduled step: stores to flush, loads, and new stores."""
+        """The copies of a step; called with the requests that it schedules and preempts and that finished before it."""
         plan = self._plan
         self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
         self.tally.evicted_chunks += len(self.evicted)
@@ -218,12 +217,10 @@ class KvOffload:
             for block_id in self._reused_blocks & self._fences.keys():
                 plan.flushes.update(self._fences[block_id])
         for request in scheduled:
-            self._offer(request, self._states[request], request.num_computed_tokens)
+            self._offer(request, request.num_computed_tokens)
         for request in finished:
             # The slot of the last sampled token was never written.
-            self._offer(
-                request, self._states[request], max(request.num_prompt_tokens, request.num_tokens - 1), is_finished=True
-            )
+            self._offer(request, max(request.num_prompt_tokens, request.num_tokens - 1), is_finished=True)
         for request in finished:
             state = self._states[request]
             state.is_finished = True
@@ -236,9 +233,9 @@ class KvOffload:
         self._reused_blocks = set()
         return plan
 
-    def _offer(self, request: Request, state: OffloadState, num_computed: int, *, is_finished: bool = False) -> None:
+    def _offer(self, request: Request, num_computed: int, *, is_finished: bool = False) -> None:
         """Offer the tier the request's chunks that became full by `num_computed` tokens, and store those it takes."""
-        tokens = min(num_computed, request.num_tokens)
+        state, tokens = self._states[request], min(num_computed, request.num_tokens)
         if self.settings.prompt_only:
             tokens = min(tokens, request.num_prompt_tokens)
         if tokens // self.chunk_tokens <= state.next_chunk:
@@ -249,7 +246,7 @@ class KvOffload:
         keys = state.keys[state.next_chunk : end]
         if not keys:
             return
-        prepared = self.tier.prepare_store(keys, state.places, state.access)
+        prepared = self.tier.prepare_store(keys, state.access)
         if prepared is None:
             self.tally.failed_stores += 1
             return
@@ -263,11 +260,8 @@ class KvOffload:
     def _store(self, request: Request, state: OffloadState, keys: list[ChunkKey], *, is_finished: bool) -> None:
         """Plan the copy of these chunks to the tier; a finished request's GPU blocks are protected until its end."""
         per_chunk = self.settings.blocks_per_chunk
-        sources = [
-            block_id
-            for key in keys
-            for block_id in state.block_ids[state.places[key] * per_chunk : (state.places[key] + 1) * per_chunk]
-        ]
+        starts = [state.access.positions[key] * per_chunk for key in keys]
+        sources = [block_id for start in starts for block_id in state.block_ids[start : start + per_chunk]]
         job = TransferJob(request, keys, True, len(sources), sources)
         state.jobs[job] = None
         self.jobs[job] = None
@@ -285,7 +279,7 @@ class KvOffload:
             self._fences.setdefault(block_id, {})[job] = None
 
     def finish(self, request: Request) -> None:
-        """The request ended: its blocks may be reused once the stores that read them are done."""
+        """Called when the request ends: its blocks may be reused once the stores that read them are done."""
         state = self._states[request]
         self._add_chunk_keys(request, state)
         for job in state.jobs:
@@ -293,8 +287,9 @@ class KvOffload:
 
     def complete(self, job: TransferJob) -> None:
         """Account for a finished copy: its chunks become usable, and its source blocks are no longer protected."""
+        state = self._states[job.request]
         if job.is_store:
-            self.tier.complete_store(job.keys, self._states[job.request].access)
+            self.tier.complete_store(job.keys, state.access)
         else:
             self.tier.complete_load(job.keys)
             if self._being_loaded:
@@ -304,7 +299,6 @@ class KvOffload:
             if fenced is not None and fenced.pop(job, 0) is None and not fenced:
                 del self._fences[block_id]
         del self.jobs[job]
-        state = self._states[job.request]
         del state.jobs[job]
         if state.is_finished and not state.jobs:
             del self._states[job.request]

@@ -42,7 +42,7 @@ def hit_curve(
     """Hit ratios of a tier that never evicts and of tiers of half its size, a quarter and so on; smallest first."""
     report = progress or (lambda _share: None)
     unlimited = _unlimited_tier(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
-    points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
+    points = [CurvePoint(unlimited.tally.peak_chunks, unlimited.hit_ratio)]
     sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
     task: CurveTask = (trace, settings, replayed.tier, cost)
     # Without --workers or a cluster it runs in this process.
@@ -56,7 +56,7 @@ def hit_curve(
 def _unlimited_tier(
     trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
 ) -> TieredTimeline:
-    """A replay with room for everything in the tier: the one made already, if that evicted nothing."""
+    """A replay whose tier never evicts: `replayed` itself if it evicted nothing, else one with a larger tier."""
     if not (replayed.tally.evicted_chunks or replayed.tally.failed_stores):
         return replayed
     chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk
@@ -69,13 +69,7 @@ def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
     """Replay the task's trace with a tier of `num_chunks` chunks: its hit ratio (picklable, for executors)."""
     trace, settings, tier, cost = task
     tier = replace(tier, num_chunks=num_chunks)
-    return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(trace, settings, tier, cost=cost)))
-
-
-def tier_hit_ratio(replayed: TieredTimeline) -> float:
-    """The fraction of prompt tokens that were loaded from the tier."""
-    prompt_tokens = replayed.timeline.tally.prompt_tokens
-    return replayed.tally.hit_tokens / prompt_tokens if prompt_tokens else 0.0
+    return CurvePoint(num_chunks, simulate_with_tier(trace, settings, tier, cost=cost).hit_ratio)
 
 
 def chunks_for_hit_share(curve: tuple[CurvePoint, ...], share: float) -> int | None:
@@ -103,11 +97,6 @@ class TierReport:
     host_bytes: int | None = None
     """As the host allocates the tier; None where the model is not known."""
 
-    @property
-    def hit_ratio(self) -> float:
-        """The fraction of prompt tokens that were loaded from the tier."""
-        return tier_hit_ratio(self.replayed)
-
     def bytes_of(self, blocks: int) -> int:
         """The bytes of so many GPU blocks of KV cache."""
         return blocks * self.replayed.tier.block_bytes
@@ -126,7 +115,7 @@ class TierReport:
 
     @property
     def break_even_bytes_s(self) -> float | None:
-        """Bytes per second of copying below which recomputing is faster than loading; None without step times."""
+        """Copy speed below which recomputing is faster than loading; None without loads or step times."""
         recompute_s = self.recompute_s
         loaded = self.bytes_of(self.replayed.tally.loaded_blocks)
         return loaded / recompute_s if recompute_s and loaded else None
@@ -143,13 +132,6 @@ class TierReport:
         if self.without.clocks is None:
             return None
         return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]
-
-    def _size_for_most_hits(self) -> dict[str, Any] | None:
-        """JSON of the tier size that reaches `HIT_SHARE` of all possible hits; None without a curve or hits."""
-        enough = chunks_for_hit_share(self.curve, HIT_SHARE)
-        if enough is None:
-            return None
-        return {"share_of_hits": HIT_SHARE, "chunks": enough, "bytes": self.tier_bytes(enough)}
 
     def _files_json(self) -> dict[str, Any] | None:
         """File traffic in bytes, chunks and seconds; None for a tier without files."""
@@ -168,12 +150,13 @@ class TierReport:
     def as_json(self) -> dict[str, Any]:
         """The key `tier` of `legroom simulate --json`."""
         replayed, tally = self.replayed, self.replayed.tally
+        enough = chunks_for_hit_share(self.curve, HIT_SHARE)
         document: dict[str, Any] = {
             "name": "cpu",
             "settings": asdict(replayed.tier),
             "host_bytes": self.host_bytes,
             "hit_tokens": tally.hit_tokens,
-            "hit_ratio": round(self.hit_ratio, 6),
+            "hit_ratio": round(replayed.hit_ratio, 6),
             "gpu_hit_ratio": round(replayed.timeline.hit_ratio, 6),
             "gpu_hit_ratio_without": round(self.without.hit_ratio, 6),
             "loaded_tokens": tally.loaded_tokens,
@@ -195,7 +178,9 @@ class TierReport:
                 {"chunks": point.num_chunks, "bytes": self.tier_bytes(point.num_chunks), "hit_ratio": point.hit_ratio}
                 for point in self.curve
             ],
-            "most_hits": self._size_for_most_hits(),
+            "most_hits": None
+            if enough is None
+            else {"share_of_hits": HIT_SHARE, "chunks": enough, "bytes": self.tier_bytes(enough)},
             "files": self._files_json(),
         }
         if self.first_tokens_s:

@@ -28,7 +28,6 @@ class TieredScheduler(Scheduler):
     holds its blocks and does not run. Loaded requests are admitted before all others."""
 
     def __init__(self, settings: SchedulerSettings, tier: TierSettings) -> None:
-        # Raise for a setting that is not simulated together with a tier.
         for is_set, what, remedy in (
             (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
             (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
@@ -174,23 +173,22 @@ class TieredScheduler(Scheduler):
         return True
 
     def _num_blocks_to_come(self, request: Request) -> int:
-        """Blocks that the request still needs to hold all tokens it has now."""
+        """GPU blocks still missing to hold all tokens that the request has now."""
         tokens = min(request.num_tokens, self.settings.max_model_len)
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
     def complete(self, job: TransferJob) -> None:
-        """A copy has ended: the request that waited for it can run now."""
+        """Called when a copy has ended; the request of a load can run now."""
         self.offload.complete(job)
         if not job.is_store:
             self._loading.discard(job.request)
             self._loaded.add(job.request)
 
     def _finish_load(self, request: Request) -> None:
-        """Put the loaded blocks into the prefix cache; the last token is left to compute."""
+        """Put the loaded blocks into the prefix cache; the last token is left to compute, as its logits are needed."""
         self._loaded.discard(request)
         if self.settings.enable_prefix_caching:
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-        # The last token is always computed: its logits are needed.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
@@ -225,14 +223,21 @@ class TieredTimeline:
     files: FileTally | None = None
     """Of a tier of files behind it."""
 
+    @property
+    def hit_ratio(self) -> float:
+        """The fraction of prompt tokens that were loaded from the tier."""
+        prompt_tokens = self.timeline.tally.prompt_tokens
+        return self.tally.hit_tokens / prompt_tokens if prompt_tokens else 0.0
+
 
 class TierReplay(StepByStepReplay):
     """The step-by-step replay with copies to and from the host."""
 
     scheduler: TieredScheduler
 
-    def __init__(self, tier: TierSettings, *replay: Any) -> None:
-        """`replay` are the arguments of `StepByStepReplay`."""
+    def __init__(self, tier: TierSettings, trace: Trace, settings: SchedulerSettings, *replay: Any) -> None:
+        """`replay` are the further arguments of `StepByStepReplay`."""
+        super().__init__(trace, settings, *replay, scheduler=TieredScheduler(settings, tier))
         self.tier = tier
         self.worker = TransferWorker(tier)
         self.ended: deque[list[TransferJob]] = deque()
@@ -241,10 +246,6 @@ class TierReplay(StepByStepReplay):
         self.idle_steps = 0
         self.chunks_read_before = 0
         """Chunks read back from files when a request last ran."""
-        super().__init__(*replay)
-
-    def _make_scheduler(self) -> Scheduler:
-        return TieredScheduler(self.settings, self.tier)
 
     def _step(self) -> None:
         """As the replay's, with the tier's clock; rejects requests that the tier can never serve."""
@@ -268,17 +269,16 @@ class TierReplay(StepByStepReplay):
         return files.loaded_chunks if files else 0
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
-        """Advance by the step's seconds and by the copies that it waits for; without step times by one unit."""
+        """Advance by the step's seconds and by the copies that it waits for; without step times by 1 a step."""
         if not self.has_requests:
             return
         plan = self.scheduler.plan
         self.now_s = self.worker.begin_step(plan, self.now_s)
         if self.cost is None:
-            # Without step times each step takes one unit.
             self.now_s += 1.0
         elif output.scheduled:
             super()._advance_clock(output)
-        elif not self.clocks:
+        elif not self.trace.in_seconds:
             self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
         else:  # an idle engine waits until a copy ends or a request arrives
             events = (self.worker.next_event_s, self.scheduler.offload.tier.next_event_s, self.next_arrival)
@@ -287,7 +287,7 @@ class TierReplay(StepByStepReplay):
         self.scheduler.offload.tier.now_s = self.now_s
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Complete the oldest step with the copies that had ended by then; steps in which nothing ran count too."""
+        """As the replay's, also of steps in which nothing ran, and with the copies that had ended by then."""
         if self.has_requests:
             self.in_flight.append((output, self.now_s))
             if len(self.in_flight) < self.batches_in_flight and (output.scheduled or self.scheduler.has_requests):

@@ -37,7 +37,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
-    """Append one JSON object to the trace; the arrival key it has is added to `clocks`."""
+    """Append one request to the trace; its arrival key, "arrival" or "arrival_step", is added to `clocks`."""
     get = row.get
     arrival: float = 0
     if (at := get("arrival_step")) is not None:

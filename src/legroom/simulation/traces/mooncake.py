@@ -35,7 +35,8 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _add_prefixes(trace: Trace, chains: list[list[int]]) -> None:
-    """Turn chains of hashes into prefixes: a prefix is a path in the tree of chains, and begins with another one."""
+    """Set the shared prefix of each request: the leading hashes of its chain that another chain has too. A prefix that
+    continues another one is stored with that one as its parent."""
     seen: dict[tuple[int, int], int] = {}
     uses: dict[int, int] = {}
     paths: list[list[int]] = []

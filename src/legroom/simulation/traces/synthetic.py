@@ -63,7 +63,7 @@ def read(spec: str, seed: int = 0) -> Trace:
 
 
 def _users(words: dict[str, str]) -> Users | None:
-    """The users of `users=N think=S`; None for a rate, LegroomError for both."""
+    """The users that `users=N think=S` describes; None where the spec has a rate, LegroomError where it has both."""
     if "users" not in words:
         if "think" in words:
             raise LegroomError("think= is what users do between two questions", "add users=N")

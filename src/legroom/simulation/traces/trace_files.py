@@ -56,9 +56,9 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
         raise LegroomError(f"{path} is not text", "a trace is JSONL, CSV, JSON or a log") from None
 
 
-def read_trace_text(text: str, name: str = "the trace") -> Trace:
+def read_trace_text(text: str) -> Trace:
     """The requests of a trace given as text; its format is detected."""
-    return _read_open_file(io.StringIO(text), name, len(text), None, None)
+    return _read_open_file(io.StringIO(text), "the trace", len(text), None, None)
 
 
 def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
@@ -82,7 +82,8 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
 
 
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
-    """Raise for a file so large that reading would fail after minutes: too many lines or one huge document."""
+    """Raise for a file of `size` bytes that is too large to read: too many lines, judged by its `head`, or one huge
+    document."""
     if is_one_document and size > _MAX_DOCUMENT_BYTES:
         hint = "it would be held in memory as a whole: split it, or write it as one JSON object a line"
         raise LegroomError(f"{path} is one JSON document of {size / GIB:.1f} GiB", hint)

@@ -50,14 +50,14 @@ def speed(request: dict[str, Any]) -> dict[str, Any]:
 def card(request: dict[str, Any]) -> dict[str, Any]:
     """Of the named models: `models`, the best checkpoint of each that fits, and `too_large`, the nearest misses."""
     from legroom.facts.bundled import find
-    from legroom.simulation.card_models import CardQuestion, models_on_card
+    from legroom.simulation.card_models import CardSearch, models_on_card
     from legroom.sweeps import ProcessExecutor
 
     context, users = request.get("context") or 8192, request.get("users") or 1
     words = (request.get("words") or "").lower().split()
     named = [model.with_words(words) or model for name in request["names"] if (model := find(name))]
-    question = CardQuestion.of(machine_of_request(request), request.get("vllm"), context, users)
-    answer = models_on_card(named, question, ProcessExecutor(1))
+    search = CardSearch.of(machine_of_request(request), request.get("vllm"), context, users)
+    answer = models_on_card(named, search, ProcessExecutor(1))
     rows = {"models": answer.best_of_each, "too_large": answer.nearest_missing}
     return {name: [each.as_json() for each in models] for name, models in rows.items()}
 
