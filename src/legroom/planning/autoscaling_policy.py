@@ -77,7 +77,7 @@ class ScalingPolicy:
 
 
 def scaling_policy(least: int, most: int, start_s: float, requests_at_once: float) -> ScalingPolicy:
-    """The policy for servers that start in `start_s` and hold `requests_at_once` full-length requests."""
+    """The policy for `least` to `most` replicas that start in `start_s` and hold `requests_at_once` long requests."""
     grown = 2.0 ** ((start_s + REACTION_S + _up_window_s(start_s)) / DOUBLING_S)
     target = round(max(LEAST_TARGET_RATIO, FULL_RATIO / grown), 2)
     waiting = max(LEAST_WAITING, math.floor((1 - target) * requests_at_once))

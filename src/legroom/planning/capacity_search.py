@@ -238,7 +238,8 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
 
 
 def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[Plan, tuple[str, ...]]:
-    """The plan and its losses; a raised utilization that leaves hardly any of the card is one, or makes it tight."""
+    """The plan and its losses. A raised utilization that leaves hardly any memory free is one more loss; one above
+    USUAL_UTILIZATION makes the plan tight instead."""
     share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
     if share is None or share == base_args.gpu_memory_utilization or found.verdict != "fits":
         return found, losses
@@ -267,7 +268,8 @@ def _combinations(
 def _best_combinations(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
 ) -> Iterator[FlagCombination]:
-    """The least costly combination that meets the goal, for a `variant` also one with room; else the smallest."""
+    """The least costly combination that meets the goal, else the smallest; for a quantized checkpoint (`variant` > 0)
+    also one that leaves memory free."""
 
     def meets_goal(combination: FlagCombination) -> bool:
         # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
@@ -334,7 +336,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityG
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """How many utilizations were tried, and the candidate nearest the default that meets the goal, as a list."""
+    """How many utilizations were tried, and a list of the candidate nearest the default that meets the goal, if any."""
     utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.

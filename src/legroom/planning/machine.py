@@ -225,11 +225,10 @@ def _unlisted_architecture(target: Target) -> Iterator[str]:
 
 def _bug_notes(made: Plan) -> Iterator[str]:
     """Up to three bugs that these settings set off and a later release fixed, the most specific first."""
-    target = made.target
-    if target.release.version == latest().version:
+    release = made.target.release
+    if release.version == latest().version:
         return
-    bugs = bugs_of(target.model, target.gpu, made.settings, made.memory)
-    fixed = [bug for bug in bugs if bug.fixed_in is not None]
+    fixed = [bug for bug in bugs_of(made) if bug.fixed_in is not None]
     fixed.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
     for bug in fixed[:3]:
-        yield f"known bug of vLLM {target.release}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"
+        yield f"known bug of vLLM {release}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"

@@ -14,7 +14,6 @@ from typing import Any
 
 from legroom.facts.releases import Release
 from legroom.figures import Term
-from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.memory.layout import Layout
 from legroom.planning.plan import Plan, Target
 from legroom.records import dataclass
@@ -221,12 +220,7 @@ def _resolved_settings(plan: Plan) -> EngineSettings:
 
 def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
     """The memory budget of every pipeline stage under these settings, by part."""
-    seen = target.seen or Measurements()
-    layouts = (
-        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
-        for stage in range(settings.pipeline_parallel_size)
-    )
-    return _Accounting(settings, tuple(_kv_contributions(layout) for layout in layouts))
+    return _Accounting(settings, tuple(map(_kv_contributions, target.stage_layouts(settings))))
 
 
 def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:

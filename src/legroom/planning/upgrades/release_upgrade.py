@@ -293,10 +293,9 @@ def _replacement_series(name: str, release: Release, engine: str) -> str | None:
 
 def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
     """Bugs of this deployment in the old release only, and in the new release only."""
-    before, after = (bugs_of(made.target.model, made.target.gpu, made.settings, made.memory) for made in (old, new))
-    there, here = {bug.id for bug in before}, {bug.id for bug in after}
-    ended = tuple(bug for bug in before if bug.id not in here)
-    return ended, tuple(bug for bug in after if bug.id not in there)
+    before, after = ({bug.id: bug for bug in bugs_of(made)} for made in (old, new))
+    ended = tuple(bug for id_, bug in before.items() if id_ not in after)
+    return ended, tuple(bug for id_, bug in after.items() if id_ not in before)
 
 
 def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
