@@ -43,7 +43,12 @@ def kind_of(path: str, text: str) -> Kind:
     if re.match(r"requirements.*\.txt$|[\w.-]*nginx[\w.-]*\.conf$", name.name):
         return "text"
     kind = kind_by_first_line(text)
-    return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
+    if kind == "json":
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return "document"
+    return kind or "document"
 
 
 def plain_path(path: str) -> str:
@@ -66,14 +71,6 @@ def makefile_as_shell(text: str) -> str:
     text = re.sub(r"\$\$|\$\((\w+)\)", lambda name: f"${{{name[1]}}}" if name[1] else "$", text)
     text = re.sub(r"(?m)^(\w+)[ \t]*[:?]*=[ \t]*([^\"#\n]*?)[ \t]*(#.*)?$", r'\1="\2"', text)
     return re.sub(r"(?m)(?<!\\\n)^\t[@+-]*", " ", text)  # marks of make before a command, not of a continued line
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def kind_of_language(language: str) -> Kind | None:

@@ -64,6 +64,7 @@ class RenderedText(Text):
             self._begins.append(self._begins[-1] + len(text))
 
     def place(self, offset: int) -> Place:
+        """The place in the template, or in the values, of an offset of the result."""
         at = bisect_right(self._begins, max(offset, 0)) - 1
         _, source, start, moves = self._pieces[at]
         return source.place(start + (offset - self._begins[at] if moves else 0))
@@ -144,7 +145,7 @@ class _Renderer:
         self.is_complete = True
 
     def render(self, parts: list[Any], dot: Any) -> None:
-        """Append what the parts print; of an unknown condition both sides stay."""
+        """Append what texts and blocks print, with Go's `.` as `dot`; of an unknown condition both sides stay."""
         for part in parts:
             if not isinstance(part, _Block):
                 self.pieces.append((part[0], self.source, part[1], True))

@@ -24,25 +24,17 @@ several nodes pass on all but the pipeline size."""
 def model_resource_servers(document: Node) -> Iterator[StartedServer]:
     """The servers that the controller of a resource starts; none for other resources."""
     kind, group = document.text("kind"), document.text("apiVersion").partition("/")[0]
-    if kind == "LLMInferenceService" and group == "serving.kserve.io":
-        yield from _llm_inference_service(document)
-    elif kind == "Model" and group == "kubeai.org" and document.text("spec", "engine").lower() in ("", "vllm"):
-        spec, gpu = document.get("spec"), document.text("metadata", "annotations", GPU_ANNOTATION)
-        if spec is not None and spec.get("url") is not None:
-            yield kubeai_server(spec, _resource_title(document), gpu)
-
-
-def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
-    """The servers of KServe's LLMInferenceService: the main workload and, if given, prefill."""
-    spec = document.get("spec")
-    uri = document.get("spec", "model", "uri")
-    if spec is None or uri is None:
+    spec, uri = document.get("spec"), document.get("spec", "model", "uri")
+    if spec is None:
         return
-    for workload in (spec, spec.get("prefill")):
-        if workload is not None and (workload is spec or workload.values):
-            server = _workload_server(document, workload, uri, own_templates=spec.get("baseRefs") is not None)
-            if server is not None:
-                yield server
+    if kind == "LLMInferenceService" and group == "serving.kserve.io" and uri is not None:
+        for workload in (spec, spec.get("prefill")):  # the main one and, if given, that of prefill
+            if workload is not None and (workload is spec or workload.values):
+                server = _workload_server(document, workload, uri, own_templates=spec.get("baseRefs") is not None)
+                yield from (server,) if server is not None else ()
+    elif kind == "Model" and group == "kubeai.org" and spec.text("engine").lower() in ("", "vllm") and spec.get("url"):
+        gpu = document.text("metadata", "annotations", GPU_ANNOTATION)
+        yield kubeai_server(spec, _resource_title(document), gpu)
 
 
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:

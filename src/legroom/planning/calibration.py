@@ -69,7 +69,8 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
         note = note or first
     if not observation.terms:
         note = note or "it prints no memory figures that legroom can reuse"
-    return CalibratedStart(log, startup, observation, _predictions(planned), note)
+    predicted = {} if planned is None else _predictions(planned)
+    return CalibratedStart(log, startup, observation, predicted, note)
 
 
 def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
@@ -82,7 +83,7 @@ def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """The plan of a logged start-up without its measurements, or None and a note why, empty without card or release."""
+    """The plan of a logged start-up, not from its own figures; else None and why (empty: no card or release known)."""
     if card is None or startup.vllm is None:
         return None, ""
     if not model:
@@ -94,10 +95,8 @@ def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | Non
         return None, f"{error.message} (give --model); only what holds for any model is kept"
 
 
-def _predictions(planned: Plan | None) -> dict[str, int]:
-    """The planned bytes by name of the memory term, KV cache included; empty without a plan."""
-    if planned is None:
-        return {}
+def _predictions(planned: Plan) -> dict[str, int]:
+    """The planned bytes by name of the memory term, KV cache included."""
     layout = planned.layout
     return {
         "weights_bytes": layout.weights.bytes,
@@ -112,7 +111,8 @@ def _predictions(planned: Plan | None) -> dict[str, int]:
 def observe(
     startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """The observation of a start-up, without a plan of model-independent terms; LegroomError without GPU or release."""
+    """The observation of a start-up; without a plan it has only terms that hold for any model. LegroomError where GPU
+    or release is not known."""
     if gpu is None:
         hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
         raise LegroomError("the log does not name its GPU", hint)
@@ -126,7 +126,7 @@ def observe(
 
 
 def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
-    """The bytes that the log printed by memory term, less those that later plans know better or cannot reuse."""
+    """The printed bytes by memory term; terms that later plans know better or cannot reuse are left out."""
     printed = {name: getattr(startup, name, None) for name in TERM_SETTINGS}
     terms = {name: value for name, value in printed.items() if value is not None and value >= 0}
     if planned is None or planned.settings.pipeline_parallel_size > 1:

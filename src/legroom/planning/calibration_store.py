@@ -168,7 +168,7 @@ def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int |
 
 
 def with_observation(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
-    """The observations with a new one added. It replaces one with the same key, and keeps that one's other terms."""
+    """The observations with a new one added; it replaces one with the same key, whose other terms it takes over."""
     kept, terms = [], dict(new.terms)
     for observation in observations:
         if observation.key == new.key:
@@ -195,7 +195,8 @@ def receipt(observation: Observation) -> dict[str, Any] | None:
 
 
 def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
-    """Stores receipts of (file name, JSON text); own observations win. Returns how many; LegroomError stores none."""
+    """Store receipts given as (file name, JSON text), except where an own observation has the same key; their number.
+    With LegroomError none is stored."""
     path, shared = store_path(), dict[str, Observation]()
     for name, text in receipts:
         try:

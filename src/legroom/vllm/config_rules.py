@@ -41,8 +41,7 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
     yield from field_refusals(settings.given, release)
     for rule in (
         _unknown_name_refusals,
-        _dtype_refusals,
-        _media_refusals,
+        _input_refusals,
         _runner_refusals,
         _parallel_refusals,
         _shard_refusals,
@@ -66,11 +65,8 @@ def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield from _out_of_bounds(dest, value, rule, flag_name(dest))
     for dest, class_name in _JSON_FLAGS.items():
-        value = _json_value(args, dest)
-        if value is None:
-            continue
         fields = release_facts("config_fields", release).get(class_name, {})
-        for key, item in value.items():
+        for key, item in (_json_value(args, dest) or {}).items():
             yield from _json_refusals(flag_name(dest), class_name, key, item, fields)
 
 
@@ -131,9 +127,7 @@ def _unknown_name_refusals(settings: EngineSettings, model: Model, release: Rele
     if backend and backend not in known:
         message = f"Unknown attention backend: '{backend}'. Valid options are: {', '.join(known)}"
         yield message, "leave --attention-backend out"
-    transfer = _json_value(settings.given, "kv_transfer_config")
-    if transfer is None:
-        return
+    transfer = _json_value(settings.given, "kv_transfer_config") or {}
     connector, connectors = transfer.get("kv_connector"), known_names("connectors", release)
     if connector and not transfer.get("kv_role"):
         roles = "'kv_producer', 'kv_consumer', or 'kv_both'"
@@ -142,8 +136,8 @@ def _unknown_name_refusals(settings: EngineSettings, model: Model, release: Rele
         yield f"Unsupported connector type: {connector}", f"use one of {', '.join(connectors)}"
 
 
-def _dtype_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusal of float16 for model types that vLLM does not run in it."""
+def _input_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of float16 for model types that vLLM does not run in it, and of negative --limit-mm-per-prompt."""
     model_type = str(model.config.get("model_type") or "")
     if settings.dtype == "float16" and model_type in known_names("without_float16", release):
         yield (
@@ -151,10 +145,6 @@ def _dtype_refusals(settings: EngineSettings, model: Model, release: Release) ->
             "bfloat16 or float32 instead.",
             "use --dtype bfloat16",
         )
-
-
-def _media_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of negative counts in --limit-mm-per-prompt."""
     for kind, limit in (settings.given.limit_mm_per_prompt or {}).items():
         count = limit.get("count") if isinstance(limit, Mapping) else limit
         if model.modalities and isinstance(count, int) and count < 0:

@@ -207,7 +207,7 @@ def _hybrid_manager_off(args: vllm_args.ServeArgs, model: Model, release: Releas
 
 
 def _takes_hybrid_manager(args: vllm_args.ServeArgs, release: Release) -> bool:
-    """Whether the KV connector works with the hybrid manager; one that is not known is taken to."""
+    """Whether the KV connector works with the hybrid manager; also where it is not known."""
     known, able = (known_names(f"connectors{suffix}", release) for suffix in ("", "_with_hybrid_manager"))
     name = (vllm_args.json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
     return name not in known or name in able

@@ -143,14 +143,9 @@ class _PrependedStream:
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
         self._head, self._rest = head, rest
 
-    def read(self, size: int = -1) -> bytes:
-        if not self._head:
-            return self._rest.read(size)
-        if size < 0:
-            taken, self._head = self._head + self._rest.read(), b""
-            return taken
+    def read(self, size: int) -> bytes:
         taken, self._head = self._head[:size], self._head[size:]
-        return taken
+        return taken or self._rest.read(size)
 
 
 def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:

@@ -136,6 +136,7 @@ class VanishedMetric:
 
     name: str
     instead: str | None
+    """The new release's metric of the same role, else with the nearest name; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def upgrade(
 def _refused_by_old(
     error: RefusedByVllm, args: ServeArgs, releases: tuple[Release, Release], machine: Machine
 ) -> LegroomError:
-    """The old release's refusal, and whether the new one takes the command."""
+    """The error for a command that the old release refuses; it also says whether the new one takes the command."""
     old, new = releases
     own = args_on_release(args, new)
     try:
@@ -279,16 +280,13 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
         {metric.series for metric in metrics_of(made.target.release, made.settings.engine.lower()) if not metric.hidden}
         for made in (old, new)
     )
-    release, engine = new.target.release, new.settings.engine.lower()
-    return tuple(VanishedMetric(name, _replacement_series(name, release, engine)) for name in sorted(before - after))
-
-
-def _replacement_series(name: str, release: Release, engine: str) -> str | None:
-    """The new release's metric of the same role, else with the nearest name; None where there is none."""
-    role = role_of(name)
-    by_role = name_of(role, release, engine) if role else None
-    close = nearest(name, release, engine)
-    return by_role or (close if close and not close.startswith(name) else None)
+    of_new = new.target.release, new.settings.engine.lower()
+    vanished = []
+    for name in sorted(before - after):
+        role, close = role_of(name), nearest(name, *of_new)
+        by_role = name_of(role, *of_new) if role else None
+        vanished.append(VanishedMetric(name, by_role or (close if close and not close.startswith(name) else None)))
+    return tuple(vanished)
 
 
 def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
