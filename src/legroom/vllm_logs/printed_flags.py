@@ -269,10 +269,8 @@ def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
     declared = defaults_ever(flag.name) if release is None else (default(flag.name, release),)
     # vLLM's source writes some defaults as members of an enum, others as expressions, which count as equal.
     shown = str(value).lower()
-    texts = [text for text in declared if isinstance(text, str)]
-    return value in declared or any(
-        "(" in text or text.rpartition(".")[2].lower() == str(value).lower() for text in texts
-    )
+    named = (text for text in declared if isinstance(text, str))
+    return value in declared or any("(" in text or text.rpartition(".")[2].lower() == shown for text in named)
 
 
 def _end_of_value(text: str, at: int) -> int | None:
