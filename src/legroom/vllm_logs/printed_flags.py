@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -301,14 +302,10 @@ def _printed_value(written: str) -> Any:
     """The value that Python or JSON wrote, an enum's value, or LoRA modules as `name=path`; else ValueError."""
     enum = _ENUM.fullmatch(written)
     text = enum["value"] if enum else written
-    try:
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     modules = [f"{module['name']}={module['path']}" for module in _MODULE.finditer(text)]
     if modules and text.startswith("["):
         return modules
