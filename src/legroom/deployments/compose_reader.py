@@ -222,16 +222,12 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
 
 def compose_env(node: Node | None) -> dict[str, Word]:
     """The variables of `environment`: a mapping, or a list of `NAME=value`."""
-    env: dict[str, Word] = {}
     if node is None:
-        return env
-    for name, value in node.items():
-        if value.scalar is not None:
-            env[name] = value.word()
+        return {}
+    env = {name: value.word() for name, value in node.items() if value.scalar is not None}
     for item in node.list():
         name, equals, value_text = (item.scalar or "").partition("=")
-        if equals:
-            env[name] = item.word().with_text(value_text)
+        env |= {name: item.word().with_text(value_text)} if equals else {}
     return env
 
 

@@ -114,7 +114,8 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
-    """Whether a mapping is a container: by its command, args or KServe runtime, or (`left_to_image`) a vLLM image."""
+    """Whether the mapping at `key` is a container: by its command, args or KServe runtime; also by a vLLM image where a
+    container without a command runs that of its image (`left_to_image`)."""
     if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
         return True
     by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))
@@ -351,7 +352,8 @@ _MIG_PROFILE = re.compile(r".*\bmig (.+)")
 
 
 def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[str, ...]:
-    """The GPUs that a pod may run on, as `--gpu` accepts them; empty where nothing names one."""
+    """The GPUs that a pod may run on, as `--gpu` accepts them: those of an annotation in one of `metadata`, else of the
+    pod's node labels and the container's resources; empty where nothing names one."""
     for described in metadata:
         written = described.text("annotations", GPU_ANNOTATION) if described is not None else ""
         if written:

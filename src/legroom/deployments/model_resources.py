@@ -14,7 +14,6 @@ from legroom.facts import read_data
 from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
 
-_EXPERT = ("expert", "--enable-expert-parallel")
 _KSERVE_RELEASE = "0.20"
 """KServe's templates for one node (config/llmisvcconfig/config-llm-template.yaml of v0.17.0 to v0.20.0) pass nothing of
 `spec.parallelism` on before 0.20.0, and then the tensor size alone (issues 5773 and 6044 of kserve/kserve). Those for
@@ -92,10 +91,9 @@ def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
         node = workload.get("parallelism", key)
         if node is not None and (node.scalar or "").isdecimal():
             yield key, Word(f"{flag}={node.scalar}", node.offset)
-    key, flag = _EXPERT
-    expert = workload.get("parallelism", key)
+    expert = workload.get("parallelism", "expert")
     if expert is not None and expert.scalar == "true":
-        yield key, Word(flag, expert.offset)
+        yield "expert", Word("--enable-expert-parallel", expert.offset)
 
 
 def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
@@ -127,7 +125,7 @@ def is_kubeai_model(node: Node) -> bool:
 
 
 def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") -> StartedServer:
-    """The server that KubeAI's controller starts from `url`, `args` and `adapters`."""
+    """The server that KubeAI's controller starts from `url`, `args` and `adapters`; `gpu`: named by an annotation."""
     env = {name: value.word() for name, value in node.items("env") if value.scalar is not None}
     profile = _PROFILE.fullmatch(node.text("resourceProfile"))
     # Profiles of other hardware have an image of an unknown release.

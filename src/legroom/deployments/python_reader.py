@@ -161,9 +161,8 @@ class _Program(ast.NodeVisitor):
             model = [ast.keyword("model", node.args[0])] if node.args and not _names_no_model(node.args[0]) else []
             given = [pair for keyword in (*model, *node.keywords) for pair in self._keyword_values(keyword)]
             values = {name: value for name, value in given if value is not _NOT_KNOWN}
-            literal_arguments = values, tuple(name for name, value in given if value is _NOT_KNOWN)
-            words, call = tuple(self._call_as_command(node)), EngineCall(name, *literal_arguments)
-            place = self._source.place
+            call = EngineCall(name, values, tuple(name for name, value in given if value is _NOT_KNOWN))
+            words, place = tuple(self._call_as_command(node)), self._source.place
             started = StartedServer("python", words, {}, place, place(words[0].offset), read_as=f"Python {name}(...)")
             self._calls.append(replace(started, call=call))
         self.generic_visit(node)

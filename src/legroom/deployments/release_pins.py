@@ -87,7 +87,8 @@ def releases_beside(path: Path) -> frozenset[str]:
 def with_release(
     server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
 ) -> StartedServer:
-    """The server with the one vLLM release that the file installs, or names beside another image; else unchanged."""
+    """The server with the one vLLM release that the file installs, that its images have (`of_images`) or that its
+    sentences name; unchanged where none or several are, or where its own image is vLLM's and nothing is installed."""
     if "vllm" in server.image.lower():
         return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
     named = installs.pinned | of_images or installs.quoted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -63,7 +63,12 @@ def with_longer_context_first(advised: Plan) -> Plan:
     """The plan with advice that shortens a given max_model_len last. Where the best advice shortens the context, one
     that allows at least twice its length is added, even if it is tight."""
     if advised.args.max_model_len is not None:
-        advised = replace(advised, advice=tuple(sorted(advised.advice, key=_rank_of_given_length)))
+
+        def rank(each: Advice) -> int:
+            # A shorter context is proposed after what keeps the checkpoint.
+            return max(_loss_rank(each), _COST_OF_CUT_LENGTH if "max_model_len" in each.flags else 0)
+
+        advised = replace(advised, advice=tuple(sorted(advised.advice, key=rank)))
     first = next(iter(advised.advice), None)
     here = [each.plan for each in advised.advice if each.plan.args.gpus_needed <= advised.target.gpus]
     if first is None or not here or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
@@ -79,11 +84,6 @@ def with_longer_context_first(advised: Plan) -> Plan:
             leads = longest < USEFUL_CONTEXT and not _fills_card(longer)
             return replace(advised, advice=added + others if leads else others + added)
     return advised
-
-
-def _rank_of_given_length(advice: Advice) -> int:
-    """Rank of an advice where the user gave the length: a shorter one is proposed after what keeps the checkpoint."""
-    return max(_loss_rank(advice), _COST_OF_CUT_LENGTH if "max_model_len" in advice.flags else 0)
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
@@ -338,11 +338,8 @@ def _advice_of(
     args = made.args
     if start.args.max_model_len is None and goal.context == start.settings.max_model_len:
         args = replace(args, max_model_len=None)
-    flags = {
-        each.name: value
-        for each in fields(args)
-        if (value := getattr(args, each.name)) != getattr(start.args, each.name) and value is not None
-    }
+    given = ((name, value) for name, value in vars(args).items() if value is not None)
+    flags = {name: value for name, value in given if value != getattr(start.args, name)}
     if made.target.model.name != start.target.model.name:
         flags["model"] = made.target.model.name
     changed = _plan_with(start, flags)

@@ -252,9 +252,9 @@ def read_store(path: Path | None = None) -> StoredCalibration:
         return StoredCalibration(problem=f"the calibration store {path} is damaged: {error}")
 
 
-def write_store(observations: tuple[Observation, ...], path: Path | None = None) -> None:
-    """Write these observations as the whole calibration file, by default the user's."""
-    write_json_file(path or store_path(), {"schema": SCHEMA, "observations": [to_json(each) for each in observations]})
+def write_store(observations: tuple[Observation, ...], path: Path) -> None:
+    """Write these observations as the whole calibration file."""
+    write_json_file(path, {"schema": SCHEMA, "observations": [to_json(each) for each in observations]})
 
 
 def store_observations(observations: Iterable[Observation]) -> str:

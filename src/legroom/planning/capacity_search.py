@@ -163,14 +163,11 @@ def gpus_for_weights(target: Target, args: ServeArgs) -> int:
 
 def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
     """Why vLLM's release refuses every combination of flags, as a sentence."""
-    reasons: list[str] = []
     for parallel in ({}, *parallel_sizes(base_args, goal, traits(target.model).moe)):
         try:
             resolve(replace(base_args, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:
-            reasons.append(error.message)
-    if reasons:
-        return reasons[0]
+            return error.message
     seqs = base_args.max_num_seqs or math.ceil(goal.concurrency)
     return f"vLLM {target.release.version} takes no combination of these flags with --max-num-seqs {seqs:,}"
 
@@ -209,7 +206,7 @@ class _SearchState:
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
 ) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """Up to `max_answers` candidates that start, with plans; none that loses at least as much as an earlier one."""
+    """Up to `max_answers` candidates that start, each with its plan; none with as many GPUs and losses as an earlier."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
@@ -271,14 +268,15 @@ def _best_combinations(
     """The least costly combination that meets the goal, else the smallest; for a quantized checkpoint (`variant` > 0)
     also one that leaves memory free."""
 
+    def options(combination: FlagCombination) -> list[SearchCandidate]:
+        return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
+
     def meets_goal(combination: FlagCombination) -> bool:
         # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
-        return combination.shortfall_bytes(goal) <= 0 and bool(
-            _best_utilization(combination, args, goal, variant, 0)[1]
-        )
+        return combination.shortfall_bytes(goal) <= 0 and bool(options(combination))
 
     def leaves_room(combination: FlagCombination) -> bool:
-        return any(option.roomy for option in _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1])
+        return any(option.roomy for option in options(combination))
 
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)

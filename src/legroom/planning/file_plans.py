@@ -131,17 +131,13 @@ def _planned_server(name: str, what: Deployment, machine: Machine | None, advice
     names = what.gpu_names or ((machine.gpu,) if machine is not None and machine.gpu else ())
     if not names:
         return FileServer(name, what, unknown="nothing says which GPU it runs on", hint=_GPU_HINT)
-    plans: list[Plan] = []
     try:
-        for gpu in names[:_MOST_GPUS]:
-            plans.append(_plan_on_gpu(what, machine, gpu, given, advice))
-    except RefusedByVllm as refusal:
-        if what.release_hint is not None:
-            return FileServer(name, what, refusal=refusal)
-        return FileServer(name, what, unknown=refusal.message, hint=refusal.hint)
+        plans = tuple(_plan_on_gpu(what, machine, gpu, given, advice) for gpu in names[:_MOST_GPUS])
     except LegroomError as error:
+        if isinstance(error, RefusedByVllm) and what.release_hint is not None:
+            return FileServer(name, what, refusal=error)
         return FileServer(name, what, unknown=error.message, hint=error.hint)
-    return FileServer(name, what, tuple(plans))
+    return FileServer(name, what, plans)
 
 
 _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"

@@ -135,15 +135,15 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
         return "at the high end of the error band the profile run does not fit on the card"
     if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
         return "at the high end of the error band there is no room to capture CUDA graphs"
-    if headroom_after_band(rank, 1.0) < 0 and gpu.unified:
+    if headroom_after_band(rank, 1.0) >= 0:
+        return ""
+    if gpu.unified:
         left = human_bytes(headroom_after_band(rank, 0.0))
         return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
-    if headroom_after_band(rank, 1.0) < 0 <= headroom_after_band(replace(rank, desktop_bytes=0), 1.0):
+    if headroom_after_band(replace(rank, desktop_bytes=0), 1.0) >= 0:
         left, usual = gib(rank.headroom_bytes, 1), gib(rank.desktop_bytes, 1)
         return f"{left} are left, and a desktop on this card takes about {usual}; without one, say so (--gpu-used 0)"
-    if headroom_after_band(rank, 1.0) < 0:
-        return "at the high end of the error band the card runs over at its peak"
-    return ""
+    return "at the high end of the error band the card runs over at its peak"
 
 
 def headroom_after_band(layout: Layout, band_kept: float) -> int:

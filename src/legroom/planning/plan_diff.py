@@ -62,20 +62,14 @@ class ServerDiff:
 
 def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[ServerDiff, ...]:
     """Pair the servers of two files by name, the others in order, and compare each pair."""
-    left = list(old)
-    pairs: dict[int, FileServer] = {}
-    for number, server in enumerate(new):
+    left, before = list(old), list[FileServer | None]()
+    for server in new:
         same = next((other for other in left if other.name == server.name), None)
+        before.append(same)
         if same is not None:
             left.remove(same)
-            pairs[number] = same
-    for number in range(len(new)):
-        if number not in pairs and left:
-            pairs[number] = left.pop(0)
-    diffs = [
-        ServerDiff(server.name, pairs.get(number), server, _changes(pairs.get(number), server))
-        for number, server in enumerate(new)
-    ]
+    before = [left.pop(0) if same is None and left else same for same in before]
+    diffs = [ServerDiff(each.name, same, each, _changes(same, each)) for same, each in zip(before, new, strict=True)]
     return (*diffs, *(ServerDiff(server.name, server, None) for server in left))
 
 

@@ -170,11 +170,13 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
 def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[Fit]:
     """Rows of each model by price per hour, then by the memory bought; cards without a price and misfits last."""
 
-    def cost(fit: Fit) -> tuple[bool, float, int]:
-        return fit.plan is None, hourly_usd(fit, prices) or math.inf, fit.count * fit.gpu.total_bytes
+    models = list(dict.fromkeys(fit.model for fit in rows))
 
-    models = dict.fromkeys(fit.model for fit in rows)
-    return [fit for model in models for fit in sorted((each for each in rows if each.model == model), key=cost)]
+    def cost(fit: Fit) -> tuple[int, bool, float, int]:
+        price = hourly_usd(fit, prices) or math.inf
+        return models.index(fit.model), fit.plan is None, price, fit.count * fit.gpu.total_bytes
+
+    return sorted(rows, key=cost)
 
 
 def hourly_usd(fit: Fit, prices: Mapping[str, GpuPrice]) -> float | None:

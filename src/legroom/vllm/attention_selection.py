@@ -141,7 +141,7 @@ def _setting_hint(needs: LayerNeeds, table: BackendTable) -> str:
 
 
 def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:
-    """What the attention layers ask for; layers that bring their own backend are left out."""
+    """What each attention layer, also of a draft model, needs of a backend; none for layers that bring their own."""
     common: dict[str, Any] = {
         "dtype": settings.dtype,
         "kv_cache_dtype": requested_cache_dtype(settings.given, model, gpu, release),

@@ -121,7 +121,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
 
 
 def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """The words with these settings (by dest) as the release's flags from `flags_at` on; None removes one."""
+    """The words with these settings (by dest) as the release's flags; None removes one. Flags begin at `flags_at`."""
     kept = list(words[:flags_at])
     for part in command_parts(words[flags_at:], release):
         if not part.name or part.dest not in changes:

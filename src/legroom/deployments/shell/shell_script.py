@@ -21,12 +21,12 @@ _PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
 _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
 
 
-def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
-    """A script as a file part: all its commands and the servers they start."""
+def read_shell(source: Text, env: Mapping[str, Word] | None = None) -> FilePart:
+    """A script as a file part: all its commands and the servers they start; `env`: variables that it begins with."""
     subjects: list[Subject] = []
     unread = None
     try:
-        for subject in script_subjects(source, runs, env or {}):
+        for subject in script_subjects(source, "shell", env or {}):
             subjects.append(subject)
     except TooManyWords as error:
         unread = Unread(source.place(error.offset), error.message, error.hint)

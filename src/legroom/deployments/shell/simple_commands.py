@@ -41,6 +41,8 @@ class Function:
 
 
 class Functions:
+    """The functions that a script has defined so far, and the one whose body is being read."""
+
     def __init__(self) -> None:
         self.by_name: dict[str, Function] = {}
         self._every: list[Function] = []
@@ -274,13 +276,12 @@ def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
 
 def _positional_parameters(given: list[Word]) -> dict[str, Word]:
     """`$1`, `$2` ... up to a word that may expand to several or none."""
-    positions: dict[str, Word] = {}
-    for number, word in enumerate(given, 1):
-        is_single = word.raw.startswith(('"', "'")) and "@" not in word.text
-        if not is_single and ("$" in word.text or "`" in word.text):
-            break
-        positions[str(number)] = word
-    return positions
+
+    def is_one_word(word: Word) -> bool:
+        is_quoted = word.raw.startswith(('"', "'")) and "@" not in word.text
+        return is_quoted or not ("$" in word.text or "`" in word.text)
+
+    return {str(number): word for number, word in enumerate(takewhile(is_one_word, given), 1)}
 
 
 def _split_assignment(word: Word) -> tuple[str, Word]:

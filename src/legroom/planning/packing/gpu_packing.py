@@ -51,7 +51,6 @@ class Packed:
 
     @property
     def name(self) -> str:
-        """The server's name."""
         return self.needs.server.name
 
     @property

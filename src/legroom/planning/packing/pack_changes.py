@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -107,11 +108,13 @@ def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
     """The request packed with the server of that name replaced; nothing where the flags cannot be planned."""
-    servers = tuple(changed if each.name == changed.name else each for each in request.servers)
-    try:
-        yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)
-    except LegroomError:
-        return  # the release or the model does not take them
+    with suppress(LegroomError):  # the release or the model does not take them
+        yield PackChange(changed.name, why, pack(_with_changed(request, changed)), flags)
+
+
+def _with_changed(request: PackRequest, changed: PackedServer) -> PackRequest:
+    """The request with the server of that name replaced."""
+    return replace(request, servers=tuple(changed if each.name == changed.name else each for each in request.servers))
 
 
 def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
@@ -189,10 +192,9 @@ def meet_goals(result: PackResult) -> PackResult:
         changed = _server_meeting_goal(needs.server, beside // len(result.request.cards))
         if changed is None:
             continue
-        servers = tuple(changed if each.name == changed.name else each for each in result.request.servers)
-        result = pack(replace(result.request, servers=servers))
+        result = pack(_with_changed(result.request, changed))
         if result.verdict != "does_not_fit":
-            return result
+            break
     return result
 
 

@@ -145,9 +145,6 @@ def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
     result = search_flags([new.target], new.args, goal, max_answers=1)
     if result.best is None:
         return None
-    changed = {
-        name: getattr(result.best.args, name)
-        for name in result.best.args.__dataclass_fields__
-        if getattr(result.best.args, name) != getattr(new.args, name)
-    }
+    found = vars(result.best.args)
+    changed = {name: value for name, value in found.items() if value != getattr(new.args, name)}
     return _capacity_of(old, result.best, changed, result.losses)

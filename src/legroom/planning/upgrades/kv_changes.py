@@ -151,9 +151,8 @@ class _Accounting:
 
     def part(self, key: _Key) -> _Part | None:
         """A part on the stage where it is largest; None where no stage has it."""
-        return max(
-            (stage[key] for stage in self.stages if key in stage), key=lambda part: abs(part.bytes), default=None
-        )
+        parts = (stage[key] for stage in self.stages if key in stage)
+        return max(parts, key=lambda part: abs(part.bytes), default=None)
 
 
 @dataclass(frozen=True, slots=True)
