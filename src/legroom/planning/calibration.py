@@ -56,7 +56,10 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
     """What one start in a log measured, beside its plan; the note says why where nothing is kept."""
     model = model_name or startup.args.model
     try:
-        card = _card_of_start(startup, gpu_name)
+        name = gpu_name or startup.gpu_name
+        card = gpu(name) if name is not None else None
+        if card is not None and startup.gpu_total_bytes:
+            card = with_total(card, startup.gpu_total_bytes)
         planned, note = _plan_of(startup, card, model)
         today = datetime.date.today().isoformat()
         observation = observe(startup, card, planned, model, source=PurePath(log).name, seen=today)
@@ -71,15 +74,6 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
         note = note or "it prints no memory figures that legroom can reuse"
     predicted = {} if planned is None else _predictions(planned)
     return CalibratedStart(log, startup, observation, predicted, note)
-
-
-def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
-    """The GPU that the caller names, else that of the log, with the logged total; None where neither names one."""
-    name = gpu_name or startup.gpu_name
-    if name is None:
-        return None
-    card = gpu(name)
-    return with_total(card, startup.gpu_total_bytes) if startup.gpu_total_bytes else card
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:

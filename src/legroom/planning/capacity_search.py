@@ -206,7 +206,7 @@ class _SearchState:
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
 ) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """Up to `max_answers` candidates that start, each with its plan; none with as many GPUs and losses as an earlier."""
+    """Up to `max_answers` candidates that start, each with its plan; none that loses as much as an earlier one."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -93,7 +93,11 @@ def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
         if before.get(name) != after.get(name)
     ]
     if old.shown is not None and new.shown is not None:
-        changes += _figure_changes(old.shown, new.shown)
+        sizes, new_figures = (*_PARTS.values(), "free at the peak"), _figures(new.shown)
+        for what, (value, text) in _figures(old.shown).items():
+            new_value, new_text = new_figures[what]
+            if value != new_value:
+                changes.append(PlanChange(what, text, new_text, new_value - value if what in sizes else None))
     return tuple(changes)
 
 
@@ -106,16 +110,6 @@ def _given_settings(server: FileServer) -> dict[str, str]:
     flags: Mapping[str, str] = flags_in(words)
     named = {"model": what.args.model, "vLLM": what.release.version}
     return {**named, **{name: value or "on" for name, value in flags.items()}, **what.args.env}
-
-
-def _figure_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
-    """The GPUs, the host memory limit, the parts of GPU memory and the KV cache, where they differ."""
-    sizes = (*_PARTS.values(), "free at the peak")
-    before, after = _figures(old), _figures(new)
-    for what, (value, text) in before.items():
-        new_value, new_text = after[what]
-        if value != new_value:
-            yield PlanChange(what, text, new_text, new_value - value if what in sizes else None)
 
 
 def _figures(plan: Plan) -> dict[str, tuple[Any, str]]:

@@ -91,15 +91,11 @@ def default_and_longest_len(args: vllm_args.ServeArgs, model: Model, release: Re
     # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
     full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
     # LongRoPE: from 0.11.1 on the default is the original length, and the limit the full one.
-    starts_short = isinstance(original, int) and _is_longrope(config) and release.at_least("0.11.1")
-    return (int(original or full) if starts_short else full), full
-
-
-def _is_longrope(config: Mapping[str, Any]) -> bool:
-    """Whether the config's RoPE scaling is longrope (Phi-3), whose length is not multiplied."""
     sections = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
     rope: Mapping[str, Any] = next((section for section in sections if isinstance(section, Mapping)), {})
-    return bool(rope.get("rope_type", rope.get("type")) == "longrope")
+    is_longrope = rope.get("rope_type", rope.get("type")) == "longrope"
+    starts_short = isinstance(original, int) and is_longrope and release.at_least("0.11.1")
+    return (int(original or full) if starts_short else full), full
 
 
 _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}

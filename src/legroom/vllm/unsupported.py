@@ -192,16 +192,8 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     """Why the quantization is refused: unknown, deprecated, or not for this checkpoint, card or dtype."""
     if not (settings.quantization or settings.given.quantization):
         return
-    flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
-    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
-    if (
-        accepted == ()
-        or declared in _RENAMED
-        or (accepted and "no_such_method" in accepted and quantization_method(flag or "", release) is None)
-    ):
-        # The checkpoint's method overrides the flag, whatever it says.
-        flag = None
+    flag = _flag_in_force((settings.given.quantization or "").lower(), declared, model, release)
     method = _method_in_use(flag, model, gpu, release)
     if quantization_method(method, release) is None:
         yield _unknown_method(method, release)
@@ -247,6 +239,13 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     yield from _dense_groups(settings, model, release)
     yield from _expert_blocks(settings, model, gpu, release)
     yield from _eplb_reasons(method, settings, model, release)
+
+
+def _flag_in_force(flag: str, declared: str | None, model: Model, release: Release) -> str | None:
+    """The method of --quantization; None where it is empty or the method of the checkpoint overrides it."""
+    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
+    takes_any = accepted is not None and "no_such_method" in accepted and quantization_method(flag, release) is None
+    return None if accepted == () or declared in _RENAMED or takes_any else flag or None
 
 
 def _unknown_method(method: str, release: Release) -> Unsupported:

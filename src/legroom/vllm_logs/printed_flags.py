@@ -126,9 +126,12 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
         chosen["speculative_config"] = speculative
     chosen["model"] = str(printed.values.get("model") or printed.values.get("model_tag") or "")
     args = ServeArgs(**chosen, others=other_words(printed, release, from_llm))
-    lost = () if printed.is_whole else ("the flags behind the place where its line was cut",)
+    by_dest = _flags_by_dest(release)
+    unread = [by_dest[name].name for name in printed.unread if name in by_dest and name not in _NOT_FLAGS]
+    if not printed.is_whole:
+        unread.append("the flags behind the place where its line was cut")
     is_module = not from_llm and "model_tag" not in printed.values and "subparser" not in printed.values
-    return GivenFlags(args, is_module, (*hidden_flag_names(printed, release), *lost))
+    return GivenFlags(args, is_module, tuple(unread))
 
 
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
@@ -240,12 +243,6 @@ def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool =
             continue
         words += _flag_words(flag, value)
     return tuple(words)
-
-
-def hidden_flag_names(printed: PrintedFlags, release: Release | None) -> tuple[str, ...]:
-    """Flags that were given with a value that the log does not show."""
-    by_dest = _flags_by_dest(release)
-    return tuple(by_dest[name].name for name in printed.unread if name in by_dest and name not in _NOT_FLAGS)
 
 
 def _flag_words(flag: Flag, value: Any) -> list[str]:

@@ -210,10 +210,8 @@ def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
     """The start-up with the printed memory figures: the largest use and the smallest free memory of all ranks."""
-    estimate = _largest_value(events, "graph_estimate_bytes")
-    weights = _largest_value(events, "weights_bytes")
-    consumed = _largest_value(events, "consumed_bytes")
-    non_torch = _largest_value(events, "non_torch_bytes")
+    names = ("graph_estimate_bytes", "weights_bytes", "consumed_bytes", "non_torch_bytes")
+    estimate, weights, consumed, non_torch = (_largest_value(events, name) for name in names)
     if non_torch is None and consumed is not None and weights is not None:
         # 0.27+ prints weights and non-torch as one sum, read from the device.
         non_torch = consumed - weights
@@ -242,8 +240,7 @@ def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
     """Whether the CUDA graph estimate is taken off the KV cache; by release where the log does not say."""
-    printed = _first_value(events, "graph_profiling")
-    if printed is not None:
+    if (printed := _first_value(events, "graph_profiling")) is not None:
         return printed == "enabled"
     return vllm is not None and logged_release(vllm).at_least("0.20.0")
 

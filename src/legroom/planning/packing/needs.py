@@ -178,17 +178,11 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     fixed = replace(settings, max_model_len=length, auto_fit_len=False)
     request = blocks_of_request(shape, fixed)
     blocks = math.ceil((server.goal.concurrency if server.goal else 1.0) * request)
-    least = _smallest_passing_pool(shape, fixed, block, blocks)
-    most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
-    return (given, given, block) if given else (least, most, block)
-
-
-def _smallest_passing_pool(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
-    """Bytes of the smallest KV cache of `blocks` or more blocks of `block` bytes that passes vLLM's start-up checks."""
-    for _ in range(3):
-        failure = plan_of_shape(shape, settings, [blocks * block] * len(shape.stages)).failure
+    for _ in range(3):  # until vLLM's start-up checks pass
+        failure = plan_of_shape(shape, fixed, [blocks * block] * len(shape.stages)).failure
         if failure is None:
             break
         # 0.29+ holds the null block back.
         blocks = max(blocks, cdiv(failure.needed_bytes, block)) + 1
-    return blocks * block
+    most = max(blocks, math.ceil(settings.max_num_seqs * request + 1)) * block
+    return (given, given, block) if given else (blocks * block, most, block)

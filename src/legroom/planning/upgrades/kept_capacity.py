@@ -92,7 +92,11 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
     if start is None:
         return
     yield kept, start
-    for pinned in ({}, *_pinned_defaults(old, start)):
+    # The old defaults, one by one and then together.
+    defaults = {name: getattr(old.settings, name) for name in _PINNED}
+    pins = {name: value for name, value in defaults.items() if value != getattr(start.settings, name)}
+    together = [pins] if len(pins) > 1 else []
+    for pinned in ({}, *({name: value} for name, value in pins.items()), *together):
         base = try_flags(start, pinned) if pinned else start
         if base is None:
             continue
@@ -100,15 +104,6 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
         if pinned:
             yield flags, base
         yield from (({**flags, **pool}, plan) for pool, plan in _smallest_pools(old, base))
-
-
-def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
-    """Flags that pin the old release's defaults, one by one and then together."""
-    defaults = {name: getattr(old.settings, name) for name in _PINNED}
-    pins = {name: value for name, value in defaults.items() if value != getattr(new.settings, name)}
-    yield from ({name: value} for name, value in pins.items())
-    if len(pins) > 1:
-        yield pins
 
 
 def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:

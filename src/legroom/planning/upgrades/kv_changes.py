@@ -229,18 +229,13 @@ def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:
         figure = getattr(layout, name)
         parts[name, ""] = _Part(-figure.bytes, terms=figure.terms)
     own = layout.non_torch
-    if rest := _charged_for_others(layout):
-        parts["neighbours", ""] = _Part(rest)
+    # With kv_cache_memory_bytes, which has one term, nothing is subtracted for other processes.
+    left = sum(part.bytes for part in parts.values()) - own.bytes
+    if len(layout.kv_cache.terms) > 1 and layout.kv_cache.bytes != left:
+        parts["neighbours", ""] = _Part(layout.kv_cache.bytes - left)
     if sum(term.bytes for term in own.terms) != own.bytes:
         return {**parts, ("non_torch", ""): _Part(-own.bytes)}
     return {**parts, **{("non_torch", term.label): _Part(-term.bytes, term.how) for term in own.terms}}
-
-
-def _charged_for_others(layout: Layout) -> int:
-    """Minus the memory of other processes that the release subtracts from the budget; 0 with kv_cache_memory_bytes."""
-    named = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
-    left = layout.budget_bytes - sum(figure.bytes for figure in named)
-    return layout.kv_cache.bytes - left if len(layout.kv_cache.terms) > 1 else 0
 
 
 def _accounting_reason(first: _Part | None, last: _Part | None, release: Release) -> str:
