@@ -233,12 +233,10 @@ def _is_published_build(server: StartedServer) -> bool:
     image = server.image
     if server.launcher or not image:
         return not server.launcher
-    from legroom.deployments.container_images import (  # not for a plain command line
-        is_other_build,
-        is_published_by_vllm,
-    )
+    from legroom.deployments import container_images  # not for a plain command line
 
-    return not is_other_build(image) and ("vllm" not in image.lower() or is_published_by_vllm(image))
+    is_own = "vllm" not in image.lower() or container_images.is_published_by_vllm(image)
+    return is_own and not container_images.is_other_build(image)
 
 
 def _with_api_key(deployment: Deployment, text: str) -> Deployment:

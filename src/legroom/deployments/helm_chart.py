@@ -100,6 +100,7 @@ def render_chart_template(source: Text) -> RenderedText | None:
 
 
 def _first_document(path: Path) -> Node | None:
+    """The first document of a YAML file; None where there is none or the file cannot be read."""
     try:
         return next(iter(load_nodes(Text(str(path), read_text(path)))), None)
     except LegroomError:
@@ -308,11 +309,13 @@ def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
 
 
 def _indent(spaces: Any, value: Any) -> Any:
+    """Helm's function: what the value prints, every line moved right; _UNKNOWN where it is not known."""
     printed = _printed(value)
     return _UNKNOWN if printed is None else printed.indented(int(_plain(spaces)))
 
 
 def _nindent(spaces: Any, value: Any) -> Any:
+    """Helm's function: `indent` on a new line."""
     printed = _indent(spaces, value)
     return printed if printed is _UNKNOWN else _Printed((("\n", None, 0), *printed.pieces))
 

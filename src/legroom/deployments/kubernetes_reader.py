@@ -79,13 +79,13 @@ def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself
     pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
 
-    def described(server: StartedServer) -> StartedServer:
+    def with_group_gpus_and_shm(server: StartedServer) -> StartedServer:
         pod_gpus = server.gpu_count
         gpus = pod_gpus * pods if pod_gpus is not None and pods > 1 else server.gpus
         shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else "KubeRay's" if is_of_ray else None)
         return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
-    yield from change_servers(_container_subjects(document, config_maps), described)
+    yield from change_servers(_container_subjects(document, config_maps), with_group_gpus_and_shm)
 
 
 def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:

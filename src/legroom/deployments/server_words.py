@@ -68,13 +68,11 @@ def has_variable(word: str) -> bool:
 def expand_variables(word: str, env: Mapping[str, str]) -> str:
     """A word with `$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known."""
 
-    def value(variable: re.Match[str]) -> str:
+    def known_value(variable: re.Match[str]) -> str:
         name = variable[1] or variable[3] or variable[4]
-        if name in env:
-            return env[name]
-        return variable[2] or variable[0]
+        return env[name] if name in env else variable[2] or variable[0]
 
-    return _VARIABLE.sub(value, word) if "$" in word else word
+    return _VARIABLE.sub(known_value, word) if "$" in word else word
 
 
 def dynamo_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:

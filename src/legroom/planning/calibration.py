@@ -9,15 +9,8 @@ from pathlib import PurePath
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.releases import Release, release
-from legroom.planning.calibration_store import (
-    MODEL_INDEPENDENT_TERMS,
-    PARALLEL,
-    PRINTED_STEP_BYTES,
-    TERM_SETTINGS,
-    Observation,
-    model_fingerprint,
-    settings_key,
-)
+from legroom.planning import calibration_store as store
+from legroom.planning.calibration_store import Observation
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan, Target, plan
 from legroom.records import dataclass
@@ -112,24 +105,24 @@ def observe(
         raise LegroomError("the log does not name its GPU", hint)
     if startup.vllm is None:
         raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
-    parallel_sizes = {name: getattr(startup.args, name, None) or 1 for name in PARALLEL}
-    settings = settings_key(planned.settings) if planned is not None else parallel_sizes
-    shape = model_fingerprint(planned.target.model) if planned is not None else ""
+    parallel_sizes = {name: getattr(startup.args, name, None) or 1 for name in store.PARALLEL}
+    settings = store.settings_key(planned.settings) if planned is not None else parallel_sizes
+    shape = store.model_fingerprint(planned.target.model) if planned is not None else ""
     version, total = release(startup.vllm).version, startup.gpu_total_bytes
     return Observation(gpu.name, total, model, version, settings, _logged_terms(startup, planned), source, seen, shape)
 
 
 def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
     """The printed bytes by memory term; terms that later plans know better or cannot reuse are left out."""
-    printed = {name: getattr(startup, name, None) for name in TERM_SETTINGS}
+    printed = {name: getattr(startup, name, None) for name in store.TERM_SETTINGS}
     terms = {name: value for name, value in printed.items() if value is not None and value >= 0}
     if planned is None or planned.settings.pipeline_parallel_size > 1:
         # The log does not say which pipeline stage a line is from, and an unknown model has no plan to compare with.
-        return {name: value for name, value in terms.items() if name in MODEL_INDEPENDENT_TERMS}
+        return {name: value for name, value in terms.items() if name in store.MODEL_INDEPENDENT_TERMS}
     weights, activation = planned.layout.weights, planned.layout.activation
-    if weights.kind == "exact" and abs(terms.get("weights_bytes", 0) - weights.bytes) <= PRINTED_STEP_BYTES:
+    if weights.kind == "exact" and abs(terms.get("weights_bytes", 0) - weights.bytes) <= store.PRINTED_STEP_BYTES:
         del terms["weights_bytes"]  # the exact figure says the same without the rounding of the print
-    if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + PRINTED_STEP_BYTES:
+    if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + store.PRINTED_STEP_BYTES:
         del terms["activation_bytes"]  # compiling took more than later starts will
     return terms
 
@@ -138,8 +131,8 @@ def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Map
     """The observation of a deployment that `legroom probe` started; `profile`: the engine's accounting in bytes."""
     planned = make_plan(args, release, Machine(gpu), advice=False)
     where = (planned.target.gpu.name, profile["total_bytes"], args.model, release.version)
-    key, terms, today = settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
-    return Observation(*where, key, terms, "legroom probe", today, model_fingerprint(planned.target.model))
+    key, terms, today = store.settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
+    return Observation(*where, key, terms, "legroom probe", today, store.model_fingerprint(planned.target.model))
 
 
 def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:

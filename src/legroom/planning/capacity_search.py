@@ -117,11 +117,8 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
             base = _resolve_split(target, base_args, parallel)
             if base is None:
                 continue
-            if max_answers == 1:
-                combinations = _best_combinations(target, base_args, parallel, base, goal, number)
-            else:
-                combinations = _combinations(target, base_args, parallel, base, goal)
-            for combination in combinations:
+            only_best = max_answers == 1
+            for combination in _combinations(target, base_args, parallel, base, goal, number, only_best):
                 tried, options = _best_utilization(combination, base_args, goal, number, base.max_num_seqs)
                 state.add(combination, goal, tried, options)
                 if max_answers == 1 and any(_gives_up_nothing(option) for option in options):
@@ -247,42 +244,39 @@ def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs
 
 
 def _combinations(
-    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal
+    target: Target,
+    args: ServeArgs,
+    parallel: Flags,
+    base: EngineSettings,
+    goal: CapacityGoal,
+    variant: int,
+    only_best: bool,
 ) -> Iterator[FlagCombination]:
-    """Every valid combination of the flags but utilization for these parallel sizes; if too large, the smallest."""
-    axes = flag_axes(target, args, base, goal)
-    combined = _combine_with(target, args, parallel, base)
-    minimum = combined([axis[-1] for axis in axes.values()])
-    if minimum is not None and minimum.shortfall_bytes(goal) > 0:
-        yield minimum
-        return
-    for choice in itertools.product(*axes.values()):
-        combination = combined(choice)
-        if combination is not None:
-            yield combination
+    """Every valid combination of the flags but utilization for these parallel sizes; where they are too large, the
+    smallest. `only_best`: the least costly one that meets the goal, else the smallest, and for a quantized checkpoint
+    (`variant` above 0) also one that leaves memory free."""
 
-
-def _best_combinations(
-    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
-) -> Iterator[FlagCombination]:
-    """The least costly combination that meets the goal, else the smallest; for a quantized checkpoint (`variant` > 0)
-    also one that leaves memory free."""
-
-    def options(combination: FlagCombination) -> list[SearchCandidate]:
+    def candidates(combination: FlagCombination) -> list[SearchCandidate]:
         return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
 
     def meets_goal(combination: FlagCombination) -> bool:
         # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
-        return combination.shortfall_bytes(goal) <= 0 and bool(options(combination))
+        return combination.shortfall_bytes(goal) <= 0 and bool(candidates(combination))
 
     def leaves_room(combination: FlagCombination) -> bool:
-        return any(option.roomy for option in options(combination))
+        return any(candidate.roomy for candidate in candidates(combination))
 
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
     minimum = combined([axis[-1] for axis in axes.values()])
-    is_too_large, answers = minimum is not None and minimum.shortfall_bytes(goal) > 0, 0
-    for sufficient in () if is_too_large else (meets_goal, leaves_room) if variant else (meets_goal,):
+    if minimum is not None and minimum.shortfall_bytes(goal) > 0:
+        yield minimum  # what it lacks is the answer
+        return
+    if not only_best:
+        yield from filter(None, map(combined, itertools.product(*axes.values())))
+        return
+    answers = 0
+    for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
         branches = itertools.chain.from_iterable(
             _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
@@ -290,11 +284,11 @@ def _best_combinations(
             answers += 1
             yield best
     if not answers and minimum is not None:
-        yield minimum  # what it lacks is the answer
+        yield minimum
 
 
 def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
-    """A function that plans one choice per axis (list of flag values); it returns None where vLLM refuses it."""
+    """A function from flags (one choice of each axis) to their combination; it returns None where vLLM refuses them."""
     room = replace(target, gpus=max(target.gpus, base.gpus_used))
 
     def combined(choice: Iterable[Flags]) -> FlagCombination | None:

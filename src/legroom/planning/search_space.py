@@ -168,12 +168,12 @@ class FlagCombination:
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
         """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
 
-        def lacks(share: float) -> int:
-            pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(share, band_kept))
-            over = int(share * self.target.gpu.total_bytes) - self.room_bytes
-            return max(pool_lacks, over, -self.headroom_bytes(share, band_kept))
+        def lacking_at(utilization: float) -> int:
+            pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(utilization, band_kept))
+            over_budget = int(utilization * self.target.gpu.total_bytes) - self.room_bytes
+            return max(pool_lacks, over_budget, -self.headroom_bytes(utilization, band_kept))
 
-        return max(self.shortfall_bytes(goal, band_kept), min(map(lacks, utilizations)), 0)
+        return max(self.shortfall_bytes(goal, band_kept), min(map(lacking_at, utilizations)), 0)
 
     def why_short(self, goal: CapacityGoal, lacking_bytes: int, band_kept: float) -> str:
         """A sentence with the memory that the goal needs and the card has."""

@@ -221,6 +221,6 @@ def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
 
 
 def _int_list(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        return ()
-    return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
+    """The integers of a list; empty for any other value."""
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))

@@ -50,6 +50,7 @@ class FlagReader:
         return self.at < len(self.tokens) and not flag_values.looks_like_flag(self.tokens[self.at])
 
     def take_token(self) -> str:
+        """The next word, which is then read."""
         self.at += 1
         return self.tokens[self.at - 1]
 

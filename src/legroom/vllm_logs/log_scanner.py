@@ -134,6 +134,7 @@ class Scanner:
         return True
 
     def _mark_finder(self) -> LiteralFinder:
+        """The finder of every mark that is not sampled."""
         if self._finder is None:
             self._finder = _finder_without(frozenset(self._sampled))
         return self._finder
@@ -199,7 +200,7 @@ def all_marks() -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4)
 def _finder_without(sampled: frozenset[bytes]) -> LiteralFinder:
-    """Finds every mark but those of which samples are enough."""
+    """A finder of every mark but the sampled ones; cached."""
     return LiteralFinder(tuple(mark for mark in all_marks() if mark not in sampled))
 
 

@@ -147,20 +147,12 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 def _typed_value(name: str, value: Any) -> Any:
     """The value if it has the field's type, else None: the repr of an object is no value."""
-    kind = FIELDS[name]
-    if kind.startswith("Mapping"):
-        return value if isinstance(value, dict) else None
-    if kind.startswith("tuple"):
-        return tuple(value) if isinstance(value, list | tuple) else None
-    if kind.startswith("bool"):
-        return value if isinstance(value, bool) else None
-    if kind.startswith("int"):
-        if name == "max_model_len" and value == "auto":
-            return -1
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-    if kind.startswith("float"):
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    return value if isinstance(value, str) else None
+    if name == "max_model_len" and value == "auto":
+        return -1
+    kind = FIELDS[name].partition(" ")[0].partition("[")[0]  # of `tuple[int, ...] | None`
+    if not isinstance(value, _TYPES[kind]) or isinstance(value, bool) != (kind == "bool"):
+        return None
+    return tuple(value) if kind == "tuple" else float(value) if kind == "float" else value
 
 
 def _plain_pairs(text: str) -> dict[str, Any]:
@@ -188,6 +180,9 @@ _NOT_FLAGS = frozenset({"model_tag", "subparser", "command", "dispatch_function"
 _SET_BY_LLM_CLASS = frozenset({"disable_log_stats"})
 """`LLM(...)` sets these by itself."""
 _MAX_FLAGS = 400
+_TYPES: dict[str, Any] = {"bool": bool, "int": int, "str": str, "Mapping": dict}
+_TYPES |= {"float": int | float, "tuple": list | tuple}
+"""The Python types of printed values, by the type of the field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,7 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
 
 
 def _first_value(events: list[StartupEvent], name: str) -> Value | None:
+    """The field `name` of the first event that has it; None where none has."""
     return next((event.fields[name] for event in events if name in event.fields), None)
 
 

@@ -285,6 +285,7 @@ def _positional_parameters(given: list[Word]) -> dict[str, Word]:
 
 
 def _split_assignment(word: Word) -> tuple[str, Word]:
+    """The name of `NAME=value` or `NAME+=value`, and its value as a word at the same place."""
     name, _, value = word.text.partition("=")
     return name.removesuffix("+"), Word(value, word.offset, word.raw)
 
@@ -351,11 +352,11 @@ def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> I
 def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
     """The text with `--flag $NAME` left as it is where NAME is empty: scripts add it only if it is set."""
 
-    def value(variable: re.Match[str]) -> str:
+    def kept_if_empty(variable: re.Match[str]) -> str:
         is_empty = texts.get(variable[3] or variable[4]) == ""
         return f"{variable[1]}{LITERAL_DOLLAR}{variable[2]}" if is_empty else variable[0]
 
-    return _VALUE_OF_FLAG.sub(value, text) if "--" in text and "$" in text else text
+    return _VALUE_OF_FLAG.sub(kept_if_empty, text) if "--" in text and "$" in text else text
 
 
 def _with_literal_dollars(word: Word) -> Word:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.memory.overhead import charges_device_wide
-from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs, takes_pool_bytes
+from legroom.planning.packing.needs import PackedServer, ServerNeeds, server_needs, takes_pool_bytes
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
@@ -239,9 +239,6 @@ def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[Ser
     short = max(0, *(-use.headroom_bytes for use in uses))
     servers = tuple(_planned_beside_all(problem, each, needs, placement, pools, sleeps=False) for each in needs)
     return PackResult(request, needs, "does_not_fit", servers, uses, "any", short)
-
-
-__all__ = ["Card", "OtherProgram", "PackRequest", "PackResult", "PackedServer", "Shift", "pack"]
 
 
 def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[str, Any]:

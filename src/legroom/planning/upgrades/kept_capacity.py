@@ -117,7 +117,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
     else:
         choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
 
-    def holds(flags: Mapping[str, Any]) -> bool:
+    def holds_old_requests(flags: Mapping[str, Any]) -> bool:
         # Like `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache.
         plan = try_flags(base, flags)
         if plan is None:
@@ -125,7 +125,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
         tokens = plan.memory.kv.max_concurrency * plan.settings.max_model_len
         return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len
 
-    at = bisect_left(choices, True, key=holds)  # a larger pool holds more
+    at = bisect_left(choices, True, key=holds_old_requests)  # a larger pool holds more
     least = try_flags(base, choices[at]) if at < len(choices) else None
     if least is not None:
         yield choices[at], least
