@@ -71,7 +71,7 @@ class ComposeFolder:
     """The files beside a compose file."""
 
     def __init__(self, document: Node) -> None:
-        self._folder = Path(document.source.path).parent
+        self.path = Path(document.source.path).parent
         self._is_file = Path(document.source.path).is_file()
         self.is_akash = document.get("deployment") is not None
         self.variables = {name: word.text for name, word in env_file_variables(self.text(".env")).items()}
@@ -79,21 +79,18 @@ class ComposeFolder:
     @property
     def is_only_compose_file(self) -> bool:
         """Whether no other file of the folder can add to the services."""
-        return self._is_file and len(list(self._folder.glob("*compose*.y*ml"))) < 2
+        return self._is_file and len(list(self.path.glob("*compose*.y*ml"))) < 2
 
     @property
     def named_variables(self) -> set[str]:
         """The variables that any env file of the folder names, examples included."""
-        files = sorted(self._folder.glob("*env*")) if self._is_file else ()
+        files = sorted(self.path.glob("*env*")) if self._is_file else ()
         return {name for file in files if file.is_file() for name in env_file_variables(self.text(file.name))}
-
-    def path_of(self, name: str) -> str:
-        return str(self._folder / name)
 
     def text(self, name: str) -> str:
         """The text of a file, empty where it cannot be read."""
         try:
-            return read_text(self._folder / name) if self._is_file and name else ""
+            return read_text(self.path / name) if self._is_file and name else ""
         except LegroomError:
             return ""
 
@@ -149,9 +146,8 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
     # The name tells what a service builds whose command is vLLM's flags.
     named = image or (name if service.get("build") is not None and given and given[0].text.startswith("--") else "")
     gpus = _gpu_count(service, known)
-    shown = expand_variables(
-        env["CUDA_VISIBLE_DEVICES"].text if "CUDA_VISIBLE_DEVICES" in env else "", folder.variables
-    )
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    shown = expand_variables(visible.text, folder.variables) if visible else ""
     subjects = list(container_servers(service, named, entry, given, env, "compose"))
     if service.get("build") is not None and not any(isinstance(each, StartedServer) for each in subjects):
         subjects += _built_servers(name, service, env, folder)
@@ -184,7 +180,7 @@ def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: Co
     build, place = service.get("build") or service, service.source.place
     path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
     text = folder.text(path)
-    source = Text(folder.path_of(path), text)
+    source = Text(str(folder.path / path), text)
     is_run = service.get("command") is None and service.get("entrypoint") is None and build.get("target") is None
     known = {key: word.with_text(expand_variables(word.text, folder.variables)) for key, word in env.items()}
     subjects = dockerfile_subjects(source, env_with_places(known, place)) if is_run else ()
@@ -226,16 +222,12 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
 
 def compose_env(node: Node | None) -> dict[str, Word]:
     """The variables of `environment`: a mapping, or a list of `NAME=value`."""
-    env: dict[str, Word] = {}
     if node is None:
-        return env
-    for name, value in node.items():
-        if value.scalar is not None:
-            env[name] = value.word()
+        return {}
+    env = {name: value.word() for name, value in node.items() if value.scalar is not None}
     for item in node.list():
         name, equals, value_text = (item.scalar or "").partition("=")
-        if equals:
-            env[name] = item.word().with_text(value_text)
+        env |= {name: item.word().with_text(value_text)} if equals else {}
     return env
 
 
@@ -267,13 +259,13 @@ def _other_variables(service: Node) -> frozenset[str]:
 
 
 _GIVES_GPUS = ("gpus", "runtime", "devices", "privileged", "device_cgroup_rules", "extends")
+_RESERVED = ("deploy", "resources", "reservations")
 
 
 def _has_no_gpu(service: Node) -> bool:
     """Whether nothing in a service can give its container a GPU."""
-    reserved = service.get("deploy", "resources", "reservations", "devices")
-    generic = service.get("deploy", "resources", "reservations", "generic_resources")
-    return reserved is None and generic is None and not any(service.get(key) for key in _GIVES_GPUS)
+    reserved = [service.get(*_RESERVED, key) for key in ("devices", "generic_resources")]
+    return reserved == [None, None] and not any(service.get(key) for key in _GIVES_GPUS)
 
 
 def _mounted_shm(service: Node) -> str | None:
@@ -285,7 +277,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
     """The number of GPUs that a service reserves; None without a reservation, or where a variable names them."""
-    for device in service.list("deploy", "resources", "reservations", "devices"):
+    for device in service.list(*_RESERVED, "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
             return None if "$" in named else len([card for card in named.split(",") if card.strip()])
@@ -297,7 +289,7 @@ def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
 
 def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: str) -> tuple[int, ...]:
     """The GPUs of the machine that a service uses, by its reservation and CUDA_VISIBLE_DEVICES; empty where unknown."""
-    devices = service.list("deploy", "resources", "reservations", "devices")
+    devices = service.list(*_RESERVED, "devices")
     if not devices and service.text("runtime") != "nvidia":
         return ()
     listed = [item.scalar or "" for device in devices for item in device.list("device_ids")]
@@ -311,8 +303,8 @@ def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: 
 
 def _probes(service: Node) -> tuple[Probe, ...]:
     """The health check of a service."""
-    check, test = service.get("healthcheck"), service.get("healthcheck", "test")
-    if check is None or test is None:
+    test = service.get("healthcheck", "test")
+    if test is None:
         return ()
     words = [item.scalar or "" for item in test.list()][1:] or split_words(test.scalar or "")
     if len(words) == 1:  # ["CMD-SHELL", "curl ..."]

@@ -142,39 +142,37 @@ def _parse_option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, in
     return word.text, None, i + 1
 
 
-def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
-    """A container's whole command, `vllm serve` added (at `offset`) where the image's entry point is vLLM."""
+def container_command(image: str, entry: tuple[Word, ...], args: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
+    """A container's whole command: entry point and arguments; without an entry point, and where the image's own is
+    vLLM, `vllm serve` and the arguments. `offset`: the place in the file that the added words get."""
     if entry:
-        return (*entry, *given)
-    arguments = given[1:] if given and given[0].text == "serve" else given
+        return (*entry, *args)
+    arguments = args[1:] if args and args[0].text == "serve" else args
     first = arguments[0].text if arguments else "-"
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
     can_be_model = re.match(r"[-/.~$]|.*[/\d]", first, re.DOTALL)  # `bench` or `ls` is another program
-    if names_program or not can_be_model or not (is_server_image(image) or _has_vllm_flags(image, given)):
-        return given
+    # An image with another name is a server where its arguments begin with a flag and have one of vLLM's own.
+    may_serve = bool(args) and args[0].text.startswith("--") and bool(image) and not _is_companion(image)
+    is_server = is_server_image(image) or (may_serve and not flag_names(args).isdisjoint(_VLLM_FLAGS))
+    if names_program or not can_be_model or not is_server:
+        return args
     names = flag_names(arguments)
     if not is_published_by_vllm(image) and names and names.isdisjoint(flags_of(latest())):
-        return given  # the flags of another program
+        return args  # the flags of another program
     return (*serve_words(offset), *arguments)
 
 
-def repeated_entry(image: str, entry: tuple[Word, ...], given: tuple[Word, ...]) -> Word | None:
+def repeated_entry(image: str, entry: tuple[Word, ...], args: tuple[Word, ...]) -> Word | None:
     """The program given as an argument to vLLM's own image, whose entry point is `vllm serve`; None otherwise."""
     name = image.rpartition("/")[2].partition(":")[0]
     is_served = is_published_by_vllm(image) and name.startswith("vllm-openai")
-    is_program = bool(given) and (given[0].text == "serve" or basename(given[0].text) in _PROGRAMS)
-    return given[0] if is_served and is_program and not entry else None
+    is_program = bool(args) and (args[0].text == "serve" or basename(args[0].text) in _PROGRAMS)
+    return args[0] if is_served and is_program and not entry else None
 
 
 def flag_names(words: Iterable[Word]) -> set[str]:
     """The names of the flags among these words, without `=value`."""
     return {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
-
-
-def _has_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
-    """Whether an image that is no companion is given arguments that begin with a flag and hold one of vLLM's own."""
-    is_flag = bool(given) and given[0].text.startswith("--")
-    return is_flag and bool(image) and not _is_companion(image) and not flag_names(given).isdisjoint(_VLLM_FLAGS)
 
 
 def is_published_by_vllm(image: str) -> bool:

@@ -25,6 +25,7 @@ KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """Variables that matter to memory."""
 _API_KEY = "VLLM_API_KEY"
 _RAY_SERVE = ("run", "deploy", "build")
+"""The subcommands of Ray Serve's `serve` that start an application."""
 _RAY_SERVE_HINT = (
     "this is Ray Serve, which starts vLLM from an application of its own: write its engine_kwargs as the flags of "
     "`vllm serve`; with --distributed-executor-backend ray they are exported as a RayCluster"
@@ -83,8 +84,9 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
     if not servers:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        hint = _RAY_SERVE_HINT if _is_ray_serve(subjects) else _NO_SERVER_HINT
-        raise LegroomError(f"no vLLM server in the command {shown!r}", hint)
+        commands = [each.texts() for each in subjects if isinstance(each, InvokedCommand)]
+        is_ray = any(basename(words[0]) == "serve" and words[1] in _RAY_SERVE for words in commands if len(words) > 1)
+        raise LegroomError(f"no vLLM server in the command {shown!r}", _RAY_SERVE_HINT if is_ray else _NO_SERVER_HINT)
     return _first_deployment(servers, text, requested)
 
 
@@ -133,12 +135,6 @@ def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
     # The command of another launcher cannot be written with changed vLLM flags.
     return [server for server in servers if not server.launcher]
-
-
-def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
-    """Whether one of the commands is Ray Serve's `serve run app:...`."""
-    commands = ([word.text for word in subject.words] for subject in subjects if isinstance(subject, InvokedCommand))
-    return any(basename(words[0]) == "serve" and words[1] in _RAY_SERVE for words in commands if len(words) > 1)
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:
@@ -237,12 +233,10 @@ def _is_published_build(server: StartedServer) -> bool:
     image = server.image
     if server.launcher or not image:
         return not server.launcher
-    from legroom.deployments.container_images import (  # not for a plain command line
-        is_other_build,
-        is_published_by_vllm,
-    )
+    from legroom.deployments import container_images  # not for a plain command line
 
-    return not is_other_build(image) and ("vllm" not in image.lower() or is_published_by_vllm(image))
+    is_own = "vllm" not in image.lower() or container_images.is_published_by_vllm(image)
+    return is_own and not container_images.is_other_build(image)
 
 
 def _with_api_key(deployment: Deployment, text: str) -> Deployment:

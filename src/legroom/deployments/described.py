@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -13,13 +13,14 @@ from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
 from legroom.vllm.args import ServeArgs, Usage
+from legroom.vllm.flag_values import FIELDS
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.vllm.flag_problems import FlagProblem
 
 _SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
-_ARGUMENTS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
+_ARGUMENTS = FIELDS.keys() - {"model"}
 
 
 def deployment_from_words(

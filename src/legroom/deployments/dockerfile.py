@@ -66,7 +66,11 @@ def dockerfile_subjects(source: Text, given: Mapping[str, Word] | None = None) -
                     replace(each, image=image) if isinstance(each, InvokedCommand) else each for each in subjects
                 )
         elif name == "HEALTHCHECK" and (check := _HEALTH_COMMAND.search(body)):
-            stage.probe = probe_of_words("health", _health_words(check[1]), source.place(instruction.start()))
+            try:
+                words = [str(word) for word in json.loads(check[1])]
+            except ValueError:
+                words = ["sh", "-c", check[1]]
+            stage.probe = probe_of_words("health", words, source.place(instruction.start()))
         elif name == "ENTRYPOINT":
             stage.entry, stage.has_entry = _exec_or_shell_words(body, start), True
             if not stage.has_cmd:
@@ -85,14 +89,6 @@ _ADDS_PYTHON = re.compile(r"\bln -s|python-is-python3|\bPATH=|conda|pyenv|alias|
 _HEALTH_COMMAND = re.compile(r"\bCMD\s+(.*)", re.DOTALL)
 
 
-def _health_words(text: str) -> list[str]:
-    """The words of a health check, in exec form or for a shell."""
-    try:
-        return [str(word) for word in json.loads(text)]
-    except ValueError:
-        return ["sh", "-c", text]
-
-
 def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
     """The server that the built image starts, also behind `["sh", "-c", "vllm serve ..."]`; none without one."""
     first = (*stage.entry, *stage.given)[0].offset
@@ -107,19 +103,16 @@ def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
     if is_server_image(stage.image) and stage.env and not any(" " in word.text for word in words):
         # A program of its own starts vLLM in this environment.
         yield StartedServer("docker", (), stage.env, source.place, source.place(first), stage.image)
+    scripts = []
     for word in words:
         if word.text.endswith(".sh") and (script := _text_beside(source, word.text)) is not None:
-            yield from change_servers(
-                script_subjects(script, "docker", env_with_places(stage.env, source.place)),
-                lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
-            )
+            scripts.append(script)
         if " " in word.text.strip():
             place = source.place(word.offset)
-            script = Text(source.path, word.text, place.line, (place.column - 1,))
-            yield from change_servers(
-                script_subjects(script, "docker", env_with_places(stage.env, source.place)),
-                lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
-            )
+            scripts.append(Text(source.path, word.text, place.line, (place.column - 1,)))
+    env = env_with_places(stage.env, source.place)
+    subjects = (subject for script in scripts for subject in script_subjects(script, "docker", env))
+    yield from change_servers(subjects, lambda server: replace(server, image=stage.image, read_as="a Dockerfile"))
 
 
 def _text_beside(source: Text, name: str) -> Text | None:

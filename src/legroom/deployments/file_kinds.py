@@ -43,7 +43,12 @@ def kind_of(path: str, text: str) -> Kind:
     if re.match(r"requirements.*\.txt$|[\w.-]*nginx[\w.-]*\.conf$", name.name):
         return "text"
     kind = kind_by_first_line(text)
-    return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
+    if kind == "json":
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return "document"
+    return kind or "document"
 
 
 def plain_path(path: str) -> str:
@@ -51,29 +56,18 @@ def plain_path(path: str) -> str:
     return re.sub(r"(?i)\.(template|tmpl|tpl|j2|example|sample|dist)$", "", path)
 
 
-def powershell_as_shell(text: str) -> str:
-    """A PowerShell script with the shell's mark for continued lines."""
-    return re.sub(r"`(?=\r?\n)", r"\\", text)
-
-
 def is_makefile(path: str) -> bool:
     """Whether a path is named `Makefile`, `makefile` or `GNUmakefile`, also with an ending, or `*.mk`."""
     return re.search(r"(^|/)(GNUm|[Mm])akefile(\.[\w-]+)?$|\.mk$", path) is not None
 
 
-def makefile_as_shell(text: str) -> str:
-    """A Makefile with its variables and recipes written as in a script, line by line."""
+def as_shell(path: str, text: str) -> str:
+    """A Makefile or a PowerShell script written as a shell script, line by line; any other text unchanged."""
+    if not is_makefile(path):  # PowerShell marks continued lines with a backtick
+        return re.sub(r"`(?=\r?\n)", r"\\", text) if path.endswith(".ps1") else text
     text = re.sub(r"\$\$|\$\((\w+)\)", lambda name: f"${{{name[1]}}}" if name[1] else "$", text)
     text = re.sub(r"(?m)^(\w+)[ \t]*[:?]*=[ \t]*([^\"#\n]*?)[ \t]*(#.*)?$", r'\1="\2"', text)
     return re.sub(r"(?m)(?<!\\\n)^\t[@+-]*", " ", text)  # marks of make before a command, not of a continued line
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def kind_of_language(language: str) -> Kind | None:

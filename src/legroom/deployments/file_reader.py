@@ -12,14 +12,7 @@ from typing import Literal
 from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
 from legroom.deployments.container_images import has_unnamed_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
-from legroom.deployments.file_kinds import (
-    Kind,
-    is_makefile,
-    kind_by_first_line,
-    kind_of,
-    makefile_as_shell,
-    powershell_as_shell,
-)
+from legroom.deployments.file_kinds import Kind, as_shell, kind_by_first_line, kind_of
 from legroom.deployments.helm_chart import RenderedText, render_chart_template
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
@@ -60,8 +53,7 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     hidden = min(images) if is_hidden else ""
     if not is_named and not images and kind != "document" and "vllm" in text:
         of_images = releases_beside(Path(path))
-    as_shell = makefile_as_shell if is_makefile(path) else powershell_as_shell if path.endswith(".ps1") else str
-    source = Text(path, as_shell(text))
+    source = Text(path, as_shell(path, text))
     for part in _parts_of_text(kind, source, release):
         subjects = change_servers(part.subjects, lambda server: with_release(server, installs, of_images, kind))
         if part.is_template:

@@ -64,6 +64,7 @@ class RenderedText(Text):
             self._begins.append(self._begins[-1] + len(text))
 
     def place(self, offset: int) -> Place:
+        """The place in the template, or in the values, of an offset of the result."""
         at = bisect_right(self._begins, max(offset, 0)) - 1
         _, source, start, moves = self._pieces[at]
         return source.place(start + (offset - self._begins[at] if moves else 0))
@@ -99,6 +100,7 @@ def render_chart_template(source: Text) -> RenderedText | None:
 
 
 def _first_document(path: Path) -> Node | None:
+    """The first document of a YAML file; None where there is none or the file cannot be read."""
     try:
         return next(iter(load_nodes(Text(str(path), read_text(path)))), None)
     except LegroomError:
@@ -144,7 +146,7 @@ class _Renderer:
         self.is_complete = True
 
     def render(self, parts: list[Any], dot: Any) -> None:
-        """Append what the parts print; of an unknown condition both sides stay."""
+        """Append what texts and blocks print, with Go's `.` as `dot`; of an unknown condition both sides stay."""
         for part in parts:
             if not isinstance(part, _Block):
                 self.pieces.append((part[0], self.source, part[1], True))
@@ -307,11 +309,13 @@ def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
 
 
 def _indent(spaces: Any, value: Any) -> Any:
+    """Helm's function: what the value prints, every line moved right; _UNKNOWN where it is not known."""
     printed = _printed(value)
     return _UNKNOWN if printed is None else printed.indented(int(_plain(spaces)))
 
 
 def _nindent(spaces: Any, value: Any) -> Any:
+    """Helm's function: `indent` on a new line."""
     printed = _indent(spaces, value)
     return printed if printed is _UNKNOWN else _Printed((("\n", None, 0), *printed.pieces))
 

@@ -50,16 +50,11 @@ def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | Non
         name = _RENAMED.get(name, name)
         keeps = name in known and name not in _KSERVE_FLAGS
         words += [word.with_text(name + equals + value)] if keeps else []
-    return (*words, *_storage_uri_model(model, words))
-
-
-def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
-    """The --model words for `storageUri: hf://org/model` where no flag names the model; else empty."""
     storage = model.get("storageUri")
-    if storage is None or any(word.text.partition("=")[0] == "--model" for word in words):
-        return ()
-    scheme, _, name = (storage.scalar or "").partition("://")
-    return (Word(f"--model={name}", storage.offset),) if scheme == "hf" and name else ()
+    if storage is not None and all(word.text.partition("=")[0] != "--model" for word in words):
+        scheme, _, model_id = (storage.scalar or "").partition("://")
+        words += [Word(f"--model={model_id}", storage.offset)] if scheme == "hf" and model_id else []
+    return tuple(words)
 
 
 GPU_RESOURCE = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
@@ -84,13 +79,13 @@ def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
     is_of_ray = document.text("apiVersion").partition("/")[0] == _RAY_GROUP  # KubeRay mounts /dev/shm itself
     pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
 
-    def described(server: StartedServer) -> StartedServer:
+    def with_group_gpus_and_shm(server: StartedServer) -> StartedServer:
         pod_gpus = server.gpu_count
         gpus = pod_gpus * pods if pod_gpus is not None and pods > 1 else server.gpus
         shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else "KubeRay's" if is_of_ray else None)
         return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
-    yield from change_servers(_container_subjects(document, config_maps), described)
+    yield from change_servers(_container_subjects(document, config_maps), with_group_gpus_and_shm)
 
 
 def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
@@ -119,7 +114,8 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
-    """Whether a mapping is a container: by its command, args or KServe runtime, or (`left_to_image`) a vLLM image."""
+    """Whether the mapping at `key` is a container: by its command, args or KServe runtime; also by a vLLM image where a
+    container without a command runs that of its image (`left_to_image`)."""
     if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
         return True
     by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))
@@ -177,7 +173,7 @@ def _subjects_of_container(
             mounts=tuple(_mounts(container, pod)) if is_whole else None,
             has_read_only_root=container.text("securityContext", "readOnlyRootFilesystem") == "true",
             other_env=_other_variables(container),
-            declared_ports=tuple(_declared_ports(container, pod)),
+            declared_ports=_declared_ports(container) if len(pod.list("containers")) == 1 else (),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2, is_whole=is_whole)),
         ),
     )
@@ -188,13 +184,11 @@ def container_servers(
 ) -> Iterator[Subject]:
     """The server that a container's entry point and arguments start, or the commands of its scripts."""
     words = container_command(image, entry, given, owner.offset)
-    at = server_start(tuple(word.text for word in words))
+    at, place = server_start(tuple(word.text for word in words)), owner.source.place
     if at is not None:
-        place = owner.source.place
         is_exec = runs == "kubernetes"  # Compose expands variables itself
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image, is_exec_form=is_exec)
     elif engine := dynamo_as_serve(words):
-        place = owner.source.place
         yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
@@ -234,10 +228,11 @@ def env_list(node: Node | None) -> dict[str, Word]:
 
 def _pod_shm(container: Node, pod: Node) -> str | None:
     """The size of the volume at /dev/shm, `host` with hostIPC; None where the runtime's default applies."""
-    in_memory = {}
-    for volume in pod.list("volumes"):
-        if volume.text("emptyDir", "medium") == "Memory" or volume.get("hostPath") is not None:
-            in_memory[volume.text("name")] = volume.text("emptyDir", "sizeLimit") or "half of the node"
+    in_memory = {
+        volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
+        for volume in pod.list("volumes")
+        if volume.text("emptyDir", "medium") == "Memory" or volume.get("hostPath") is not None
+    }
     for mount in container.list("volumeMounts"):
         if mount.text("mountPath").rstrip("/") == "/dev/shm" and mount.text("name") in in_memory:
             return in_memory[mount.text("name")]
@@ -288,10 +283,9 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
         yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume", is_read_only)
 
 
-def _declared_ports(container: Node, pod: Node) -> Iterator[PublishedPort]:
-    """The ports of the container; none where its pod has several containers."""
-    for port in container.list("ports") if len(pod.list("containers")) == 1 else ():
-        yield PublishedPort(port.text("containerPort"), port.source.place(port.offset))
+def _declared_ports(container: Node) -> tuple[PublishedPort, ...]:
+    ports = container.list("ports")
+    return tuple(PublishedPort(port.text("containerPort"), port.source.place(port.offset)) for port in ports)
 
 
 def _other_variables(container: Node) -> frozenset[str]:
@@ -303,9 +297,8 @@ def _other_variables(container: Node) -> frozenset[str]:
 def _has_no_gpu(container: Node, pod: Node, is_whole: bool) -> bool:
     """Whether a container lists its resources without an accelerator, and nothing else can give it one."""
     names = [name for name, _ in _resource_amounts(container)]
-    is_privileged = container.text("securityContext", "privileged") == "true"
     others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
-    gives_other = is_privileged or any(node is not None for node in others)
+    gives_other = container.text("securityContext", "privileged") == "true" or others != (None, None, None)
     is_told = bool(names) or (is_whole and container.get("resources") is None)
     return is_told and not gives_other and not any("/" in name or "$" in name for name in names)
 
@@ -347,6 +340,7 @@ def probe_of_words(kind: Any, words: list[str], place: Place) -> Probe:
 
 
 def float_at(node: Node, key: str, default: float) -> float:
+    """The number at a key of a mapping; `default` where it is missing or no number."""
     try:
         return float(node.text(key) or default)
     except ValueError:
@@ -358,7 +352,8 @@ _MIG_PROFILE = re.compile(r".*\bmig (.+)")
 
 
 def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[str, ...]:
-    """The GPUs that a pod may run on, as `--gpu` accepts them; empty where nothing names one."""
+    """The GPUs that a pod may run on, as `--gpu` accepts them: those of an annotation in one of `metadata`, else of the
+    pod's node labels and the container's resources; empty where nothing names one."""
     for described in metadata:
         written = described.text("annotations", GPU_ANNOTATION) if described is not None else ""
         if written:
@@ -382,10 +377,9 @@ def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
 
 def _required_gpu_labels(term: Node) -> dict[str, list[str]]:
     """The values of GPU labels that a node selector term requires with `In`."""
-    wanted = naming_labels()
-    chosen: dict[str, list[str]] = {}
-    for expression in term.list("matchExpressions"):
-        key = expression.text("key")
-        if key in wanted and expression.text("operator") == "In" and expression.get("values") is not None:
-            chosen[key] = [value.scalar or "" for value in expression.list("values")]
-    return chosen
+    required = (each for each in term.list("matchExpressions") if each.text("operator") == "In" and each.get("values"))
+    return {
+        each.text("key"): [value.scalar or "" for value in each.list("values")]
+        for each in required
+        if each.text("key") in naming_labels()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of_language
 from legroom.deployments.source_text import Text
@@ -31,7 +32,12 @@ def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
         lines[first - 1 : last + 1] = [_TAKEN] * len(lines[first - 1 : last + 1])
         if language.lower() in ("diff", "patch"):
             source = source.with_text("\n".join(_line_after_diff(line) for line in source.text.split("\n")))
-        if kind := kind_of_language(language) or kind_by_first_line(source.text) or _guess_kind(source.text):
+        kind = kind_of_language(language) or kind_by_first_line(source.text)
+        if kind is None and _LIKELY_SHELL.search(source.text):
+            kind = "shell"
+        elif kind is None and re.search(r"^(import|from|def|class) ", source.text, re.MULTILINE):
+            kind = "python"
+        if kind is not None:
             yield kind, source
     row = 0
     while row < len(lines):
@@ -49,13 +55,6 @@ def _line_after_diff(line: str) -> str:
     """A diff's line as it is after the change (removed lines blank), at the same columns."""
     is_header = line.startswith(("---", "+++", "@@", "diff ", "index "))
     return "" if is_header or line.startswith("-") else " " + line[1:]
-
-
-def _guess_kind(text: str) -> Kind | None:
-    """`shell` or `python` by the block's content; None where it looks like neither."""
-    if _LIKELY_SHELL.search(text):
-        return "shell"
-    return "python" if re.search(r"^(import|from|def|class) ", text, re.MULTILINE) else None
 
 
 def _fenced_rows(lines: list[str]) -> Iterator[tuple[int, int, str]]:
@@ -107,9 +106,5 @@ def _command_end(lines: list[str], first: int) -> int:
 
 def _is_shell(paragraph: list[str]) -> bool:
     """Whether every line of the paragraph looks like a shell command."""
-    continued = False
-    for line in paragraph:
-        if not continued and not _SHELL_WORD.match(line.strip()):
-            return False
-        continued = line.rstrip().endswith("\\")
-    return True
+    starts = (line for before, line in pairwise(("", *paragraph)) if not before.rstrip().endswith("\\"))
+    return all(_SHELL_WORD.match(line.strip()) for line in starts)

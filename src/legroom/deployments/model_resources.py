@@ -14,7 +14,6 @@ from legroom.facts import read_data
 from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
 
-_EXPERT = ("expert", "--enable-expert-parallel")
 _KSERVE_RELEASE = "0.20"
 """KServe's templates for one node (config/llmisvcconfig/config-llm-template.yaml of v0.17.0 to v0.20.0) pass nothing of
 `spec.parallelism` on before 0.20.0, and then the tensor size alone (issues 5773 and 6044 of kserve/kserve). Those for
@@ -24,25 +23,17 @@ several nodes pass on all but the pipeline size."""
 def model_resource_servers(document: Node) -> Iterator[StartedServer]:
     """The servers that the controller of a resource starts; none for other resources."""
     kind, group = document.text("kind"), document.text("apiVersion").partition("/")[0]
-    if kind == "LLMInferenceService" and group == "serving.kserve.io":
-        yield from _llm_inference_service(document)
-    elif kind == "Model" and group == "kubeai.org" and document.text("spec", "engine").lower() in ("", "vllm"):
-        spec, gpu = document.get("spec"), document.text("metadata", "annotations", GPU_ANNOTATION)
-        if spec is not None and spec.get("url") is not None:
-            yield kubeai_server(spec, _resource_title(document), gpu)
-
-
-def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
-    """The servers of KServe's LLMInferenceService: the main workload and, if given, prefill."""
-    spec = document.get("spec")
-    uri = document.get("spec", "model", "uri")
-    if spec is None or uri is None:
+    spec, uri = document.get("spec"), document.get("spec", "model", "uri")
+    if spec is None:
         return
-    for workload in (spec, spec.get("prefill")):
-        if workload is not None and (workload is spec or workload.values):
-            server = _workload_server(document, workload, uri, own_templates=spec.get("baseRefs") is not None)
-            if server is not None:
-                yield server
+    if kind == "LLMInferenceService" and group == "serving.kserve.io" and uri is not None:
+        for workload in (spec, spec.get("prefill")):  # the main one and, if given, that of prefill
+            if workload is not None and (workload is spec or workload.values):
+                server = _workload_server(document, workload, uri, own_templates=spec.get("baseRefs") is not None)
+                yield from (server,) if server is not None else ()
+    elif kind == "Model" and group == "kubeai.org" and spec.text("engine").lower() in ("", "vllm") and spec.get("url"):
+        gpu = document.text("metadata", "annotations", GPU_ANNOTATION)
+        yield kubeai_server(spec, _resource_title(document), gpu)
 
 
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
@@ -100,10 +91,9 @@ def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
         node = workload.get("parallelism", key)
         if node is not None and (node.scalar or "").isdecimal():
             yield key, Word(f"{flag}={node.scalar}", node.offset)
-    key, flag = _EXPERT
-    expert = workload.get("parallelism", key)
+    expert = workload.get("parallelism", "expert")
     if expert is not None and expert.scalar == "true":
-        yield key, Word(flag, expert.offset)
+        yield "expert", Word("--enable-expert-parallel", expert.offset)
 
 
 def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
@@ -135,7 +125,7 @@ def is_kubeai_model(node: Node) -> bool:
 
 
 def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") -> StartedServer:
-    """The server that KubeAI's controller starts from `url`, `args` and `adapters`."""
+    """The server that KubeAI's controller starts from `url`, `args` and `adapters`; `gpu`: named by an annotation."""
     env = {name: value.word() for name, value in node.items("env") if value.scalar is not None}
     profile = _PROFILE.fullmatch(node.text("resourceProfile"))
     # Profiles of other hardware have an image of an unknown release.

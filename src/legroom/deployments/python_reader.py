@@ -161,9 +161,8 @@ class _Program(ast.NodeVisitor):
             model = [ast.keyword("model", node.args[0])] if node.args and not _names_no_model(node.args[0]) else []
             given = [pair for keyword in (*model, *node.keywords) for pair in self._keyword_values(keyword)]
             values = {name: value for name, value in given if value is not _NOT_KNOWN}
-            literal_arguments = values, tuple(name for name, value in given if value is _NOT_KNOWN)
-            words, call = tuple(self._call_as_command(node)), EngineCall(name, *literal_arguments)
-            place = self._source.place
+            call = EngineCall(name, values, tuple(name for name, value in given if value is _NOT_KNOWN))
+            words, place = tuple(self._call_as_command(node)), self._source.place
             started = StartedServer("python", words, {}, place, place(words[0].offset), read_as=f"Python {name}(...)")
             self._calls.append(replace(started, call=call))
         self.generic_visit(node)
@@ -175,16 +174,14 @@ class _Program(ast.NodeVisitor):
         is_vllms = isinstance(called, ast.Attribute) and ast.unparse(called.value) in self._engines
         return called.attr if isinstance(called, ast.Attribute) and is_vllms and called.attr in _ENGINES else None
 
-    def visit_List(self, node: ast.List) -> None:
-        """Record a list of words that is assigned to no name."""
-        self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Record a sum of lists such as `["vllm", "serve"] + more`."""
+    def visit_List(self, node: ast.List | ast.BinOp) -> None:
+        """Record a list of words that is assigned to no name, or a sum such as `["vllm", "serve"] + more`."""
         if _is_list(node):
             self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
         else:
             self.generic_visit(node)
+
+    visit_BinOp = visit_List
 
     def visit_Dict(self, node: ast.Dict) -> None:
         """Record the VLLM_ and PYTORCH_ variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
@@ -194,20 +191,14 @@ class _Program(ast.NodeVisitor):
                 self.env[name] = Word(self._literal_text(value), self._offset(key or value))
         self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
-        """Keep a string that is a whole command line as a script."""
-        if isinstance(node.value, str):
-            self._keep_script(node, node.value)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Keep an f-string that is a whole command line as a script, unknown values as placeholders."""
-        self._keep_script(node, self._literal_text(node))
-
-    def _keep_script(self, node: ast.expr, text: str) -> None:
-        """Keep a string that is a whole `vllm serve` command line as a script."""
+    def visit_Constant(self, node: ast.Constant | ast.JoinedStr) -> None:
+        """Keep a string or f-string that is a whole command line as a script, unknown values as placeholders."""
+        text = self._literal_text(node)
         if START.match(text.lstrip()) and " -" in text:
             at = self._source.place(self._offset(node))
             self._scripts.append(Text(self._source.path, text, at.line, (at.column,)))
+
+    visit_JoinedStr = visit_Constant
 
     def _list_words(self, node: ast.expr) -> Iterator[Word]:
         """The words of a list or tuple expression, `+` and names of known lists resolved."""

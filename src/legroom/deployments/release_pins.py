@@ -87,9 +87,14 @@ def releases_beside(path: Path) -> frozenset[str]:
 def with_release(
     server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
 ) -> StartedServer:
-    """The server with the one vLLM release that the file installs, or names beside another image; else unchanged."""
+    """The server with the one vLLM release that the file installs, that its images have (`of_images`) or that its
+    sentences name; unchanged where none or several are, or where its own image is vLLM's and nothing is installed."""
     if "vllm" in server.image.lower():
-        return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
+        if kind in ("document", "python") or not (installs.pinned or installs.is_unpinned):
+            return server
+        if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:
+            return replace(server, image="", installed=min(installs.pinned), is_release_assumed=True)
+        return replace(server, is_release_assumed=True)
     named = installs.pinned | of_images or installs.quoted
     if len(named) != 1:
         return server
@@ -97,12 +102,3 @@ def with_release(
     is_installed = named == installs.pinned and not installs.is_unpinned
     is_certain = is_installed and (kind == "document" or not installs.asks_version)
     return replace(server, installed=min(named), is_release_assumed=not is_certain)
-
-
-def _with_reinstalled_release(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
-    """The server with its release marked assumed where the file installs vLLM; a Dockerfile's only pin replaces it."""
-    if not installs.pinned and not installs.is_unpinned:
-        return server
-    if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:
-        return replace(server, image="", installed=min(installs.pinned), is_release_assumed=True)
-    return replace(server, is_release_assumed=True)

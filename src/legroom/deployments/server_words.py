@@ -38,17 +38,13 @@ def server_start(words: Sequence[str]) -> int | None:
             return i
         is_run = i == 0 or any(basename(before).startswith("python") for before in words[:i])
         if word in API_SERVERS or (word.endswith(_API_SERVER_FILE) and is_run):
-            return _interpreter_index(words, i - 1) if i and words[i - 1] == "-m" else i
+            at = i - 1 if i and words[i - 1] == "-m" else i
+            while 0 < at < i and words[at].startswith("-"):  # back to the Python interpreter
+                at -= 1
+            return at
         if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
             return i
     return None
-
-
-def _interpreter_index(words: Sequence[str], at: int) -> int:
-    """The index of the Python interpreter whose `-m` option is word `at`."""
-    while at and words[at].startswith("-"):
-        at -= 1
-    return at
 
 
 def basename(word: str) -> str:
@@ -72,13 +68,11 @@ def has_variable(word: str) -> bool:
 def expand_variables(word: str, env: Mapping[str, str]) -> str:
     """A word with `$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known."""
 
-    def value(variable: re.Match[str]) -> str:
+    def known_value(variable: re.Match[str]) -> str:
         name = variable[1] or variable[3] or variable[4]
-        if name in env:
-            return env[name]
-        return variable[2] or variable[0]
+        return env[name] if name in env else variable[2] or variable[0]
 
-    return _VARIABLE.sub(value, word) if "$" in word else word
+    return _VARIABLE.sub(known_value, word) if "$" in word else word
 
 
 def dynamo_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:

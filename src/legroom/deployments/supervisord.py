@@ -28,32 +28,27 @@ def is_supervisord(text: str) -> bool:
 def supervisord_subjects(source: Text) -> Iterator[Subject]:
     """The servers and commands of all `[program:...]` sections."""
     for section in _SECTION.finditer(source.text):
-        yield from _program_subjects(source, section)
+        settings = {
+            setting["key"]: Word(_without_comments(setting["value"]), section.start("body") + setting.start("value"))
+            for setting in _SETTING.finditer(section["body"])
+        }
+        command = settings.get("command")
+        if not section["name"].startswith("program:") or command is None:
+            continue
+        env = dict(_environment(settings.get("environment", Word("", 0))))
+        text = command.text.replace("\n", " ").replace("%%", "% ")
+        for simple in simple_commands(Text(source.path, text), env_with_places(env, source.place)):
+            yield from change_servers(
+                subjects_of(source, simple.moved_by(command.offset, {**env, **simple.env}), "shell"),
+                lambda server: replace(server, read_as="a supervisord program"),
+            )
 
 
-def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]:
-    """The servers and commands of one section; none unless it is a `[program:...]` with a command."""
-    settings = {
-        setting["key"]: Word(_without_comments(setting["value"]), section.start("body") + setting.start("value"))
-        for setting in _SETTING.finditer(section["body"])
-    }
-    command = settings.get("command")
-    if not section["name"].startswith("program:") or command is None:
-        return
-    env = dict(_environment(settings.get("environment")))
-    text = command.text.replace("\n", " ").replace("%%", "% ")
-    for simple in simple_commands(Text(source.path, text), env_with_places(env, source.place)):
-        yield from change_servers(
-            subjects_of(source, simple.moved_by(command.offset, {**env, **simple.env}), "shell"),
-            lambda server: replace(server, read_as="a supervisord program"),
-        )
-
-
-def _environment(value: Word | None) -> Iterator[tuple[str, Word]]:
+def _environment(value: Word) -> Iterator[tuple[str, Word]]:
     """The names and values of supervisord's `environment=A="1",B="2"`."""
-    for pair in _VARIABLE.finditer(value.text) if value else ():
+    for pair in _VARIABLE.finditer(value.text):
         given = next((text for text in pair.groups()[1:] if text is not None), "")
-        yield pair[1], Word(given, (value.offset if value else 0) + pair.start(), pair[0])
+        yield pair[1], Word(given, value.offset + pair.start(), pair[0])
 
 
 def _without_comments(value: str) -> str:

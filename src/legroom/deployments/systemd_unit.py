@@ -64,19 +64,13 @@ def _subjects_of_exec_line(
 def _with_start_limit(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
     """The server with the unit's start timeout, where systemd waits for its start."""
     # The start timeout applies only to units that wait: Type=exec and simple start at once.
-    waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
-    start = _start_limit(source, settings, server) if waits else None
+    start = None
+    if "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking"):
+        word = settings.get("TimeoutStartSec") or settings.get("TimeoutSec")
+        seconds = seconds_of_span(word.text) if word else _DEFAULT_TIMEOUT_S  # None for `infinity`
+        start = TimeLimit(seconds, source.place(word.offset) if word else server.place) if seconds else None
     other = frozenset({"*"} if "EnvironmentFile" in settings or "PassEnvironment" in settings else ())
     return replace(server, start_limit=start, other_env=other, read_as="a systemd unit")
-
-
-def _start_limit(source: Text, settings: dict[str, Word], server: StartedServer) -> TimeLimit | None:
-    """The TimeoutStartSec, else TimeoutSec, else systemd's default; None for `infinity` and 0."""
-    word = settings.get("TimeoutStartSec") or settings.get("TimeoutSec")
-    if word is None:
-        return TimeLimit(_DEFAULT_TIMEOUT_S, server.place)
-    seconds = seconds_of_span(word.text)
-    return TimeLimit(seconds, source.place(word.offset)) if seconds else None
 
 
 def seconds_of_span(text: str) -> float | None:
@@ -84,9 +78,5 @@ def seconds_of_span(text: str) -> float | None:
     spans = list(_SPAN.finditer(text.strip()))
     if not spans or text.strip().lower().startswith("inf"):
         return None
-    total = 0.0
-    for part in spans:
-        unit = part[2] or "s"
-        key = "ms" if unit == "ms" else "u" if unit == "us" else unit[0]
-        total += float(part[1]) * _SECONDS[key]
-    return total
+    units = ((float(part[1]), part[2] or "s") for part in spans)
+    return sum(number * _SECONDS["ms" if unit == "ms" else unit[0]] for number, unit in units)

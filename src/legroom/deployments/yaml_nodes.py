@@ -173,8 +173,9 @@ def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
     if kind == "mapping":
         values: Any = {}
         for key, value in node.value:
-            if key.tag == _MERGE:
-                inherited = dict(_merge_key_values(source, value, budget)) | inherited
+            if key.tag == _MERGE:  # `<<: *anchor` or `<<: [*one, *two]`; the first anchor has priority
+                for anchor in value.value if value.id == "sequence" else [value]:
+                    inherited = dict(_to_node(source, anchor, budget).items()) | inherited
             else:
                 name = key.value if isinstance(key.value, str) else "?"
                 repeated += [key.start_mark.index] if name in values else []
@@ -187,11 +188,3 @@ def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
     made = Node(source, node, values)
     made.repeated_keys = repeated
     return made
-
-
-def _merge_key_values(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
-    """The values of `<<: *anchor` or `<<: [*one, *two]`; the first anchor has priority."""
-    merged: dict[str, Node] = {}
-    for anchor in node.value if node.id == "sequence" else [node]:
-        merged = {**dict(_to_node(source, anchor, budget).items()), **merged}
-    yield from merged.items()

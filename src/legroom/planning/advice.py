@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -38,11 +38,6 @@ _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
 """Failures that only another release avoids."""
 
 
-def _never() -> bool:
-    """False, always: the `is_time_up` of a search without a time limit."""
-    return False
-
-
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
     """The plan with flag changes that make it fit, if it does not; `keep`: flags not to change, `enough`: how many."""
     # Single changes come first, then combinations from a search, then last resorts, all on the given GPUs.
@@ -65,9 +60,15 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
 
 
 def with_longer_context_first(advised: Plan) -> Plan:
-    """The advised plan: what cuts a given length after what keeps it, with a tight advice of twice the length."""
+    """The plan with advice that shortens a given max_model_len last. Where the best advice shortens the context, one
+    that allows at least twice its length is added, even if it is tight."""
     if advised.args.max_model_len is not None:
-        advised = replace(advised, advice=tuple(sorted(advised.advice, key=_rank_of_given_length)))
+
+        def rank(each: Advice) -> int:
+            # A shorter context is proposed after what keeps the checkpoint.
+            return max(_loss_rank(each), _COST_OF_CUT_LENGTH if "max_model_len" in each.flags else 0)
+
+        advised = replace(advised, advice=tuple(sorted(advised.advice, key=rank)))
     first = next(iter(advised.advice), None)
     here = [each.plan for each in advised.advice if each.plan.args.gpus_needed <= advised.target.gpus]
     if first is None or not here or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
@@ -85,12 +86,7 @@ def with_longer_context_first(advised: Plan) -> Plan:
     return advised
 
 
-def _rank_of_given_length(advice: Advice) -> int:
-    """Rank of an advice where the user gave the length: a shorter one is proposed after what keeps the checkpoint."""
-    return max(_loss_rank(advice), _COST_OF_CUT_LENGTH if "max_model_len" in advice.flags else 0)
-
-
-def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = _never) -> Plan:
+def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
     """The plan with single-flag advice; `advised` stays False where only a search helps or time ran out."""
     if is_time_up():
         return first
@@ -127,7 +123,7 @@ def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
 
 
 def _single_changes(
-    first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = _never
+    first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = lambda: False
 ) -> list[Advice]:
     """For each lever (kind of flag change) its first working proposal, until `enough` cheap ones fit."""
     working: list[Advice] = []
@@ -168,20 +164,24 @@ def _supported_settings_advice(first: Plan, kept: frozenset[str]) -> Advice | No
             continue
         more = next(iter(with_advice(changed, kept | flags.keys()).advice), None)
         if more is not None:
-            trades = f"{SUPPORTED.trades}; {more.trades}"
-            return Advice({**flags, **more.flags}, why(first, more.plan), more.plan, trades)
+            return _combined_advice(SUPPORTED, flags, more, first)
     return None
+
+
+def _combined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start: Plan) -> Advice:
+    """One advice for a lever's change `flags` and the advice `more` on top of it."""
+    return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, f"{lever.trades}; {more.trades}")
 
 
 def _with_bug_workaround(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
     """The plan with the workaround of a known bug: flags as advice, environment and steps as notes."""
     changed = _plan_with(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
-    variables = [f"{name}={value}" for name, value in bug.env.items()]
-    steps = [*([f"set {' '.join(variables)}"] if variables else []), *bug.steps]
+    variables = " ".join(f"{name}={value}" for name, value in bug.env.items())
+    steps = (f"set {variables}", *bug.steps) if variables else bug.steps
     notes = (*first.notes, *(f"to be safe from that bug: {step}" for step in steps))
-    works = changed is not None and changed.verdict == "fits"
-    trades = f"{bug.title}: this keeps clear of it"
-    advice = (Advice(bug.flags, why(first, changed), changed, trades),) if works and changed else ()
+    advice: tuple[Advice, ...] = ()
+    if changed is not None and changed.verdict == "fits":
+        advice = (Advice(bug.flags, why(first, changed), changed, f"{bug.title}: this keeps clear of it"),)
     return replace(first, advice=advice, advised=True, notes=notes)
 
 
@@ -216,7 +216,7 @@ def _fills_card(advice: Advice) -> bool:
 
 
 def _working_proposal(
-    lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = _never
+    lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = lambda: False
 ) -> Advice | None:
     """The lever's first proposal that fits, else the first that starts where the plan does not; else None."""
     starts: Advice | None = None
@@ -238,8 +238,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
         pinned = kept | flags.keys()
         more = next(_longest_context([changed.target], changed.args, changed, pinned, _gpu_counts(start)), None)
         if more is not None:
-            trades = f"{lever.trades}; {more.trades}"
-            return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, trades)
+            return _combined_advice(lever, flags, more, start)
     return None
 
 
@@ -339,11 +338,8 @@ def _advice_of(
     args = made.args
     if start.args.max_model_len is None and goal.context == start.settings.max_model_len:
         args = replace(args, max_model_len=None)
-    flags = {
-        each.name: value
-        for each in fields(args)
-        if (value := getattr(args, each.name)) != getattr(start.args, each.name) and value is not None
-    }
+    given = ((name, value) for name, value in vars(args).items() if value is not None)
+    flags = {name: value for name, value in given if value != getattr(start.args, name)}
     if made.target.model.name != start.target.model.name:
         flags["model"] = made.target.model.name
     changed = _plan_with(start, flags)

@@ -5,7 +5,7 @@ scale-down window. Used by `export kubernetes --autoscale` and `simulate --autos
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from legroom.records import dataclass
@@ -54,7 +54,7 @@ class ScalingPolicy:
     @property
     def up_window_s(self) -> int:
         """Scale-up stabilization window in seconds: shorter bursts add no replica."""
-        return _up_window_s(self.start_s)
+        return _clamped_seconds(self.start_s / _UP_SHARE, _LEAST_UP_WINDOW_S, _LONGEST_WINDOW_S)
 
     @property
     def down_window_s(self) -> int:
@@ -77,16 +77,12 @@ class ScalingPolicy:
 
 
 def scaling_policy(least: int, most: int, start_s: float, requests_at_once: float) -> ScalingPolicy:
-    """The policy for servers that start in `start_s` and hold `requests_at_once` full-length requests."""
-    grown = 2.0 ** ((start_s + REACTION_S + _up_window_s(start_s)) / DOUBLING_S)
+    """The policy for `least` to `most` replicas that start in `start_s` and hold `requests_at_once` long requests."""
+    policy = ScalingPolicy(least, most, start_s, FULL_RATIO, LEAST_WAITING)
+    grown = 2.0 ** ((start_s + REACTION_S + policy.up_window_s) / DOUBLING_S)
     target = round(max(LEAST_TARGET_RATIO, FULL_RATIO / grown), 2)
     waiting = max(LEAST_WAITING, math.floor((1 - target) * requests_at_once))
-    return ScalingPolicy(least, most, start_s, target, waiting)
-
-
-def _up_window_s(start_s: float) -> int:
-    """Scale-up stabilization window in seconds for servers that start in `start_s`."""
-    return _clamped_seconds(start_s / _UP_SHARE, _LEAST_UP_WINDOW_S, _LONGEST_WINDOW_S)
+    return replace(policy, kv_target_ratio=target, waiting_target=waiting)
 
 
 def _clamped_seconds(seconds: float, least: int, most: int) -> int:

@@ -9,15 +9,8 @@ from pathlib import PurePath
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.releases import Release, release
-from legroom.planning.calibration_store import (
-    MODEL_INDEPENDENT_TERMS,
-    PARALLEL,
-    PRINTED_STEP_BYTES,
-    TERM_SETTINGS,
-    Observation,
-    model_fingerprint,
-    settings_key,
-)
+from legroom.planning import calibration_store as store
+from legroom.planning.calibration_store import Observation
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan, Target, plan
 from legroom.records import dataclass
@@ -56,7 +49,10 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
     """What one start in a log measured, beside its plan; the note says why where nothing is kept."""
     model = model_name or startup.args.model
     try:
-        card = _card_of_start(startup, gpu_name)
+        name = gpu_name or startup.gpu_name
+        card = gpu(name) if name is not None else None
+        if card is not None and startup.gpu_total_bytes:
+            card = with_total(card, startup.gpu_total_bytes)
         planned, note = _plan_of(startup, card, model)
         today = datetime.date.today().isoformat()
         observation = observe(startup, card, planned, model, source=PurePath(log).name, seen=today)
@@ -69,20 +65,12 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
         note = note or first
     if not observation.terms:
         note = note or "it prints no memory figures that legroom can reuse"
-    return CalibratedStart(log, startup, observation, _predictions(planned), note)
-
-
-def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
-    """The GPU that the caller names, else that of the log, with the logged total; None where neither names one."""
-    name = gpu_name or startup.gpu_name
-    if name is None:
-        return None
-    card = gpu(name)
-    return with_total(card, startup.gpu_total_bytes) if startup.gpu_total_bytes else card
+    predicted = {} if planned is None else _predictions(planned)
+    return CalibratedStart(log, startup, observation, predicted, note)
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """The plan of a logged start-up without its measurements, or None and a note why, empty without card or release."""
+    """The plan of a logged start-up, not from its own figures; else None and why (empty: no card or release known)."""
     if card is None or startup.vllm is None:
         return None, ""
     if not model:
@@ -94,10 +82,8 @@ def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | Non
         return None, f"{error.message} (give --model); only what holds for any model is kept"
 
 
-def _predictions(planned: Plan | None) -> dict[str, int]:
-    """The planned bytes by name of the memory term, KV cache included; empty without a plan."""
-    if planned is None:
-        return {}
+def _predictions(planned: Plan) -> dict[str, int]:
+    """The planned bytes by name of the memory term, KV cache included."""
     layout = planned.layout
     return {
         "weights_bytes": layout.weights.bytes,
@@ -112,30 +98,31 @@ def _predictions(planned: Plan | None) -> dict[str, int]:
 def observe(
     startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """The observation of a start-up, without a plan of model-independent terms; LegroomError without GPU or release."""
+    """The observation of a start-up; without a plan it has only terms that hold for any model. LegroomError where GPU
+    or release is not known."""
     if gpu is None:
         hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
         raise LegroomError("the log does not name its GPU", hint)
     if startup.vllm is None:
         raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
-    parallel_sizes = {name: getattr(startup.args, name, None) or 1 for name in PARALLEL}
-    settings = settings_key(planned.settings) if planned is not None else parallel_sizes
-    shape = model_fingerprint(planned.target.model) if planned is not None else ""
+    parallel_sizes = {name: getattr(startup.args, name, None) or 1 for name in store.PARALLEL}
+    settings = store.settings_key(planned.settings) if planned is not None else parallel_sizes
+    shape = store.model_fingerprint(planned.target.model) if planned is not None else ""
     version, total = release(startup.vllm).version, startup.gpu_total_bytes
     return Observation(gpu.name, total, model, version, settings, _logged_terms(startup, planned), source, seen, shape)
 
 
 def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
-    """The bytes that the log printed by memory term, less those that later plans know better or cannot reuse."""
-    printed = {name: getattr(startup, name, None) for name in TERM_SETTINGS}
+    """The printed bytes by memory term; terms that later plans know better or cannot reuse are left out."""
+    printed = {name: getattr(startup, name, None) for name in store.TERM_SETTINGS}
     terms = {name: value for name, value in printed.items() if value is not None and value >= 0}
     if planned is None or planned.settings.pipeline_parallel_size > 1:
         # The log does not say which pipeline stage a line is from, and an unknown model has no plan to compare with.
-        return {name: value for name, value in terms.items() if name in MODEL_INDEPENDENT_TERMS}
+        return {name: value for name, value in terms.items() if name in store.MODEL_INDEPENDENT_TERMS}
     weights, activation = planned.layout.weights, planned.layout.activation
-    if weights.kind == "exact" and abs(terms.get("weights_bytes", 0) - weights.bytes) <= PRINTED_STEP_BYTES:
+    if weights.kind == "exact" and abs(terms.get("weights_bytes", 0) - weights.bytes) <= store.PRINTED_STEP_BYTES:
         del terms["weights_bytes"]  # the exact figure says the same without the rounding of the print
-    if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + PRINTED_STEP_BYTES:
+    if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + store.PRINTED_STEP_BYTES:
         del terms["activation_bytes"]  # compiling took more than later starts will
     return terms
 
@@ -144,8 +131,8 @@ def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Map
     """The observation of a deployment that `legroom probe` started; `profile`: the engine's accounting in bytes."""
     planned = make_plan(args, release, Machine(gpu), advice=False)
     where = (planned.target.gpu.name, profile["total_bytes"], args.model, release.version)
-    key, terms, today = settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
-    return Observation(*where, key, terms, "legroom probe", today, model_fingerprint(planned.target.model))
+    key, terms, today = store.settings_key(planned.settings), profiled_terms(profile), datetime.date.today().isoformat()
+    return Observation(*where, key, terms, "legroom probe", today, store.model_fingerprint(planned.target.model))
 
 
 def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:

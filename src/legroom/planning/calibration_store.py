@@ -168,7 +168,7 @@ def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int |
 
 
 def with_observation(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
-    """The observations with a new one added. It replaces one with the same key, and keeps that one's other terms."""
+    """The observations with a new one added; it replaces one with the same key, whose other terms it takes over."""
     kept, terms = [], dict(new.terms)
     for observation in observations:
         if observation.key == new.key:
@@ -195,7 +195,8 @@ def receipt(observation: Observation) -> dict[str, Any] | None:
 
 
 def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
-    """Stores receipts of (file name, JSON text); own observations win. Returns how many; LegroomError stores none."""
+    """Store receipts given as (file name, JSON text), except where an own observation has the same key; their number.
+    With LegroomError none is stored."""
     path, shared = store_path(), dict[str, Observation]()
     for name, text in receipts:
         try:
@@ -251,9 +252,9 @@ def read_store(path: Path | None = None) -> StoredCalibration:
         return StoredCalibration(problem=f"the calibration store {path} is damaged: {error}")
 
 
-def write_store(observations: tuple[Observation, ...], path: Path | None = None) -> None:
-    """Write these observations as the whole calibration file, by default the user's."""
-    write_json_file(path or store_path(), {"schema": SCHEMA, "observations": [to_json(each) for each in observations]})
+def write_store(observations: tuple[Observation, ...], path: Path) -> None:
+    """Write these observations as the whole calibration file."""
+    write_json_file(path, {"schema": SCHEMA, "observations": [to_json(each) for each in observations]})
 
 
 def store_observations(observations: Iterable[Observation]) -> str:

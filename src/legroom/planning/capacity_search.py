@@ -117,11 +117,8 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
             base = _resolve_split(target, base_args, parallel)
             if base is None:
                 continue
-            if max_answers == 1:
-                combinations = _best_combinations(target, base_args, parallel, base, goal, number)
-            else:
-                combinations = _combinations(target, base_args, parallel, base, goal)
-            for combination in combinations:
+            only_best = max_answers == 1
+            for combination in _combinations(target, base_args, parallel, base, goal, number, only_best):
                 tried, options = _best_utilization(combination, base_args, goal, number, base.max_num_seqs)
                 state.add(combination, goal, tried, options)
                 if max_answers == 1 and any(_gives_up_nothing(option) for option in options):
@@ -163,14 +160,11 @@ def gpus_for_weights(target: Target, args: ServeArgs) -> int:
 
 def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
     """Why vLLM's release refuses every combination of flags, as a sentence."""
-    reasons: list[str] = []
     for parallel in ({}, *parallel_sizes(base_args, goal, traits(target.model).moe)):
         try:
             resolve(replace(base_args, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:
-            reasons.append(error.message)
-    if reasons:
-        return reasons[0]
+            return error.message
     seqs = base_args.max_num_seqs or math.ceil(goal.concurrency)
     return f"vLLM {target.release.version} takes no combination of these flags with --max-num-seqs {seqs:,}"
 
@@ -209,7 +203,7 @@ class _SearchState:
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
 ) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """Up to `max_answers` candidates that start, with plans; none that loses at least as much as an earlier one."""
+    """Up to `max_answers` candidates that start, each with its plan; none that loses as much as an earlier one."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
@@ -238,7 +232,8 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
 
 
 def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs) -> tuple[Plan, tuple[str, ...]]:
-    """The plan and its losses; a raised utilization that leaves hardly any of the card is one, or makes it tight."""
+    """The plan and its losses. A raised utilization that leaves hardly any memory free is one more loss; one above
+    USUAL_UTILIZATION makes the plan tight instead."""
     share, free = found.args.gpu_memory_utilization, max(found.layout.headroom_bytes, 0)
     if share is None or share == base_args.gpu_memory_utilization or found.verdict != "fits":
         return found, losses
@@ -249,40 +244,39 @@ def _tight_where_full(found: Plan, losses: tuple[str, ...], base_args: ServeArgs
 
 
 def _combinations(
-    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal
+    target: Target,
+    args: ServeArgs,
+    parallel: Flags,
+    base: EngineSettings,
+    goal: CapacityGoal,
+    variant: int,
+    only_best: bool,
 ) -> Iterator[FlagCombination]:
-    """Every valid combination of the flags but utilization for these parallel sizes; if too large, the smallest."""
+    """Every valid combination of the flags but utilization for these parallel sizes; where they are too large, the
+    smallest. `only_best`: the least costly one that meets the goal, else the smallest, and for a quantized checkpoint
+    (`variant` above 0) also one that leaves memory free."""
+
+    def candidates(combination: FlagCombination) -> list[SearchCandidate]:
+        return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
+
+    def meets_goal(combination: FlagCombination) -> bool:
+        # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
+        return combination.shortfall_bytes(goal) <= 0 and bool(candidates(combination))
+
+    def leaves_room(combination: FlagCombination) -> bool:
+        return any(candidate.roomy for candidate in candidates(combination))
+
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
     minimum = combined([axis[-1] for axis in axes.values()])
     if minimum is not None and minimum.shortfall_bytes(goal) > 0:
-        yield minimum
+        yield minimum  # what it lacks is the answer
         return
-    for choice in itertools.product(*axes.values()):
-        combination = combined(choice)
-        if combination is not None:
-            yield combination
-
-
-def _best_combinations(
-    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
-) -> Iterator[FlagCombination]:
-    """The least costly combination that meets the goal, for a `variant` also one with room; else the smallest."""
-
-    def meets_goal(combination: FlagCombination) -> bool:
-        # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
-        return combination.shortfall_bytes(goal) <= 0 and bool(
-            _best_utilization(combination, args, goal, variant, 0)[1]
-        )
-
-    def leaves_room(combination: FlagCombination) -> bool:
-        return any(option.roomy for option in _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1])
-
-    axes = flag_axes(target, args, base, goal)
-    combined = _combine_with(target, args, parallel, base)
-    minimum = combined([axis[-1] for axis in axes.values()])
-    is_too_large, answers = minimum is not None and minimum.shortfall_bytes(goal) > 0, 0
-    for sufficient in () if is_too_large else (meets_goal, leaves_room) if variant else (meets_goal,):
+    if not only_best:
+        yield from filter(None, map(combined, itertools.product(*axes.values())))
+        return
+    answers = 0
+    for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
         branches = itertools.chain.from_iterable(
             _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
@@ -290,11 +284,11 @@ def _best_combinations(
             answers += 1
             yield best
     if not answers and minimum is not None:
-        yield minimum  # what it lacks is the answer
+        yield minimum
 
 
 def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
-    """A function that plans one choice per axis (list of flag values); it returns None where vLLM refuses it."""
+    """A function from flags (one choice of each axis) to their combination; it returns None where vLLM refuses them."""
     room = replace(target, gpus=max(target.gpus, base.gpus_used))
 
     def combined(choice: Iterable[Flags]) -> FlagCombination | None:
@@ -334,7 +328,7 @@ def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityG
 def _best_utilization(
     combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
 ) -> tuple[int, list[SearchCandidate]]:
-    """How many utilizations were tried, and the candidate nearest the default that meets the goal, as a list."""
+    """How many utilizations were tried, and a list of the candidate nearest the default that meets the goal, if any."""
     utilizations, band = _utilizations(combination, args, goal), BAND_KEPT[goal.policy]
     default = combination.settings.gpu_memory_utilization
     # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.

@@ -99,25 +99,25 @@ def store_card(record: CardRecord, path: Path | None = None) -> None:
 
 
 def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ranks: int) -> Gpu:
-    """The card with the figures of its newest probe; vLLM's own memory only from a probe of the same release."""
-    matching = [record for record in reversed(list(records)) if _is_same_card(record, card)]
-    if not matching:
+    """The card with the figures of its newest probe, unchanged without one; vLLM's own memory only of this release."""
+    newest_first = [record for record in reversed(list(records)) if _is_same_card(record, card)]
+    if not newest_first:
         return card
-    context = next((record.context_bytes for record in matching if record.context_bytes is not None), None)
-    modules = [
+    context = next((record.context_bytes for record in newest_first if record.context_bytes is not None), None)
+    of_release = [
         record
-        for record in matching
+        for record in newest_first
         if record.vllm_non_torch_bytes is not None
         and record.vllm
         and record.ranks in (1, ranks)
         and known_release(record.vllm).version == release.version
     ]
-    best = max(modules, key=lambda record: record.ranks == ranks, default=None)
-    measured = CardMeasurements(
-        context, best.vllm_non_torch_bytes if best else None, best is not None and best.ranks == ranks and ranks > 1
-    )
-    total = matching[0].total_bytes
-    note = f"measured by legroom probe on {matching[0].seen or 'this machine'}: a total of {gib(total)}"
+    best = max(of_release, key=lambda record: record.ranks == ranks, default=None)
+    measured = CardMeasurements(context)
+    if best is not None:
+        measured = CardMeasurements(context, best.vllm_non_torch_bytes, best.ranks == ranks and ranks > 1)
+    total = newest_first[0].total_bytes
+    note = f"measured by legroom probe on {newest_first[0].seen or 'this machine'}: a total of {gib(total)}"
     totals: dict[str, Any] = dict.fromkeys(("total_bytes", "total_low_bytes", "total_high_bytes"), total)
     notes = "; ".join(filter(None, (card.note, note)))
     return replace(card, **totals, total_source="logged", measured=measured, note=notes)

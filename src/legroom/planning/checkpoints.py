@@ -24,9 +24,9 @@ _MIN_INTEGERS, _MIN_PACKED_BEFORE_0_12 = (7, 5), (8, 0)
 
 
 def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
-    """The published quantized checkpoints that the card runs, widest weights first; none if the model is quantized."""
-    # Of equal widths, the publisher's own comes first, then native formats of the card. None where --quantization is
-    # given or the model is quantized already.
+    """The published quantized checkpoints that the card runs, widest weights first; none where the model is quantized
+    or --quantization is given."""
+    # Of equal widths, the publisher's own comes first, then native formats of the card.
     model = target.model
     if args.quantization or model.quantization or not model.source.startswith("bundled"):
         return []
@@ -41,7 +41,8 @@ def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
 
 
 def _quantized(model: Model, name: str, overrides: str) -> tuple[Model, ...]:
-    """The quantized variants of a model; cached, because memory figures are cached by model object."""
+    """The quantized variants of the model `name`; `overrides`: changes of its config as JSON text."""
+    # Cached, because memory figures are cached by model object.
     changes = json.loads(overrides)
     return tuple(replace(from_bundled(variant, overrides=changes), draft=model.draft) for variant in variants(name))
 

@@ -58,7 +58,7 @@ class FileServer:
 
     @property
     def verdict(self) -> FileVerdict:
-        """`does_not_fit`: refused, or on no possible GPU; `tight`: not safely on one; `unknown`; else `fits`."""
+        """`does_not_fit`: refused, or too large for each possible GPU; `tight`: not safe on one; `unknown`: no plan."""
         if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
@@ -131,17 +131,13 @@ def _planned_server(name: str, what: Deployment, machine: Machine | None, advice
     names = what.gpu_names or ((machine.gpu,) if machine is not None and machine.gpu else ())
     if not names:
         return FileServer(name, what, unknown="nothing says which GPU it runs on", hint=_GPU_HINT)
-    plans: list[Plan] = []
     try:
-        for gpu in names[:_MOST_GPUS]:
-            plans.append(_plan_on_gpu(what, machine, gpu, given, advice))
-    except RefusedByVllm as refusal:
-        if what.release_hint is not None:
-            return FileServer(name, what, refusal=refusal)
-        return FileServer(name, what, unknown=refusal.message, hint=refusal.hint)
+        plans = tuple(_plan_on_gpu(what, machine, gpu, given, advice) for gpu in names[:_MOST_GPUS])
     except LegroomError as error:
+        if isinstance(error, RefusedByVllm) and what.release_hint is not None:
+            return FileServer(name, what, refusal=error)
         return FileServer(name, what, unknown=error.message, hint=error.hint)
-    return FileServer(name, what, tuple(plans))
+    return FileServer(name, what, plans)
 
 
 _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"
@@ -154,10 +150,10 @@ def _spans_nodes(what: Deployment) -> bool:
 
 
 def _plan_on_gpu(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
-    """The plan on one GPU model, under the manifest's memory limit, with the manifest's notes before its own."""
+    """The plan on `given` GPUs of one model, with the memory limit and the notes of the manifest."""
     base = machine or Machine(gpu)
     limit = base.host_memory or (str(what.memory_limit_bytes) if what.memory_limit_bytes else None)
-    count = given if given is None or given >= what.args.gpus_needed else what.args.gpus_needed
+    count = None if given is None else max(given, what.args.gpus_needed)
     made = make_plan(what.args, what.release, replace(base, gpu=gpu, gpus=count, host_memory=limit), advice=advice)
     notes = (*what.notes, *(problem.message for problem in what.problems), *made.notes)
     return replace(made, notes=tuple(dict.fromkeys(notes)))

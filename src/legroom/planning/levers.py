@@ -64,10 +64,9 @@ def less_utilization(plan: Plan) -> Proposals:
     """Lower gpu_memory_utilization in steps of 0.01 down to 0.30; none where the KV cache is too small already."""
     if _pool_is_short(plan):
         return
-    last = int(plan.settings.gpu_memory_utilization * 100)
-    for hundredths in range(last, 29, -1):
-        if hundredths / 100 < plan.settings.gpu_memory_utilization:
-            yield {"gpu_memory_utilization": hundredths / 100}
+    share = plan.settings.gpu_memory_utilization
+    lower = (hundredths / 100 for hundredths in range(int(share * 100), 29, -1))
+    yield from ({"gpu_memory_utilization": each} for each in lower if each < share)
 
 
 def _halved(value: int, least: int) -> Iterator[int]:
@@ -188,11 +187,8 @@ def smaller_model(plan: Plan) -> Proposals:
 
 def supported_settings(plan: Plan) -> Proposals:
     """Default quantization, then default KV cache dtype, then float16, each alone, instead of refused ones."""
-    given = plan.args
-    if given.quantization is not None:
-        yield {"quantization": None}
-    if given.kv_cache_dtype is not None:
-        yield {"kv_cache_dtype": None}
+    given = vars(plan.args)
+    yield from ({name: None} for name in ("quantization", "kv_cache_dtype") if given[name] is not None)
     if plan.settings.dtype != "float16":
         yield {"dtype": "half"}
 

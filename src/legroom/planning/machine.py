@@ -143,21 +143,17 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
 def with_notes(made: Plan) -> Plan:
     """The plan with notes on assumptions about its model and card, and on known bugs of its release."""
-    notes = (*_input_notes(made.target, made.args), *_offload_notes(made), *_kernel_notes(made), *_bug_notes(made))
+    notes = (*_input_notes(made.target, made.args), *_cost_notes(made), *_bug_notes(made))
     return replace(made, notes=(*made.notes, *notes))
 
 
-def _offload_notes(made: Plan) -> Iterator[str]:
-    """What weights in the host's memory cost, where the server starts."""
+def _cost_notes(made: Plan) -> Iterator[str]:
+    """The cost of weights in the host's memory, and of a Radeon card without the encoder's usual kernel."""
     if (offloaded := made.args.cpu_offload_gb) and made.starts:
         yield (
             f"--cpu-offload-gb {offloaded:g}: that much of the weights crosses the bus at every step, which makes "
             "every token many times slower; it helps only where nothing else fits"
         )
-
-
-def _kernel_notes(made: Plan) -> Iterator[str]:
-    """What the encoder takes on a Radeon card where the package of its usual kernel is missing."""
     encoder = encoder_profile(made.target.model, made.settings, made.target.gpu)
     if encoder and encoder.scores_bytes:
         yield (
@@ -170,7 +166,12 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
     """Assumptions about the GPU and the model that the user should know."""
     if target.gpu.note:
         yield target.gpu.note
-    yield from _unlisted_architecture(target)
+    since = first_release(target.model.architecture) if target.release.version != latest().version else None
+    if since is not None and target.release.before(since):
+        yield (
+            f"vLLM {target.release} does not list {target.model.architecture}, which came with {since}: it will most "
+            "likely refuse this model whatever the memory; the figures are what its accounting would give"
+        )
     if chat := chat_checkpoint(args.model, target.model.name):
         yield f"{args.model} is the base model {target.model.name}; the chat model is {chat}"
     spec = args.speculative_config
@@ -211,25 +212,12 @@ def _assumed_note(model: Model) -> str:
     return "described without its config.json" if doubt and model.quantization is None else "quantized as its name says"
 
 
-def _unlisted_architecture(target: Target) -> Iterator[str]:
-    """A note where the release does not list the model's architecture."""
-    if target.release.version == latest().version:
-        return
-    since = first_release(target.model.architecture)
-    if since is not None and target.release.before(since):
-        yield (
-            f"vLLM {target.release} does not list {target.model.architecture}, which came with {since}: it will most "
-            "likely refuse this model whatever the memory; the figures are what its accounting would give"
-        )
-
-
 def _bug_notes(made: Plan) -> Iterator[str]:
     """Up to three bugs that these settings set off and a later release fixed, the most specific first."""
-    target = made.target
-    if target.release.version == latest().version:
+    release = made.target.release
+    if release.version == latest().version:
         return
-    bugs = bugs_of(target.model, target.gpu, made.settings, made.memory)
-    fixed = [bug for bug in bugs if bug.fixed_in is not None]
+    fixed = [bug for bug in bugs_of(made) if bug.fixed_in is not None]
     fixed.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
     for bug in fixed[:3]:
-        yield f"known bug of vLLM {target.release}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"
+        yield f"known bug of vLLM {release}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"

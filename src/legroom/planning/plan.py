@@ -14,7 +14,13 @@ from legroom.facts.known_bugs import KnownBug
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.memory.bands import spare_on_larger_card
-from legroom.memory.deployment_memory import DeploymentMemory, Measurements, deployment_memory, failure_at_best
+from legroom.memory.deployment_memory import (
+    DeploymentMemory,
+    Measurements,
+    deployment_memory,
+    failure_at_best,
+    stage_layout,
+)
 from legroom.memory.host_needs import HostNeeds, deployment_host, host_failure, read_bytes
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.memory.layout import Layout
@@ -129,15 +135,15 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
         return "at the high end of the error band the profile run does not fit on the card"
     if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
         return "at the high end of the error band there is no room to capture CUDA graphs"
-    if headroom_after_band(rank, 1.0) < 0 and gpu.unified:
+    if headroom_after_band(rank, 1.0) >= 0:
+        return ""
+    if gpu.unified:
         left = human_bytes(headroom_after_band(rank, 0.0))
         return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
-    if headroom_after_band(rank, 1.0) < 0 <= headroom_after_band(replace(rank, desktop_bytes=0), 1.0):
+    if headroom_after_band(replace(rank, desktop_bytes=0), 1.0) >= 0:
         left, usual = gib(rank.headroom_bytes, 1), gib(rank.desktop_bytes, 1)
         return f"{left} are left, and a desktop on this card takes about {usual}; without one, say so (--gpu-used 0)"
-    if headroom_after_band(rank, 1.0) < 0:
-        return "at the high end of the error band the card runs over at its peak"
-    return ""
+    return "at the high end of the error band the card runs over at its peak"
 
 
 def headroom_after_band(layout: Layout, band_kept: float) -> int:
@@ -162,6 +168,12 @@ class Target:
     """The limit of host memory, of the container or given by the user."""
     gpus_given: bool = False
     """The number of GPUs is given by the user or the pod, so advice uses no more."""
+
+    def stage_layouts(self, settings: EngineSettings, *, cold: bool = False) -> tuple[Layout, ...]:
+        """The memory layout of each pipeline stage under these settings; `cold`: with an empty compile cache."""
+        seen, others = self.seen or Measurements(), self.held_by_others_bytes
+        stages = range(settings.pipeline_parallel_size)
+        return tuple(stage_layout(self.model, self.gpu, settings, stage, seen, others, cold=cold) for stage in stages)
 
 
 @dataclass(frozen=True)
@@ -241,15 +253,14 @@ def _with_start_up_bug(made: Plan) -> Plan:
     may_happen = made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
     if made.verdict != "fits" or not may_happen:
         return made
-    from legroom.planning.release_bugs import start_up_bug  # reads the list of bugs
+    from legroom.planning.release_bugs import bugs_of  # reads the list of bugs
 
-    target = made.target
-    bug = start_up_bug(target.model, target.gpu, made.settings, made.memory)
-    if bug is None:
-        return made
-    fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
-    reason = f"vLLM {made.target.release} has a bug that ended starts like this: {bug.title}{fixed}"
-    return replace(made, verdict="tight", reason=reason, bug=bug)
+    for bug in bugs_of(made):
+        if bug.may_end_start(made.settings.given, made.target.gpu.interconnect):
+            fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
+            reason = f"vLLM {made.target.release} has a bug that ended starts like this: {bug.title}{fixed}"
+            return replace(made, verdict="tight", reason=reason, bug=bug)
+    return made
 
 
 def _with_first_start_verdict(made: Plan) -> Plan:

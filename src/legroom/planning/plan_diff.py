@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -62,20 +62,14 @@ class ServerDiff:
 
 def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[ServerDiff, ...]:
     """Pair the servers of two files by name, the others in order, and compare each pair."""
-    left = list(old)
-    pairs: dict[int, FileServer] = {}
-    for number, server in enumerate(new):
+    left, before = list(old), list[FileServer | None]()
+    for server in new:
         same = next((other for other in left if other.name == server.name), None)
+        before.append(same)
         if same is not None:
             left.remove(same)
-            pairs[number] = same
-    for number in range(len(new)):
-        if number not in pairs and left:
-            pairs[number] = left.pop(0)
-    diffs = [
-        ServerDiff(server.name, pairs.get(number), server, _changes(pairs.get(number), server))
-        for number, server in enumerate(new)
-    ]
+    before = [left.pop(0) if same is None and left else same for same in before]
+    diffs = [ServerDiff(each.name, same, each, _changes(same, each)) for same, each in zip(before, new, strict=True)]
     return (*diffs, *(ServerDiff(server.name, server, None) for server in left))
 
 
@@ -99,7 +93,11 @@ def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
         if before.get(name) != after.get(name)
     ]
     if old.shown is not None and new.shown is not None:
-        changes += _figure_changes(old.shown, new.shown)
+        sizes, new_figures = (*_PARTS.values(), "free at the peak"), _figures(new.shown)
+        for what, (value, text) in _figures(old.shown).items():
+            new_value, new_text = new_figures[what]
+            if value != new_value:
+                changes.append(PlanChange(what, text, new_text, new_value - value if what in sizes else None))
     return tuple(changes)
 
 
@@ -112,16 +110,6 @@ def _given_settings(server: FileServer) -> dict[str, str]:
     flags: Mapping[str, str] = flags_in(words)
     named = {"model": what.args.model, "vLLM": what.release.version}
     return {**named, **{name: value or "on" for name, value in flags.items()}, **what.args.env}
-
-
-def _figure_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
-    """The GPUs, the host memory limit, the parts of GPU memory and the KV cache, where they differ."""
-    sizes = (*_PARTS.values(), "free at the peak")
-    before, after = _figures(old), _figures(new)
-    for what, (value, text) in before.items():
-        new_value, new_text = after[what]
-        if value != new_value:
-            yield PlanChange(what, text, new_text, new_value - value if what in sizes else None)
 
 
 def _figures(plan: Plan) -> dict[str, tuple[Any, str]]:

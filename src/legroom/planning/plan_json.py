@@ -9,7 +9,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.fit import bands, evidence, starts_like
 from legroom.facts.gpus import gpu, with_total
-from legroom.figures import Figure, Term
+from legroom.figures import Figure
 from legroom.masking import is_secret
 from legroom.memory.bands import band_class
 from legroom.memory.layout import Layout
@@ -41,7 +41,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocum
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
     settings = documents.as_json(plan.settings)
     named = {name: value for name, value in settings.items() if name not in _NOT_ARGS}
-    terms = {f"{name}_bytes": _terms_json(getattr(layout, name).terms) for name in _FIGURES}
+    terms = {f"{name}_bytes": getattr(layout, name).terms for name in _FIGURES}
     return documents.PlanDocument(
         model=target.model.name,
         vllm=target.release.version,
@@ -74,7 +74,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> documents.PlanDocum
         loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(documents.PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
-        terms={**terms, "bytes_per_token": _terms_json(kv.token_terms)} if explain_math else None,
+        terms=documents.as_json({**terms, "bytes_per_token": kv.token_terms}) if explain_math else None,
     )
 
 
@@ -136,11 +136,6 @@ def _planned_band(figure: Figure) -> documents.PlannedBand:
     return documents.PlannedBand(figure.kind, figure.low, figure.high)
 
 
-def _terms_json(terms: Sequence[Term]) -> list[dict[str, Any]]:
-    """The addends of a figure in bytes, each with how it was computed."""
-    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
-
-
 def planned_layout(layout: Layout) -> documents.PlannedLayout:
     """A layout's bytes, without their certainty."""
     figures = {f"{name}_bytes": getattr(layout, name).bytes for name in _FIGURES}
@@ -177,4 +172,4 @@ def states_json(states: Sequence[ServerState]) -> list[dict[str, Any]]:
 
 def _figure_json(figure: Figure) -> dict[str, Any]:
     """A figure's bytes, certainty, band and terms as JSON."""
-    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": _terms_json(figure.terms)}
+    return {name: documents.as_json(getattr(figure, name)) for name in ("kind", "low", "high", "terms")}

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from legroom.facts.gpus import Gpu
+from typing import TYPE_CHECKING
+
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.facts.model import LatentAttention, Model, StateSpace
-from legroom.memory.deployment_memory import DeploymentMemory
-from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import traits
 
-
-def bugs_of(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> list[KnownBug]:
-    """The known bugs of a release that occur with these settings, this model and this card."""
-    traits = traits_of(model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
-    traits |= {"several kv groups"} if len(memory.kv.groups) > 1 else set()
-    return [bug for bug in bugs_with(settings.release, settings.given, gpu.vendor) if set(bug.model) <= traits]
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
 
 
-def start_up_bug(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> KnownBug | None:
-    """The first known bug that stops such a start although memory suffices; None where there is none."""
-    bugs = bugs_of(model, gpu, settings, memory)
-    return next((bug for bug in bugs if bug.may_end_start(settings.given, gpu.interconnect)), None)
+def bugs_of(plan: Plan) -> list[KnownBug]:
+    """The known bugs of the plan's release that occur with its settings, model and card."""
+    settings, vendor = plan.settings, plan.target.gpu.vendor
+    traits = traits_of(plan.target.model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
+    traits |= {"several kv groups"} if len(plan.memory.kv.groups) > 1 else set()
+    return [bug for bug in bugs_with(settings.release, settings.given, vendor) if set(bug.model) <= traits]
 
 
 def traits_of(model: Model) -> set[str]:
-    """The model traits that known bugs are restricted to."""
+    """The names of the model's traits that restrict known bugs, such as `mla` and `multimodal`."""
     mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
     present = {
         "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),

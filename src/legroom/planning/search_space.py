@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
-from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
+from legroom.memory.deployment_memory import free_at_start
 from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.memory.layout import Layout
@@ -168,12 +168,12 @@ class FlagCombination:
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
         """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
 
-        def lacks(share: float) -> int:
-            pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(share, band_kept))
-            over = int(share * self.target.gpu.total_bytes) - self.room_bytes
-            return max(pool_lacks, over, -self.headroom_bytes(share, band_kept))
+        def lacking_at(utilization: float) -> int:
+            pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(utilization, band_kept))
+            over_budget = int(utilization * self.target.gpu.total_bytes) - self.room_bytes
+            return max(pool_lacks, over_budget, -self.headroom_bytes(utilization, band_kept))
 
-        return max(self.shortfall_bytes(goal, band_kept), min(map(lacks, utilizations)), 0)
+        return max(self.shortfall_bytes(goal, band_kept), min(map(lacking_at, utilizations)), 0)
 
     def why_short(self, goal: CapacityGoal, lacking_bytes: int, band_kept: float) -> str:
         """A sentence with the memory that the goal needs and the card has."""
@@ -220,15 +220,15 @@ def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) 
         settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
     except LegroomError:
         return None
-    seen = target.seen or Measurements()
     # The first start, with an empty compile cache, has to meet the goal too.
-    stages = tuple(
-        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=True)
-        for stage in range(settings.pipeline_parallel_size)
-    )
+    stages = target.stage_layouts(settings, cold=True)
     shape = kv_shape(target.model, settings, target.gpu)
-    plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
     needed = tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages)))
-    request_blocks = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
     room = free_at_start(target.model, settings, target.gpu, target.held_by_others_bytes)
-    return FlagCombination(target, settings, flags, stages, shape, needed, request_blocks, room)
+    return FlagCombination(target, settings, flags, stages, shape, needed, blocks_of_request(shape, settings), room)
+
+
+def blocks_of_request(shape: KvShape, settings: EngineSettings) -> float:
+    """Blocks of one full-length request in the release's concurrency figure; 1 without a KV cache."""
+    plenty = plan_of_shape(shape, settings, [1 << 50] * len(shape.stages))
+    return plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0

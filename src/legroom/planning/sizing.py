@@ -141,7 +141,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
 
 
 def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Sequence[Model] = ()) -> Fit:
-    """The fewest of `goal.gpus` that hold the goal with any checkpoint; else a Fit that says what is lacking."""
+    """The fewest of `goal.gpus` that hold the goal with the target's model or one of `others`; else what is lacking."""
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
     targets = [target, *(replace(target, model=other) for other in others)]
@@ -149,12 +149,10 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
     for number, count in enumerate(counts, 1):
         if count < least:
             continue
-        result = search_flags(
-            [replace(each, gpus=count) for each in targets], args, replace(goal, gpus=(count,)), max_answers=1
-        )
-        if result.best is not None:
+        on_count = [replace(each, gpus=count) for each in targets]
+        result = search_flags(on_count, args, replace(goal, gpus=(count,)), max_answers=1)
+        if (plan := result.best) is not None:
             # The part of one card that needs the most for the wanted requests.
-            plan = result.best
             layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
             parts = {
                 "weights": layout.weights.bytes,
@@ -163,7 +161,7 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
                 "outside the budget": layout.outside.bytes,
             }
             limiting, limiting_bytes = max(parts.items(), key=lambda part: part[1])
-            fitting, tried = (target.model.name, target.gpu, result.best, result.losses), counts[:number]
+            fitting, tried = (target.model.name, target.gpu, plan, result.losses), counts[:number]
             return Fit(*fitting, limiting, tried, 0, limiting_bytes, goal.concurrency)
         short, lacking_bytes = result.short_by, result.short_bytes
     return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
@@ -172,11 +170,13 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
 def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[Fit]:
     """Rows of each model by price per hour, then by the memory bought; cards without a price and misfits last."""
 
-    def cost(fit: Fit) -> tuple[bool, float, int]:
-        return fit.plan is None, hourly_usd(fit, prices) or math.inf, fit.count * fit.gpu.total_bytes
+    models = list(dict.fromkeys(fit.model for fit in rows))
 
-    models = dict.fromkeys(fit.model for fit in rows)
-    return [fit for model in models for fit in sorted((each for each in rows if each.model == model), key=cost)]
+    def cost(fit: Fit) -> tuple[int, bool, float, int]:
+        price = hourly_usd(fit, prices) or math.inf
+        return models.index(fit.model), fit.plan is None, price, fit.count * fit.gpu.total_bytes
+
+    return sorted(rows, key=cost)
 
 
 def hourly_usd(fit: Fit, prices: Mapping[str, GpuPrice]) -> float | None:

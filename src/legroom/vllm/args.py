@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Literal
 
 from legroom.facts.releases import Release
@@ -147,20 +148,13 @@ class EngineSettings:
 def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
     """The values of a flag in `others`: () for a switch, None where it is not given; the last occurrence counts."""
     tokens = args.others
-    if not tokens:
-        return None
     values: tuple[str, ...] | None = None
     for i, token in enumerate(tokens):
         flag, has_value, value = token.partition("=")
-        if flag != name:
-            continue
-        if has_value:
+        if flag == name and has_value:
             values = (value,)
-            continue
-        stop = i + 1
-        while stop < len(tokens) and not tokens[stop].startswith("--"):
-            stop += 1
-        values = tokens[i + 1 : stop]
+        elif flag == name:
+            values = tuple(takewhile(lambda word: not word.startswith("--"), tokens[i + 1 :]))
     return values
 
 

@@ -35,10 +35,8 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
             yield _not_valid_text(named, [reason]), "leave --attention-backend out"
         return
     if named and named not in table.names:
-        message = (
-            f"Backend {named} must be registered before use. Use register_backend(Backend.{named}, 'your.module.Class')"
-        )
-        yield message, "leave --attention-backend out"
+        use = f"Use register_backend(Backend.{named}, 'your.module.Class')"
+        yield f"Backend {named} must be registered before use. {use}", "leave --attention-backend out"
         return
     for needs in dict.fromkeys(_layer_needs(settings, model, gpu, release)):
         yield from _refusal(needs, named, table, gpu, release)
@@ -143,7 +141,7 @@ def _setting_hint(needs: LayerNeeds, table: BackendTable) -> str:
 
 
 def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:
-    """What the attention layers ask for; layers that bring their own backend are left out."""
+    """What each attention layer, also of a draft model, needs of a backend; none for layers that bring their own."""
     common: dict[str, Any] = {
         "dtype": settings.dtype,
         "kv_cache_dtype": requested_cache_dtype(settings.given, model, gpu, release),
@@ -178,9 +176,8 @@ def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Rele
 
 
 def _draft_dtype(settings: EngineSettings, model: Model) -> str:
-    """The draft model's KV cache dtype: its own, or the main model's."""
-    own = (settings.given.speculative_config or {}).get("kv_cache_dtype")
+    """The draft model's KV cache dtype: its own, or the main model's unless that is GLM-5's default of fp8_e4m3."""
+    if own := (settings.given.speculative_config or {}).get("kv_cache_dtype"):
+        return str(own)
     by_default = settings.given.kv_cache_dtype is None and model.architecture == "GlmMoeDsaForCausalLM"
-    return (
-        str(own) if own else "auto" if by_default and settings.kv_cache_dtype == "fp8_e4m3" else settings.kv_cache_dtype
-    )
+    return "auto" if by_default and settings.kv_cache_dtype == "fp8_e4m3" else settings.kv_cache_dtype

@@ -33,12 +33,11 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
         tokens, seqs = 2 * tokens, 2 * seqs
     if args.max_num_seqs is not None:
         seqs = args.max_num_seqs
-    given_tokens = args.max_num_batched_tokens
     # 0.9.2 - 0.10.0 replace even a given value without chunked prefill.
-    if given_tokens is None or (not chunked and release.within("0.9.2", "0.10.0")):
+    if args.max_num_batched_tokens is None or (not chunked and release.within("0.9.2", "0.10.0")):
         tokens = _default_tokens_v1(args, model, release, tokens, seqs, max_model_len, chunked)
     else:
-        tokens = given_tokens
+        tokens = args.max_num_batched_tokens
     if args.max_num_seqs is None and release.at_least("0.10.1"):
         seqs = min(seqs, tokens)
     return Batching(tokens, seqs, chunked, _prefix_caching_v1(args, model, release))
@@ -47,10 +46,10 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """V1's max_num_batched_tokens where none is given; `tokens`, `seqs`: the card's defaults."""
+    """V1's max_num_batched_tokens where none is given; `tokens`: the card's default, `seqs`: max_num_seqs."""
     # Data-parallel ranks that share experts over an all-to-all backend with batched experts.
-    many = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
-    is_batched = many and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
+    shares_experts = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
+    is_batched = shares_experts and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
     if release.at_least("0.20.0") and is_batched:
         tokens = 256 * (2 if args.performance_mode == "throughput" else 1)
     if not chunked:

@@ -68,6 +68,7 @@ def plain_name(word: str) -> str:
 
 
 def long_name(name: str) -> str:
+    """The full name of a flag of any release, for any spelling; without `no-` for a name that no release has."""
     plain = plain_name(name)
     flag = _flag_by_name_or_prefix(plain, flags_ever())
     return flag.name if flag else _without_no_prefix(plain)
@@ -90,6 +91,7 @@ def _without_no_prefix(name: str) -> str:
 
 
 def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None:
+    """The flag with this name, its --no- form or this unique prefix; None where there is none or several."""
     flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag
@@ -99,14 +101,11 @@ def _flag_by_name_or_prefix(name: str, table: Mapping[str, Flag]) -> Flag | None
 
 def _end_of_values(words: Sequence[str], at: int, flag: Flag | None) -> int:
     """The index after the values of a flag that start at `at`."""
-    kind = flag.kind if flag else "str"
-    if kind in ("switch", "bool"):
+    kind, end = flag.kind if flag else "str", at
+    if kind in ("switch", "bool") or (kind == "optbool" and words[at : at + 1] and words[at].lower() not in _TRUTHS):
         return at
-    if kind == "optbool":
-        return at + int(at < len(words) and words[at].lower() in _TRUTHS)
-    most = len(words) if kind.startswith("list:") else at + 1
-    end = at
-    while end < min(most, len(words)) and not looks_like_flag(words[end]):
+    most = len(words) if kind.startswith("list:") else min(at + 1, len(words))
+    while end < most and not looks_like_flag(words[end]):
         end += 1
     return end
 
@@ -122,7 +121,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
 
 
 def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """The words with these settings (by dest) as the release's flags from `flags_at` on; None removes one."""
+    """The words with these settings (by dest) as the release's flags; None removes one. Flags begin at `flags_at`."""
     kept = list(words[:flags_at])
     for part in command_parts(words[flags_at:], release):
         if not part.name or part.dest not in changes:
@@ -216,7 +215,7 @@ def _by_dest(release: Release) -> dict[str, Flag]:
 
 
 def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
-    """The value of a ServeArgs field; before 0.11.1 capture sizes go into the compilation config."""
+    """The value of a ServeArgs field; before 0.11.1 the compilation config also holds the capture sizes."""
     value = getattr(args, dest)
     if release.at_least("0.11.1"):
         return value

@@ -41,14 +41,11 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
     yield from field_refusals(settings.given, release)
     for rule in (
         _unknown_name_refusals,
-        _dtype_refusals,
-        _media_refusals,
-        _runner_refusals,
-        _parallel_refusals,
+        _input_refusals,
+        _interface_refusals,
         _shard_refusals,
         _context_parallel_refusals,
         _expert_refusals,
-        _routed_expert_refusals,
         _lora_refusals,
         _scheduler_refusals,
         _speculation_refusals,
@@ -66,11 +63,8 @@ def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield from _out_of_bounds(dest, value, rule, flag_name(dest))
     for dest, class_name in _JSON_FLAGS.items():
-        value = _json_value(args, dest)
-        if value is None:
-            continue
         fields = release_facts("config_fields", release).get(class_name, {})
-        for key, item in value.items():
+        for key, item in (_json_value(args, dest) or {}).items():
             yield from _json_refusals(flag_name(dest), class_name, key, item, fields)
 
 
@@ -131,9 +125,7 @@ def _unknown_name_refusals(settings: EngineSettings, model: Model, release: Rele
     if backend and backend not in known:
         message = f"Unknown attention backend: '{backend}'. Valid options are: {', '.join(known)}"
         yield message, "leave --attention-backend out"
-    transfer = _json_value(settings.given, "kv_transfer_config")
-    if transfer is None:
-        return
+    transfer = _json_value(settings.given, "kv_transfer_config") or {}
     connector, connectors = transfer.get("kv_connector"), known_names("connectors", release)
     if connector and not transfer.get("kv_role"):
         roles = "'kv_producer', 'kv_consumer', or 'kv_both'"
@@ -142,8 +134,8 @@ def _unknown_name_refusals(settings: EngineSettings, model: Model, release: Rele
         yield f"Unsupported connector type: {connector}", f"use one of {', '.join(connectors)}"
 
 
-def _dtype_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusal of float16 for model types that vLLM does not run in it."""
+def _input_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of float16 for model types that vLLM does not run in it, and of negative --limit-mm-per-prompt."""
     model_type = str(model.config.get("model_type") or "")
     if settings.dtype == "float16" and model_type in known_names("without_float16", release):
         yield (
@@ -151,10 +143,6 @@ def _dtype_refusals(settings: EngineSettings, model: Model, release: Release) ->
             "bfloat16 or float32 instead.",
             "use --dtype bfloat16",
         )
-
-
-def _media_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of negative counts in --limit-mm-per-prompt."""
     for kind, limit in (settings.given.limit_mm_per_prompt or {}).items():
         count = limit.get("count") if isinstance(limit, Mapping) else limit
         if model.modalities and isinstance(count, int) and count < 0:
@@ -162,24 +150,18 @@ def _media_refusals(settings: EngineSettings, model: Model, release: Release) ->
             yield message, f"give --limit-mm-per-prompt 0 or more of {kind}"
 
 
-def _runner_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals: --convert without --runner pooling (before 0.21), --runner generate of a pooling-only model."""
+def _interface_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of --convert, --runner, expert and pipeline parallelism that the model's class does not support."""
     implements = interfaces(model.architecture, release)
-    if implements is None:
-        return
-    runner, convert = settings.given.runner, other_value(settings.given, "--convert")
-    # In 0.20.2, not in 0.22.1: --convert alone leaves a generative model without a pooler.
-    converted = runner is None and convert not in (None, "auto", "none")
-    if converted and "pools" not in implements and release.before("0.21.0"):
-        yield "AssertionError: pooler_config is not None", "add --runner pooling"
-    if runner in ("generate", "draft") and "pools" in implements and "generates" not in implements:
-        message = f"Embedding models do not support `--runner {runner}`. Use `--runner pooling` or `--runner auto`."
-        yield message, "leave --runner out"
-
-
-def _parallel_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of expert parallelism without experts and of pipeline parallelism without support for it."""
-    implements = interfaces(model.architecture, release)
+    if implements is not None:
+        runner, convert = settings.given.runner, other_value(settings.given, "--convert")
+        # In 0.20.2, not in 0.22.1: --convert alone leaves a generative model without a pooler.
+        converted = runner is None and convert not in (None, "auto", "none")
+        if converted and "pools" not in implements and release.before("0.21.0"):
+            yield "AssertionError: pooler_config is not None", "add --runner pooling"
+        if runner in ("generate", "draft") and "pools" in implements and "generates" not in implements:
+            message = f"Embedding models do not support `--runner {runner}`. Use `--runner pooling` or `--runner auto`."
+            yield message, "leave --runner out"
     if settings.enable_expert_parallel and not traits(model).moe:
         message = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
         yield message, "leave --enable-expert-parallel out: the model has no experts"
@@ -269,7 +251,7 @@ def _context_parallel_refusals(settings: EngineSettings, model: Model, release: 
 
 
 def _expert_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of expert load balancing (EPLB) and dual batch overlap (DBO)."""
+    """Refusals of expert load balancing (EPLB), dual batch overlap (DBO) and --enable-return-routed-experts."""
     given = settings.given
     redundant = (_json_value(given, "eplb_config") or {}).get("num_redundant_experts") or 0
     if is_given(given, "--enable-eplb"):
@@ -293,15 +275,11 @@ def _expert_refusals(settings: EngineSettings, model: Model, release: Release) -
             f"backends. {backend} is not supported.",
             "add --all2all-backend deepep_low_latency, or leave --enable-dbo out",
         )
-
-
-def _routed_expert_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of --enable-return-routed-experts, which returns each token's experts to the client."""
-    if release.before("0.32.0") or not is_given(settings.given, "--enable-return-routed-experts"):
+    if release.before("0.32.0") or not is_given(given, "--enable-return-routed-experts"):
         return
     reasons = (
         (settings.runner != "V2", "requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."),
-        (is_pooling(settings.given, model), "only supports generate runners."),
+        (is_pooling(given, model), "only supports generate runners."),
         (not traits(model).moe, "only supports MoE models."),
         (not settings.enable_prefix_caching, "requires prefix caching."),
     )

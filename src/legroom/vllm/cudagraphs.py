@@ -38,7 +38,10 @@ def graph_plan(args: ServeArgs, model: Model, gpu: Gpu, release: Release, engine
     mode = _mode_v1(args, model, gpu, release)
     if mode == "NONE":
         return GraphPlan("NONE", ())
-    sizes = _sizes_v1(args, gpu, release, batching, _own_top_size(model, release))
+    model_limit = None
+    if model.architecture == "GptOssForCausalLM" and release.at_least("0.10.1"):
+        model_limit = 992 if release.version == "0.11.0" else 1024
+    sizes = _sizes_v1(args, gpu, release, batching, model_limit)
     return GraphPlan(mode, sizes) if sizes else GraphPlan("NONE", ())
 
 
@@ -148,15 +151,11 @@ def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -
     return "PIECEWISE"
 
 
-def _own_top_size(model: Model, release: Release) -> int | None:
-    """The largest capture size that a model class sets (gpt-oss, 0.10.1+); else None."""
-    if model.architecture != "GptOssForCausalLM" or release.before("0.10.1"):
-        return None
-    return 992 if release.version == "0.11.0" else 1024
-
-
-def _sizes_v1(args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, own_top: int | None) -> tuple[int, ...]:
-    """The batch sizes that V1 captures, ascending: those asked for, or the release's defaults."""
+def _sizes_v1(
+    args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, model_limit: int | None
+) -> tuple[int, ...]:
+    """The batch sizes that V1 captures, ascending: those that the user gave, else the release's defaults.
+    `model_limit`: the largest default size that the model's class sets, as gpt-oss does; None for other models."""
     max_num_batched_tokens = batching.max_num_batched_tokens
     asked = args.cudagraph_capture_sizes or _int_list((args.compilation_config or {}).get("cudagraph_capture_sizes"))
     legacy = _legacy_sizes(args) if release.within("0.9.0", "0.12.0") else ()
@@ -165,31 +164,30 @@ def _sizes_v1(args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, o
     if asked:
         limit = max_num_batched_tokens if release.at_least("0.8.0") else max(asked)
         return tuple(sorted({size for size in asked if 1 <= size <= limit}))
-    if own_top and release.before("0.11.1") and (not legacy or legacy[0] < own_top):
-        sizes = (1, 2, 4, *range(8, 256, 8), *range(256, own_top + 1, 16))
-        return tuple(size for size in sizes if size <= max_num_batched_tokens)
-    if release.before("0.11.1"):
-        top = legacy[0] if legacy else 512
-        if release.at_least("0.10.0") and not legacy:
-            top = min(2 * batching.max_num_seqs, 512)
-        if release.before("0.8.0"):
-            return (1, 2, 4, *range(8, top + 1, 8))
-        return tuple(size for size in (1, 2, 4, *range(8, top + 1, 8)) if size <= max_num_batched_tokens)
-    return _strided_sizes(args, gpu, release, batching, legacy[0] if legacy else own_top)
+    if release.at_least("0.11.1"):
+        return _strided_sizes(args, gpu, release, batching, legacy[0] if legacy else model_limit)
+    top = legacy[0] if legacy else min(2 * batching.max_num_seqs, 512) if release.at_least("0.10.0") else 512
+    sizes: tuple[int, ...] = (1, 2, 4, *range(8, top + 1, 8))
+    if model_limit and (not legacy or top < model_limit):
+        sizes = (1, 2, 4, *range(8, 256, 8), *range(256, model_limit + 1, 16))
+    limit = max_num_batched_tokens if release.at_least("0.8.0") else top
+    return tuple(size for size in sizes if size <= limit)
 
 
 def _strided_sizes(
-    args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, asked_top: int | None
+    args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, largest: int | None
 ) -> tuple[int, ...]:
-    """Capture sizes from 0.11.1 on: steps of 8 up to 256, of 16 beyond, and the sizes of full decode batches."""
+    """Capture sizes from 0.11.1 on up to the `largest` (None: the release's default): in steps of 8 up to 256, of 16
+    beyond, and the sizes of full decode batches."""
     max_num_seqs, max_num_batched_tokens = batching.max_num_seqs, batching.max_num_batched_tokens
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
     config = args.compilation_config or {}
-    asked_top = args.max_cudagraph_capture_size or config.get("max_cudagraph_capture_size") or asked_top
-    open_top = not isinstance(asked_top, int)
-    top = min(max_num_seqs * query_len * 2, ceiling) if open_top else int(asked_top or 0)
-    decode = _decode_sizes(release, query_len, max_num_seqs, ceiling, top) if open_top else set()
+    largest = args.max_cudagraph_capture_size or config.get("max_cudagraph_capture_size") or largest
+    top, decode = largest, set[int]()
+    if not isinstance(top, int):
+        top = min(max_num_seqs * query_len * 2, ceiling)
+        decode = _decode_sizes(release, query_len, max_num_seqs, ceiling, top)
     top = min(top, max_num_batched_tokens)
     dense = args.performance_mode == "interactivity" and release.at_least("0.17.0")
     sizes = set(range(1, min(top, 32) + 1)) if dense else {size for size in (1, 2, 4) if size <= top}
@@ -201,7 +199,7 @@ def _strided_sizes(
 
 
 def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
-    """Sizes of uniform decode batches, which may lie between the steps."""
+    """Capture sizes up to `top` of decode batches in which every request has `query_len` tokens."""
     if query_len > 1 and release.at_least("0.29.0"):
         most = min(max_num_seqs, ceiling)
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))
@@ -223,6 +221,6 @@ def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
 
 
 def _int_list(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        return ()
-    return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
+    """The integers of a list; empty for any other value."""
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))

@@ -70,10 +70,8 @@ def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tupl
     if release.at_least("0.11.0"):
         return "V1", ""
     asked = env_flag(args, "VLLM_USE_V1")
-    if release.before("0.8.0"):
-        return ("V1", "") if asked and release.at_least("0.6.4") else ("V0", "")
-    if asked is not None:
-        return ("V1", "") if asked else ("V0", "")
+    if release.before("0.8.0") or asked is not None:
+        return "V1" if asked and release.at_least("0.6.4") else "V0", ""
     reason = next(_v0_reasons(args, model, gpu, release), None)
     if reason is None:
         return "V1", ""
@@ -82,10 +80,9 @@ def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tupl
 
 def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Iterator[str]:
     """Why 0.8.0 - 0.10.2 select the V0 engine, in the order of vLLM's checks."""
-    if other_value(args, "--load-format") in ("sharded_state", "tensorizer") and (
-        release.before("0.9.0") or other_value(args, "--load-format") == "sharded_state"
-    ):
-        yield f"--load-format {other_value(args, '--load-format')}"
+    load_format = other_value(args, "--load-format")
+    if load_format == "sharded_state" or (load_format == "tensorizer" and release.before("0.9.0")):
+        yield f"--load-format {load_format}"
     for name, last in _V1_REFUSED_FLAGS:
         harmless = name in _HARMLESS and other_value(args, name) == _HARMLESS[name]
         if is_given(args, name) and not release.after(last) and not harmless:
@@ -193,14 +190,13 @@ def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> 
     method = draft_method(args.speculative_config)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     allowed = {"", *(_V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"})}
-    against = (
-        method not in allowed and not method.endswith("_mtp"),
-        method == "eagle3" and pipeline,
-        (args.prefill_context_parallel_size or 1) > 1 and not traits(model).mla,
-        pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher",
-        any(is_given(args, name) for name in _V2_REFUSED_FLAGS),
+    return (
+        (method not in allowed and not method.endswith("_mtp"))
+        or (method == "eagle3" and pipeline)
+        or ((args.prefill_context_parallel_size or 1) > 1 and not traits(model).mla)
+        or (pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher")
+        or any(is_given(args, name) for name in _V2_REFUSED_FLAGS)
     )
-    return any(against)
 
 
 def _v2_refuses(args: ServeArgs) -> bool:

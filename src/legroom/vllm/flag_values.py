@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -59,10 +60,8 @@ def read_json(text: str) -> Any:
     """JSON, in which a bare 80k counts thousands; BadValue otherwise."""
     if len(text) > _MAX_JSON_CHARS:
         raise BadValue(f"JSON of at most {_MAX_JSON_CHARS:,} characters")
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        pass
     try:
         return json.loads(_JSON_HUMAN.sub(_plain_number, text), parse_constant=_refuse_constant)
     except (ValueError, RecursionError, BadValue):
@@ -92,14 +91,11 @@ def read_pairs(text: str) -> dict[str, int]:
 
 def dotted_value(text: str) -> Any:
     """The value of `--some-config.key VALUE`: JSON, a count, or else a string."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        pass
-    try:
+    with suppress(BadValue):
         return read_int(text, human=True)
-    except BadValue:
-        return text
+    return text
 
 
 def nested(keys: list[str], value: Any) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class FlagReader:
     positionals: list[str] = field(default_factory=list)
 
     def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
+        """Record a problem of a flag."""
         self.problems.append(FlagProblem(flag, kind, message, instead, value))
 
     def has_value_next(self) -> bool:
@@ -49,6 +50,7 @@ class FlagReader:
         return self.at < len(self.tokens) and not flag_values.looks_like_flag(self.tokens[self.at])
 
     def take_token(self) -> str:
+        """The next word, which is then read."""
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -176,7 +178,15 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
     env, rest, positional_model = _strip_head(tokens)
     reader = FlagReader(release, rest)
     while reader.at < len(rest):
-        _read_token(reader)
+        token = reader.take_token()
+        if not token or token in ("--", "-h", "--help"):
+            continue
+        if not token.startswith("-") or token == "-" or flag_values.NUMBER.fullmatch(token):
+            reader.positionals.append(token)
+        elif token.startswith("-O") and not token.startswith("-O."):
+            _read_optimization(token, reader)
+        else:
+            _read_flag(token, reader)
     # The dotted keys of a flag are one JSON value, which replaces one given as a whole.
     for flag, value in reader.dotted.values():
         reader.store(flag, value)
@@ -206,19 +216,6 @@ def _strip_head(tokens: Sequence[str]) -> tuple[dict[str, str], list[str], bool]
     if tokens[:1] == ["serve"]:
         return env, tokens[1:], True
     return env, tokens, True
-
-
-def _read_token(reader: FlagReader) -> None:
-    """Reads the next token: a positional, -O, or a flag with its values."""
-    token = reader.take_token()
-    if not token or token in ("--", "-h", "--help"):
-        return
-    if not token.startswith("-") or token == "-" or flag_values.NUMBER.fullmatch(token):
-        reader.positionals.append(token)
-    elif token.startswith("-O") and not token.startswith("-O."):
-        _read_optimization(token, reader)
-    else:
-        _read_flag(token, reader)
 
 
 def _read_optimization(token: str, reader: FlagReader) -> None:

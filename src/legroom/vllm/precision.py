@@ -17,22 +17,19 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
     """The dtype of activations and unquantized weights, and a note (or "") where the card lacks bfloat16."""
     has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
     asked = (args.dtype or "auto").lower().removeprefix("torch.")
-    if asked == "auto":
-        stored = _DTYPES.get(model.dtype, model.dtype)
-        if stored == "float32":
-            is_half = not has_bf16 or release.before("0.9.1")
-            is_half = is_half or (is_pooling(args, model) and release.at_least("0.10.1"))
-            return ("float16" if is_half else "bfloat16"), ""
-        if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
-            fallback = (
-                "float32" if model.config.get("model_type") in known_names("without_float16", release) else "float16"
-            )
-            return fallback, f"{gpu.name} has no bfloat16: vLLM {release} falls back to {fallback}"
-    elif asked in _DTYPES:
-        stored = _DTYPES[asked]
-    else:
-        hint = "use one of auto, " + ", ".join(_DTYPES)
-        raise LegroomError(f"--dtype {args.dtype} is not a precision vLLM knows", hint)
+    if asked != "auto":
+        if asked not in _DTYPES:
+            hint = "use one of auto, " + ", ".join(_DTYPES)
+            raise LegroomError(f"--dtype {args.dtype} is not a precision vLLM knows", hint)
+        return _DTYPES[asked], ""
+    stored = _DTYPES.get(model.dtype, model.dtype)
+    if stored == "float32":
+        pools_in_half = is_pooling(args, model) and release.at_least("0.10.1")
+        return ("float16" if not has_bf16 or release.before("0.9.1") or pools_in_half else "bfloat16"), ""
+    if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
+        without_half = known_names("without_float16", release)
+        fallback = "float32" if model.config.get("model_type") in without_half else "float16"
+        return fallback, f"{gpu.name} has no bfloat16: vLLM {release} falls back to {fallback}"
     return stored, ""
 
 

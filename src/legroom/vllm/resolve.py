@@ -91,17 +91,11 @@ def default_and_longest_len(args: vllm_args.ServeArgs, model: Model, release: Re
     # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
     full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
     # LongRoPE: from 0.11.1 on the default is the original length, and the limit the full one.
-    starts_short = isinstance(original, int) and _is_longrope(config) and release.at_least("0.11.1")
+    sections = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
+    rope: Mapping[str, Any] = next((section for section in sections if isinstance(section, Mapping)), {})
+    is_longrope = rope.get("rope_type", rope.get("type")) == "longrope"
+    starts_short = isinstance(original, int) and is_longrope and release.at_least("0.11.1")
     return (int(original or full) if starts_short else full), full
-
-
-def _is_longrope(config: Mapping[str, Any]) -> bool:
-    """Whether the config's RoPE scaling is longrope (Phi-3), whose length is not multiplied."""
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = config.get(key)
-        if isinstance(rope, Mapping):
-            return bool(rope.get("rope_type", rope.get("type")) == "longrope")
-    return False
 
 
 _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}
@@ -110,19 +104,18 @@ _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu"
 def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release) -> vllm_args.EngineSettings:
     """The settings that vLLM resolves; LegroomError where the release refuses them."""
     check_given(args, release)
-    notes: list[str] = [release.note] if release.note else []
-    engine, fallback = engine_of(args, model, gpu, release)
-    if fallback:
-        notes.append(fallback)
+    engine, fallback_note = engine_of(args, model, gpu, release)
     dtype, dtype_note = activation_dtype(args, model, gpu, release)
-    if dtype_note:
-        notes.append(dtype_note)
+    notes = [note for note in (release.note, fallback_note, dtype_note) if note]
     length = max_model_len(args, model, release)
     batching = (batching_v0 if engine == "V0" else batching_v1)(args, model, gpu, release, length)
     runner = runner_of(args, model, gpu, release)
     graphs = graph_plan(args, model, gpu, release, engine, batching)
     async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)
     pipeline, utilization = args.pipeline_parallel_size or 1, args.gpu_memory_utilization
+    if utilization is None:
+        utilization = float(default("--gpu-memory-utilization", release))
+    parallel_sizes = {name: getattr(args, name) or 1 for name in vllm_args.PARALLEL_SIZES}
     settings = vllm_args.EngineSettings(
         release=release,
         engine=engine,
@@ -135,17 +128,11 @@ def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release)
         auto_fit_len=args.max_model_len == -1,
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=batching.max_num_batched_tokens,
-        gpu_memory_utilization=float(default("--gpu-memory-utilization", release))
-        if utilization is None
-        else utilization,
+        gpu_memory_utilization=utilization,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         block_size=args.block_size,
-        tensor_parallel_size=args.tensor_parallel_size or 1,
-        pipeline_parallel_size=pipeline,
-        data_parallel_size=args.data_parallel_size or 1,
-        decode_context_parallel_size=args.decode_context_parallel_size or 1,
-        prefill_context_parallel_size=args.prefill_context_parallel_size or 1,
+        **parallel_sizes,
         enable_expert_parallel=bool(args.enable_expert_parallel),
         enforce_eager=bool(args.enforce_eager),
         cudagraph_mode=graphs.mode,
@@ -207,7 +194,7 @@ def _hybrid_manager_off(args: vllm_args.ServeArgs, model: Model, release: Releas
 
 
 def _takes_hybrid_manager(args: vllm_args.ServeArgs, release: Release) -> bool:
-    """Whether the KV connector works with the hybrid manager; one that is not known is taken to."""
+    """Whether the KV connector works with the hybrid manager; also where it is not known."""
     known, able = (known_names(f"connectors{suffix}", release) for suffix in ("", "_with_hybrid_manager"))
     name = (vllm_args.json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
     return name not in known or name in able

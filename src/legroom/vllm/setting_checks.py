@@ -71,7 +71,7 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
     """Raises LegroomError (RefusedByVllm with vLLM's message) for combinations that the release refuses."""
-    for check in (_check_tokens, _check_heads, _check_sizes, _check_state_blocks):
+    for check in (_check_tokens, _check_heads, _check_sizes):
         check(settings, model)
     for vllm_message, hint in config_refusals(settings, model, settings.release):
         raise RefusedByVllm(vllm_message, hint, vllm_message)
@@ -117,7 +117,7 @@ def _check_heads(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_sizes(settings: EngineSettings, model: Model) -> None:
-    """Raises LegroomError for more stages than layers, a --block-size of no backend, and no blocks at all."""
+    """Raises LegroomError for more stages than layers, and for block sizes and numbers of blocks that vLLM refuses."""
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
     size, blocks = settings.block_size, settings.num_gpu_blocks_override
     if stages > layers:
@@ -128,15 +128,11 @@ def _check_sizes(settings: EngineSettings, model: Model) -> None:
     if blocks is not None and blocks < 1 and not traits(model).bidirectional:
         message = f"--num-gpu-blocks-override {blocks} is out of range"
         raise LegroomError(message, "--num-gpu-blocks-override takes a whole number from 1 up")
-
-
-def _check_state_blocks(settings: EngineSettings, model: Model) -> None:
-    """Raises RefusedByVllm for --mamba-block-size without prefix caching."""
-    size, release = settings.given.mamba_block_size, settings.release
-    if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):
+    state_size, release = settings.given.mamba_block_size, settings.release
+    if state_size in (None, settings.max_model_len) or settings.enable_prefix_caching or release.before("0.11.1"):
         return
     raise RefusedByVllm(
-        f"--mamba-block-size {size} needs prefix caching, which vLLM {release} leaves off here",
+        f"--mamba-block-size {state_size} needs prefix caching, which vLLM {release} leaves off here",
         "add --enable-prefix-caching, or leave --mamba-block-size out",
         "--mamba-block-size can only be set with --enable-prefix-caching",
     )

@@ -86,12 +86,15 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
     return task in _POOLING_TASKS if task is not None and task != "auto" else model.is_pooling
 
 
+def _barred_kinds(args: ServeArgs) -> set[str]:
+    """The kinds of media with a limit of 0 in --limit-mm-per-prompt."""
+    return {kind for kind, limit in (args.limit_mm_per_prompt or {}).items() if limit in (0, {"count": 0})}
+
+
 def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
     """Whether encoders are loaded: from 0.11 on not where --limit-mm-per-prompt is 0 for every kind."""
-    limits = args.limit_mm_per_prompt or {}
-    barred = {kind for kind, limit in limits.items() if limit in (0, {"count": 0})}
-    taken = frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
-    none_allowed = len(barred) == len(limits) and taken <= barred
+    barred, taken = _barred_kinds(args), frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
+    none_allowed = len(barred) == len(args.limit_mm_per_prompt or {}) and taken <= barred
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))
 
 
@@ -101,7 +104,7 @@ def built_encoders(args: ServeArgs, model: Model, release: Release) -> tuple[Mod
         return ()
     if release.before("0.11.0"):
         return model.modalities
-    barred = {kind for kind, limit in (args.limit_mm_per_prompt or {}).items() if limit in (0, {"count": 0})}
+    barred = _barred_kinds(args)
     return tuple(encoder for encoder in model.modalities if not encoder.kinds <= barred)
 
 

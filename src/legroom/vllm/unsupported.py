@@ -192,23 +192,18 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     """Why the quantization is refused: unknown, deprecated, or not for this checkpoint, card or dtype."""
     if not (settings.quantization or settings.given.quantization):
         return
-    flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
-    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
-    if (
-        accepted == ()
-        or declared in _RENAMED
-        or (accepted and "no_such_method" in accepted and quantization_method(flag or "", release) is None)
-    ):
-        # The checkpoint's method overrides the flag, whatever it says.
-        flag = None
+    flag = _flag_in_force((settings.given.quantization or "").lower(), declared, model, release)
     method = _method_in_use(flag, model, gpu, release)
     if quantization_method(method, release) is None:
         yield _unknown_method(method, release)
         return
-    mismatch = _method_mismatch(flag, declared, model, gpu, release)
-    if mismatch is not None:
-        yield mismatch
+    if flag is not None and declared is not None and not _is_compatible(flag, declared, model, gpu, release):
+        message = (
+            f"Quantization method specified in the model config ({declared}) does not match the quantization method "
+            f"specified in the `quantization` argument ({flag})."
+        )
+        yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
         return
     requantizes = (settings.given.quantization or "").startswith((*_REQUANTIZING, "mxfp8"))
     if requantizes and declared and is_recorded(release) and release.before("0.21.0"):  # in 0.20.2, not in 0.22.1
@@ -246,6 +241,13 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     yield from _eplb_reasons(method, settings, model, release)
 
 
+def _flag_in_force(flag: str, declared: str | None, model: Model, release: Release) -> str | None:
+    """The method of --quantization; None where it is empty or the method of the checkpoint overrides it."""
+    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
+    takes_any = accepted is not None and "no_such_method" in accepted and quantization_method(flag, release) is None
+    return None if accepted == () or declared in _RENAMED or takes_any else flag or None
+
+
 def _unknown_method(method: str, release: Release) -> Unsupported:
     """A quantization method that the release does not have, with the plugin that brings it."""
     package = plugin_of(method, release)
@@ -253,19 +255,6 @@ def _unknown_method(method: str, release: Release) -> Unsupported:
     if package:
         return Unsupported(_ID, message, f"install {package}, which brings {method} to vLLM {release}")
     return Unsupported(_ID, message, f"vLLM {release} has no quantization method {method}")
-
-
-def _method_mismatch(
-    flag: str | None, declared: str | None, model: Model, gpu: Gpu, release: Release
-) -> Unsupported | None:
-    """The reason where --quantization names another method than the checkpoint's config; else None."""
-    if flag is None or declared is None or _is_compatible(flag, declared, model, gpu, release):
-        return None
-    message = (
-        f"Quantization method specified in the model config ({declared}) does not match the quantization method "
-        f"specified in the `quantization` argument ({flag})."
-    )
-    return Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
 
 
 def _on_unquantized(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
@@ -477,26 +466,15 @@ def _is_own_config(model: Model) -> bool:
     return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
 
 
-def _sparse_kernel_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """An uncertain reason where no sparse MLA kernel that DeepSeek-V4 needs is built for the card."""
+def _attention_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where vLLM finds no attention backend for the model on this card, or rejects the named one; an uncertain
+    one where no sparse MLA kernel that DeepSeek-V4 needs is built for the card."""
+    for message, hint in backend_refusals(settings, model, gpu, release):
+        yield Unsupported("unsupported_attention_backend", message, hint)
     table = backend_table(release, gpu.compute_capability) if traits(model).compressed_mla else None
     if table is not None and not any(table.supports(name, "runs") for name in table.names if name.endswith("_DSV4")):
         message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
         yield Unsupported("unsupported_gpu", message, "it may not run there: use Hopper or Blackwell", certain=False)
 
 
-def _attention_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A reason where vLLM finds no attention backend for the model on this card, or rejects the named one."""
-    for message, hint in backend_refusals(settings, model, gpu, release):
-        yield Unsupported("unsupported_attention_backend", message, hint)
-
-
-_CHECKS = (
-    _architecture_reasons,
-    _dtype_reasons,
-    _method_reasons,
-    _kv_dtype_reasons,
-    _attention_reasons,
-    _sparse_kernel_reasons,
-    _card_reasons,
-)
+_CHECKS = (_architecture_reasons, _dtype_reasons, _method_reasons, _kv_dtype_reasons, _attention_reasons, _card_reasons)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -209,10 +210,8 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
     """Each size in bytes; texts that are no size are skipped."""
     sizes = []
     for text in texts:
-        try:
+        with suppress(ValueError, OverflowError):
             sizes.append(size_bytes(text))
-        except (ValueError, OverflowError):
-            continue
     return tuple(sizes)
 
 

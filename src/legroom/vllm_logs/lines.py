@@ -59,7 +59,8 @@ class LineWidth:
         # The name of an error can be wrapped: `torch.OutOf` and `MemoryError: `.
         return not _EXCEPTION.match(following) or line[-1:].isalnum() or line.endswith(".")
 
-    def joined(self, line: str, following: str) -> str:
+    def rejoined(self, line: str, following: str) -> str:
+        """The line with its wrapped rest `following`, and with the blank between them that wrapping took away."""
         if self.at_words:
             return f"{line.rstrip()} {following.lstrip()}"
         # A blank at the break is lost in pasted text.
@@ -90,7 +91,7 @@ def line_width(sample: str) -> LineWidth | None:
     longest = max(map(len, lines))
     if not _NARROWEST <= longest <= _WIDEST:
         return None
-    filled = sum(1 for line in lines if line)
+    filled = sum(map(bool, lines))
     at_column, at_words = LineWidth(longest, at_words=False), LineWidth(longest, at_words=True)
     full, broken = (
         sum(width.breaks(line, following) for line, following in pairwise(lines)) for width in (at_column, at_words)
@@ -117,19 +118,18 @@ def line_width(sample: str) -> LineWidth | None:
 def _breaks_between_words(lines: list[str]) -> bool:
     """Whether every line ends and the next begins with a whole known word, so that wrapping divided none."""
     filled = [words for line in lines if (words := line.lower().split())]
-    pairs = [(before[-1], after[0]) for before, after in pairwise(filled)]
-    return all(word in _message_words() for pair in pairs for word in pair)
+    return all({before[-1], after[0]} <= _message_words() for before, after in pairwise(filled))
 
 
 @cache
 def _message_words() -> frozenset[str]:
     """The lower-case words of all known log messages."""
-    words = (word for message in message_patterns() for mark in message.marks for word in mark.lower().split())
-    return frozenset((*words, *" ".join(message_openings()).lower().split()))
+    texts = (*message_openings(), *(mark for message in message_patterns() for mark in message.marks))
+    return frozenset(" ".join(texts).lower().split())
 
 
 def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
-    """The joined lines, and the last lines that may continue where more text follows."""
+    """The rejoined lines; and, where `more` text follows, the last lines, whose rest may be in it."""
     whole: list[bytes] = []
     number = 0
     while number < len(lines):
@@ -139,7 +139,7 @@ def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tup
             following = _decode(lines[number + taken])
             if not width.breaks(part, following):
                 break
-            line, part = width.joined(line, following), following
+            line, part = width.rejoined(line, following), following
             taken += 1
         if more and number + taken >= len(lines) - 1:
             break
@@ -205,15 +205,15 @@ def read_line(number: int, raw: str) -> LogLine:
     head = text[:400]
     process = _process_label(head) if "pid=" in head else None
     rank = _RANK.search(head) if "rank" in head or "Worker" in head else None
-    at = _LOGGED_AT.search(head)
+    at, time, iso_time = _LOGGED_AT.search(head), _VLLM_TIME.search(head), _ISO_TIME.search(head)
     return LogLine(
         number,
         text,
         without_prefixes(text),
         process["label"] if process else "",
-        _first_int(rank.groups()) if rank else (int(process["rank"]) if process and process["rank"] else None),
+        int(rank[rank.lastindex or 0][:6]) if rank else int(process["rank"]) if process and process["rank"] else None,
         int(process["pid"][:12]) if process else None,
-        _time_of_line(head),
+        time[1] if time else f"{iso_time[1]} {iso_time[2]}" if iso_time else "",
         f"{at[1]}{at[2].rpartition('/')[2]}" if at else "",
     )
 
@@ -285,17 +285,3 @@ def _process_label(head: str) -> re.Match[str] | None:
     while last and (behind := _PROCESS.match(head, last.end())):
         last = behind
     return last
-
-
-def _time_of_line(head: str) -> str:
-    """The time at the head of a line as vLLM or an ISO prefix writes it; empty where there is none."""
-    match = _VLLM_TIME.search(head)
-    if match:
-        return match[1]
-    iso = _ISO_TIME.search(head)
-    return f"{iso[1]} {iso[2]}" if iso else ""
-
-
-def _first_int(groups: tuple[str | None, ...]) -> int | None:
-    """The first non-empty group as a number (its first 6 digits); None where all are empty."""
-    return next((int(group[:6]) for group in groups if group), None)

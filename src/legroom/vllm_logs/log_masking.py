@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from legroom.masking import TOKENS
@@ -17,9 +18,11 @@ _SECRETS = (
 )
 _PROMPT = r"(prompt(?:_token_ids)?['\"]?: ?)('(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|\[[0-9, ]*\]?)"
 _LINK = r"https?://[^\s)'\"<>]+"
+_SECRET_NAME = re.compile("api_key|hf_token|secret|password", re.IGNORECASE)
 
 
 def masked_log_text(text: str) -> str:
+    """The text of a log with secrets and prompts masked, and links replaced by `[link]`."""
     text = printable(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)
@@ -32,17 +35,12 @@ def printable(text: str) -> str:
 
 
 def mask_log_values(value: Any) -> Any:
+    """A JSON value with every text in it masked, and all that a key with a secret's name holds."""
     if isinstance(value, str):
         return masked_log_text(value)
     if isinstance(value, dict):
-        return {
-            key: MASK if _is_secret_name(str(key)) and inner else mask_log_values(inner) for key, inner in value.items()
-        }
+        secret = {key for key, inner in value.items() if inner and _SECRET_NAME.search(str(key))}
+        return {key: MASK if key in secret else mask_log_values(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [mask_log_values(inner) for inner in value]
     return value
-
-
-def _is_secret_name(key: str) -> bool:
-    lowered = key.lower()
-    return any(word in lowered for word in ("api_key", "hf_token", "secret", "password"))

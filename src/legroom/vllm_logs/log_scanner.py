@@ -72,7 +72,8 @@ class Scanner:
         self.lines = at
 
     def _search_buffer(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[LogPassage, None, int]:
-        """Yields every line of buffer[:end] with a mark; returns the number of lines so far."""
+        """Yield every line of buffer[:end] with a mark; return the number of its lines plus `at`, that of the lines
+        before it. `last`: nothing follows, so sampled marks are read too."""
         starts = sorted(self._sampled_line_starts(buffer, end))
         step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))
@@ -133,12 +134,13 @@ class Scanner:
         return True
 
     def _mark_finder(self) -> LiteralFinder:
+        """The finder of every mark that is not sampled."""
         if self._finder is None:
             self._finder = _finder_without(frozenset(self._sampled))
         return self._finder
 
     def _search_long_line(self, buffer: bytes, at: int) -> Iterator[LogPassage]:
-        """What surrounds each mark in a line of many megabytes, at most 64 times."""
+        """What surrounds each mark in line `at + 1`, which has many megabytes; at most 64 times."""
         position = 0
         for _ in range(64):
             hit, mark = next(self._mark_finder().find(buffer, position, len(buffer)), (0, b""))
@@ -158,9 +160,10 @@ def _search_end(buffer: bytes, end: int) -> int:
 
 
 def read_passage(buffer: bytes, start: int, number: int, hit: int | None = None) -> LogPassage:
-    """The line that begins at `start`, and the lines after it."""
+    """The line that begins at `start`, with its number, and the lines after it. Of a long line only the text around
+    `hit`, the place of a mark, is read."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
-        start = hit - 2000  # a long line: only the text around the mark
+        start = hit - 2000
     lines: list[str] = []
     position = start
     process = _process_id(buffer, start, start + _PREFIX_BYTES)
@@ -187,7 +190,7 @@ def _process_id(buffer: bytes, start: int, stop: int) -> bytes:
 @cache
 def all_marks() -> tuple[bytes, ...]:
     """Every text that a known message or start-up line contains, as bytes."""
-    marks = [mark for message in message_patterns() if message.role not in ("once",) for mark in message.marks]
+    marks = [mark for message in message_patterns() if message.role != "once" for mark in message.marks]
     for line in startup_lines():
         marks += _RARER_MARKS.get(line.mark, (line.mark,))
     marks += ["Application startup complete"]
@@ -197,7 +200,7 @@ def all_marks() -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4)
 def _finder_without(sampled: frozenset[bytes]) -> LiteralFinder:
-    """Finds every mark but those of which samples are enough."""
+    """A finder of every mark but the sampled ones; cached."""
     return LiteralFinder(tuple(mark for mark in all_marks() if mark not in sampled))
 
 

@@ -56,7 +56,7 @@ def pieces_of_stdin() -> Iterator[bytes]:
     yield from _opened_pieces(stream.buffer, "standard input")
 
 
-def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> Iterator[bytes]:
+def pieces_of_command(words: list[str], what: str) -> Iterator[bytes]:
     """The output of a program such as `journalctl -u UNIT`; LegroomError, naming `what`, where it fails."""
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
@@ -70,7 +70,7 @@ def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> 
         for piece in _opened_pieces(process.stdout, what):
             head = head or piece[:400]
             yield piece
-    if process.wait(timeout=timeout_s) != 0:
+    if process.wait(timeout=600.0) != 0:
         printed = head.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
         raise LegroomError(f"{words[0]} could not give the log of {what}: {printed[0]}")
 
@@ -143,14 +143,9 @@ class _PrependedStream:
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
         self._head, self._rest = head, rest
 
-    def read(self, size: int = -1) -> bytes:
-        if not self._head:
-            return self._rest.read(size)
-        if size < 0:
-            taken, self._head = self._head + self._rest.read(), b""
-            return taken
+    def read(self, size: int) -> bytes:
         taken, self._head = self._head[:size], self._head[size:]
-        return taken
+        return taken or self._rest.read(size)
 
 
 def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -51,7 +51,6 @@ def load_logged_model(name: str) -> Model:
         return from_bundled(known)
 
 
-_FIELDS = {field.name for field in fields(ServeArgs)} - {"usage", "env", "others"}
 _PAIR = re.compile(
     r"""['"]?(?P<name>[a-z_]\w*)['"]?\s*[:=]\s*(?P<value>'[^']*'|"[^"]*"|True|False|None|-?\d+(?:\.\d+)?(?=[,)}\s]|$))"""
 )
@@ -101,7 +100,7 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
             printed = read_printed(text)  # of a truncated text also the names after the gap
             given |= ({} if printed.is_whole else _plain_pairs(text)) | dict(printed.values)
     model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
-    chosen = {name: _typed_value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
+    chosen = {name: _typed_value(name, value) for name, value in given.items() if name in FIELDS and value is not None}
     for name, value in facts.items():
         if name != "cudagraph_capture_sizes" and chosen.get(name) is None:
             chosen[name] = value
@@ -112,23 +111,27 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
 
 
 def given_args(mapping: str | None, namespace: str | None, release: Release | None, from_llm: bool) -> GivenFlags:
-    """The typed flags, without the release's defaults and with flags that do not affect memory."""
+    """The flags that were typed, defaults left out, from the text of `non-default args` (`mapping`), else of Namespace.
+    `from_llm`: the server was started by the LLM class."""
     text = mapping if mapping is not None else namespace
     if text is None:
         return GivenFlags()
     printed = read_printed(text)
     if mapping is None:
         printed = given_only(printed, release)
-    named = {name: _typed_value(name, value) for name, value in printed.values.items() if name in _FIELDS}
+    named = {name: _typed_value(name, value) for name, value in printed.values.items() if name in FIELDS}
     speculative = {key: printed.values[name] for name, key in SPECULATIVE_FIELDS.items() if printed.values.get(name)}
     chosen = {name: value for name, value in named.items() if value is not None}
     if speculative:
         chosen["speculative_config"] = speculative
     chosen["model"] = str(printed.values.get("model") or printed.values.get("model_tag") or "")
     args = ServeArgs(**chosen, others=other_words(printed, release, from_llm))
-    lost = () if printed.is_whole else ("the flags behind the place where its line was cut",)
+    by_dest = _flags_by_dest(release)
+    unread = [by_dest[name].name for name in printed.unread if name in by_dest and name not in _NOT_FLAGS]
+    if not printed.is_whole:
+        unread.append("the flags behind the place where its line was cut")
     is_module = not from_llm and "model_tag" not in printed.values and "subparser" not in printed.values
-    return GivenFlags(args, is_module, (*hidden_flag_names(printed, release), *lost))
+    return GivenFlags(args, is_module, tuple(unread))
 
 
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
@@ -144,20 +147,12 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 def _typed_value(name: str, value: Any) -> Any:
     """The value if it has the field's type, else None: the repr of an object is no value."""
-    kind = str(ServeArgs.__dataclass_fields__[name].type)
-    if kind.startswith("Mapping"):
-        return value if isinstance(value, dict) else None
-    if kind.startswith("tuple"):
-        return tuple(value) if isinstance(value, list | tuple) else None
-    if kind.startswith("bool"):
-        return value if isinstance(value, bool) else None
-    if kind.startswith("int"):
-        if name == "max_model_len" and value == "auto":
-            return -1
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-    if kind.startswith("float"):
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    return value if isinstance(value, str) else None
+    if name == "max_model_len" and value == "auto":
+        return -1
+    kind = FIELDS[name].partition(" ")[0].partition("[")[0]  # of `tuple[int, ...] | None`
+    if not isinstance(value, _TYPES[kind]) or isinstance(value, bool) != (kind == "bool"):
+        return None
+    return tuple(value) if kind == "tuple" else float(value) if kind == "float" else value
 
 
 def _plain_pairs(text: str) -> dict[str, Any]:
@@ -185,6 +180,9 @@ _NOT_FLAGS = frozenset({"model_tag", "subparser", "command", "dispatch_function"
 _SET_BY_LLM_CLASS = frozenset({"disable_log_stats"})
 """`LLM(...)` sets these by itself."""
 _MAX_FLAGS = 400
+_TYPES: dict[str, Any] = {"bool": bool, "int": int, "str": str, "Mapping": dict}
+_TYPES |= {"float": int | float, "tuple": list | tuple}
+"""The Python types of printed values, by the type of the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +202,13 @@ def read_printed(text: str) -> PrintedFlags:
     inner, at = text.strip(), 0
     # Namespace(...) is passed without its brackets; a dictionary without its closing brace is truncated.
     inner = inner[1:] if inner.startswith("{") else f"{inner})"
-    while len(values) < _MAX_FLAGS and (pair := _next_pair(inner, at)):
-        name, written, at = pair
+    while len(values) < _MAX_FLAGS and (named := _NAME.match(inner, at)):
+        end = _end_of_value(inner, named.end())
+        if end is None:
+            break
+        name, at = named["quoted"] or named["double"] or named["bare"], end + 1
         try:
-            values.setdefault(name, _printed_value(written))
+            values.setdefault(name, _printed_value(inner[named.end() : end].strip()))
         except ValueError:
             unread.append(name)
     return PrintedFlags(values, tuple(unread), not inner[at:].strip(" )}"))
@@ -239,12 +240,6 @@ def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool =
     return tuple(words)
 
 
-def hidden_flag_names(printed: PrintedFlags, release: Release | None) -> tuple[str, ...]:
-    """Flags that were given with a value that the log does not show."""
-    by_dest = _flags_by_dest(release)
-    return tuple(by_dest[name].name for name in printed.unread if name in by_dest and name not in _NOT_FLAGS)
-
-
 def _flag_words(flag: Flag, value: Any) -> list[str]:
     """The flag and a logged value as command-line words; none for a switch that is off."""
     if isinstance(value, dict) or (isinstance(value, list) and not flag.kind.startswith("list:")):
@@ -265,21 +260,10 @@ def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
     if value is None or value is False or value in ([], {}, ""):
         return True
     declared = defaults_ever(flag.name) if release is None else (default(flag.name, release),)
-    return any(one == value or (isinstance(one, str) and _is_enum_default(one, value)) for one in declared)
-
-
-def _is_enum_default(default_text: str, value: Any) -> bool:
-    """Whether a default written as an enum member in vLLM's source equals the value; expressions count as equal."""
-    return "(" in default_text or default_text.rpartition(".")[2].lower() == str(value).lower()
-
-
-def _next_pair(text: str, at: int) -> tuple[str, str, int] | None:
-    """The next name, its value as written, and where to continue; None at the end."""
-    name = _NAME.match(text, at)
-    end = _end_of_value(text, name.end()) if name else None
-    if name is None or end is None:
-        return None
-    return name["quoted"] or name["double"] or name["bare"], text[name.end() : end].strip(), end + 1
+    # vLLM's source writes some defaults as members of an enum, others as expressions, which count as equal.
+    shown = str(value).lower()
+    named = (text for text in declared if isinstance(text, str))
+    return value in declared or any("(" in text or text.rpartition(".")[2].lower() == shown for text in named)
 
 
 def _end_of_value(text: str, at: int) -> int | None:
@@ -310,14 +294,10 @@ def _printed_value(written: str) -> Any:
     """The value that Python or JSON wrote, an enum's value, or LoRA modules as `name=path`; else ValueError."""
     enum = _ENUM.fullmatch(written)
     text = enum["value"] if enum else written
-    try:
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     modules = [f"{module['name']}={module['path']}" for module in _MODULE.finditer(text)]
     if modules and text.startswith("["):
         return modules

@@ -97,14 +97,18 @@ def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
 
 
 def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
+    """The start-up events of a log, given as its text or as its lines, in order."""
     lines = text.splitlines() if isinstance(text, str) else text
     for number, raw in enumerate(lines, 1):
-        line = plain_line(raw)
-        yield from events_in_line(line, number, _process_of_line(line))
+        line, process = plain_line(raw), ""
+        if match := _PROCESS.search(line[:400]):
+            rest = _PID.sub("", match["rest"] or "").strip(" ,")
+            process = f"{match['label']} {rest}".strip()
+        yield from events_in_line(line, number, process)
 
 
 def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEvent]:
-    """The start-up events of one line without colours and JSON envelope."""
+    """The start-up events of one line without colours and JSON envelope, printed by this `process` (empty: unknown)."""
     for index in _startup_patterns().matching(line):
         form = startup_lines()[index]
         pattern, excluded_prefixes = _without_lookbehind(form.pattern.pattern)
@@ -172,45 +176,42 @@ def startup_of(events: list[StartupEvent]) -> Startup:
 
 def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
     """The start-up with release, arguments and engine settings as the log prints them."""
-    config = _first_value(events, "config")
-    facts = engine_facts(str(config)) if config else {}
-    mapping, namespace = _first_value(events, "mapping"), _first_value(events, "namespace")
-    args = merged_args(_text_or_none(mapping), _text_or_none(namespace), facts)
+    config, mapping, namespace = (_first_text(events, name) for name in ("config", "mapping", "namespace"))
+    facts = engine_facts(config) if config else {}
+    args = merged_args(mapping, namespace, facts)
     if not args.model:
-        args = replace(args, model=_text_or_none(_first_value(events, "model")) or "")
+        args = replace(args, model=_first_text(events, "model") or "")
     from_server = any(event.id in ("api_server", "namespace") or "APIServer" in event.process for event in events)
     batched = _first_value(events, "max_num_batched_tokens_count")
     if args.max_num_batched_tokens is None and isinstance(batched, int):
         args = replace(args, max_num_batched_tokens=batched)
-    usage: Usage = "serve" if from_server or "model_tag" in (_text_or_none(mapping) or "") else "llm"
-    version = _text_or_none(_first_value(events, "version"))
+    usage: Usage = "serve" if from_server or "model_tag" in (mapping or "") else "llm"
+    version = _first_text(events, "version")
     try:
         release = known_release(version) if version else None
     except LegroomError:
         release = None
-    given = given_args(_text_or_none(mapping), _text_or_none(namespace), release, usage == "llm")
-    others = given.args.others or (engine_words(str(config), args.model, release) if config else ())
-    gpu = _first_value(events, "gpu") or _first_value(events, "gpu_underscored")
+    given = given_args(mapping, namespace, release, usage == "llm")
+    others = given.args.others or (engine_words(config, args.model, release) if config else ())
+    gpu = _first_text(events, "gpu") or _first_text(events, "gpu_underscored")
     return replace(
         startup,
         vllm=version,
         args=replace(args, usage=usage, others=others),
         given=given,
         args_known=mapping is not None or namespace is not None,
-        architecture=_text_or_none(_first_value(events, "architecture")),
-        runner=_text_or_none(_first_value(events, "runner")),
+        architecture=_first_text(events, "architecture"),
+        runner=_first_text(events, "runner"),
         world_size=_largest_value(events, "world_size_count"),
-        gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
+        gpu_name=gpu.replace("_", " ").strip() if gpu else None,
         compiled=_first_value(events, "compiled") is not None,
     )
 
 
 def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
     """The start-up with the printed memory figures: the largest use and the smallest free memory of all ranks."""
-    estimate = _largest_value(events, "graph_estimate_bytes")
-    weights = _largest_value(events, "weights_bytes")
-    consumed = _largest_value(events, "consumed_bytes")
-    non_torch = _largest_value(events, "non_torch_bytes")
+    names = ("graph_estimate_bytes", "weights_bytes", "consumed_bytes", "non_torch_bytes")
+    estimate, weights, consumed, non_torch = (_largest_value(events, name) for name in names)
     if non_torch is None and consumed is not None and weights is not None:
         # 0.27+ prints weights and non-torch as one sum, read from the device.
         non_torch = consumed - weights
@@ -239,8 +240,7 @@ def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
     """Whether the CUDA graph estimate is taken off the KV cache; by release where the log does not say."""
-    printed = _first_value(events, "graph_profiling")
-    if printed is not None:
+    if (printed := _first_value(events, "graph_profiling")) is not None:
         return printed == "enabled"
     return vllm is not None and logged_release(vllm).at_least("0.20.0")
 
@@ -274,17 +274,14 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
     return StartupFailure(id_, event.line_number, event.text, needed, left, longest)
 
 
-def _process_of_line(line: str) -> str:
-    """The process and rank that a line names, without the pid; empty where it names none."""
-    match = _PROCESS.search(line[:400])
-    if not match:
-        return ""
-    rest = _PID.sub("", match["rest"] or "").strip(" ,")
-    return f"{match['label']} {rest}".strip()
-
-
 def _first_value(events: list[StartupEvent], name: str) -> Value | None:
+    """The field `name` of the first event that has it; None where none has."""
     return next((event.fields[name] for event in events if name in event.fields), None)
+
+
+def _first_text(events: list[StartupEvent], name: str) -> str | None:
+    value = _first_value(events, name)
+    return None if value is None else str(value)
 
 
 def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
@@ -297,7 +294,3 @@ def _largest_value(events: list[StartupEvent], name: str) -> Any:
 
 def _smallest_value(events: list[StartupEvent], name: str) -> Any:
     return min(_values_of_name(events, name), default=None)
-
-
-def _text_or_none(value: Value | None) -> str | None:
-    return None if value is None else str(value)

@@ -6,6 +6,7 @@ import re
 import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
@@ -92,15 +93,13 @@ class HereDocument:
     """Whether the shell leaves `$` and backslashes in it alone."""
 
 
-def here_documents(text: str) -> Iterator[HereDocument]:
+def here_documents(text: str) -> list[HereDocument]:
     """Every here-document of a script, in order."""
     documents: list[HereDocument] = []
-    try:
+    with suppress(TooManyWords):
         for _ in logical_lines(text, documents):
             pass
-    except TooManyWords:
-        pass
-    yield from documents
+    return documents
 
 
 def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Iterator[list[Word]]:

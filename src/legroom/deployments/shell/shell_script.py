@@ -21,12 +21,12 @@ _PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
 _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
 
 
-def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
-    """A script as a file part: all its commands and the servers they start."""
+def read_shell(source: Text, env: Mapping[str, Word] | None = None) -> FilePart:
+    """A script as a file part: all its commands and the servers they start; `env`: variables that it begins with."""
     subjects: list[Subject] = []
     unread = None
     try:
-        for subject in script_subjects(source, runs, env or {}):
+        for subject in script_subjects(source, "shell", env or {}):
             subjects.append(subject)
     except TooManyWords as error:
         unread = Unread(source.place(error.offset), error.message, error.hint)
@@ -88,16 +88,11 @@ def subjects_of(
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")
             to_a_shell = behind_c and any(server_words.basename(text) in _RUNS_C for text in texts[: i - 1])
             if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
-                at = word.place or source.place(word.offset)
-                inner = Text(source.path, _inner_script(word), at.line, (at.column,))
+                at, text = word.place or source.place(word.offset), word.text
+                if text.count("\n") > word.raw.count("\n"):  # the lines of a variable become one
+                    text = re.sub(r"\\\n", "  ", text).replace("\n", ";")
+                inner = Text(source.path, text, at.line, (at.column,))
                 yield from script_subjects(inner, runs, env_with_places(command.env, source.place), depth + 1)
-
-
-def _inner_script(word: Word) -> str:
-    """The script text in a word after `sh -c`; lines that come from a variable are joined into one."""
-    if word.text.count("\n") <= word.raw.count("\n"):
-        return word.text
-    return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")
 
 
 def _container_subjects(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:

@@ -41,6 +41,8 @@ class Function:
 
 
 class Functions:
+    """The functions that a script has defined so far, and the one whose body is being read."""
+
     def __init__(self) -> None:
         self.by_name: dict[str, Function] = {}
         self._every: list[Function] = []
@@ -274,16 +276,16 @@ def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
 
 def _positional_parameters(given: list[Word]) -> dict[str, Word]:
     """`$1`, `$2` ... up to a word that may expand to several or none."""
-    positions: dict[str, Word] = {}
-    for number, word in enumerate(given, 1):
-        is_single = word.raw.startswith(('"', "'")) and "@" not in word.text
-        if not is_single and ("$" in word.text or "`" in word.text):
-            break
-        positions[str(number)] = word
-    return positions
+
+    def is_one_word(word: Word) -> bool:
+        is_quoted = word.raw.startswith(('"', "'")) and "@" not in word.text
+        return is_quoted or not ("$" in word.text or "`" in word.text)
+
+    return {str(number): word for number, word in enumerate(takewhile(is_one_word, given), 1)}
 
 
 def _split_assignment(word: Word) -> tuple[str, Word]:
+    """The name of `NAME=value` or `NAME+=value`, and its value as a word at the same place."""
     name, _, value = word.text.partition("=")
     return name.removesuffix("+"), Word(value, word.offset, word.raw)
 
@@ -350,11 +352,11 @@ def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> I
 def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
     """The text with `--flag $NAME` left as it is where NAME is empty: scripts add it only if it is set."""
 
-    def value(variable: re.Match[str]) -> str:
+    def kept_if_empty(variable: re.Match[str]) -> str:
         is_empty = texts.get(variable[3] or variable[4]) == ""
         return f"{variable[1]}{LITERAL_DOLLAR}{variable[2]}" if is_empty else variable[0]
 
-    return _VALUE_OF_FLAG.sub(value, text) if "--" in text and "$" in text else text
+    return _VALUE_OF_FLAG.sub(kept_if_empty, text) if "--" in text and "$" in text else text
 
 
 def _with_literal_dollars(word: Word) -> Word:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.memory.overhead import charges_device_wide
-from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs, takes_pool_bytes
+from legroom.planning.packing.needs import PackedServer, ServerNeeds, server_needs, takes_pool_bytes
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
@@ -51,7 +51,6 @@ class Packed:
 
     @property
     def name(self) -> str:
-        """The server's name."""
         return self.needs.server.name
 
     @property
@@ -74,8 +73,7 @@ class PackedCard:
     @property
     def used_bytes(self) -> int:
         """Bytes held by awake servers, sleeping servers and other programs."""
-        taken = sum(bytes_ for _, bytes_ in (*self.awake, *self.asleep))
-        return taken + self.card.others_bytes
+        return sum(bytes_ for _, bytes_ in (*self.awake, *self.asleep)) + self.card.others_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -175,15 +173,13 @@ def _planned_beside_all(
     """One server planned beside all its neighbours at their peak, as if it started last."""
     name = needs.server.name
     cards = placement[name]
-    neighbour_bytes = max(
-        use.used_bytes - dict(use.awake)[name]
-        for number in cards
+    uses = (
+        _card_use(card, shift, servers_on(card, placement, every), pools)
+        for card in (problem.cards[number] for number in cards)
         for shift in problem.shifts
         if name in shift.awake
-        for use in (
-            _card_use(problem.cards[number], shift, servers_on(problem.cards[number], placement, every), pools),
-        )
     )
+    neighbour_bytes = max(use.used_bytes - dict(use.awake)[name] for use in uses)
     gpu = problem.cards[cards[0]].gpu
     flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
     args = replace(needs.server.args, **flags)
@@ -200,7 +196,7 @@ def _planned_beside_all(
 
 
 def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_bytes: int) -> dict[str, Any]:
-    """The flags that give a server a KV cache of this size, whatever its neighbours (`beside_bytes`) do."""
+    """The flags that give a server a KV cache of this size on a card where its neighbours hold `beside_bytes`."""
     release = needs.server.target.release
     flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes
@@ -225,10 +221,7 @@ def _start_order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"
     """The start order of `names`: any within one shift; a later shift's servers start when earlier ones sleep."""
     if len(shifts) == 1:
         return "any"
-    order: list[str] = []
-    for shift in shifts:
-        order += [name for name in names if name in shift.awake and name not in order]
-    return tuple(order)
+    return tuple(dict.fromkeys(name for shift in shifts for name in names if name in shift.awake))
 
 
 def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:
@@ -246,9 +239,6 @@ def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[Ser
     short = max(0, *(-use.headroom_bytes for use in uses))
     servers = tuple(_planned_beside_all(problem, each, needs, placement, pools, sleeps=False) for each in needs)
     return PackResult(request, needs, "does_not_fit", servers, uses, "any", short)
-
-
-__all__ = ["Card", "OtherProgram", "PackRequest", "PackResult", "PackedServer", "Shift", "pack"]
 
 
 def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from legroom.errors import LegroomError
 from legroom.memory.cudagraph_memory import graph_bytes
-from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.memory.overhead import charges_device_wide, held_at_start
 from legroom.memory.server_states import residue
 from legroom.planning.plan import Target
-from legroom.planning.search_space import CapacityGoal
+from legroom.planning.search_space import CapacityGoal, blocks_of_request
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, ServeArgs, other_value
@@ -22,8 +21,6 @@ from legroom.vllm.resolve import resolve
 
 _FIRST_PORT = 8000
 """vLLM's own default."""
-_PLENTY_BYTES = 1 << 50
-"""A KV cache that is large enough for every check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +120,9 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     # Packing sets these flags itself; given ones only bound the size of the KV cache.
     open_args = replace(args, kv_cache_memory_bytes=None, num_gpu_blocks_override=None, gpu_memory_utilization=None)
     settings = resolve(open_args, target.model, target.gpu, target.release)
-    seen = target.seen or Measurements()
-    stages = range(settings.pipeline_parallel_size)
-    layouts = [stage_layout(target.model, target.gpu, settings, stage, seen) for stage in stages]
-    first_starts = [stage_layout(target.model, target.gpu, settings, stage, seen, cold=True) for stage in stages]
+    layouts = target.stage_layouts(settings)
     rank = max(layouts, key=lambda layout: layout.peak_used_bytes - max(layout.kv_cache.bytes, 0))
-    first = first_starts[rank.rank]
+    first = target.stage_layouts(settings, cold=True)[rank.rank]
     context = held_at_start(target.model, settings, target.gpu)
     graphs = graph_bytes(target.model, settings, target.gpu)
     counted = first.weights.bytes + first.activation.bytes + first.non_torch.bytes
@@ -179,25 +173,16 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     if shape.unsupported is not None:
         raise LegroomError(f"{server.name}: {shape.unsupported}", "no card and no neighbour changes that")
     block = max(stage.bytes_per_block for stage in shape.stages)
-    given = server.args.kv_cache_memory_bytes
-    if given is None:
-        given = (server.args.num_gpu_blocks_override or 0) * block
+    given = server.args.kv_cache_memory_bytes or (server.args.num_gpu_blocks_override or 0) * block
     length = min(settings.max_model_len, shape.block_size) if settings.auto_fit_len else settings.max_model_len
     fixed = replace(settings, max_model_len=length, auto_fit_len=False)
-    plenty = plan_of_shape(shape, fixed, [_PLENTY_BYTES] * len(shape.stages))
-    request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
+    request = blocks_of_request(shape, fixed)
     blocks = math.ceil((server.goal.concurrency if server.goal else 1.0) * request)
-    least = _smallest_passing_pool(shape, fixed, block, blocks)
-    most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
-    return (given, given, block) if given else (least, most, block)
-
-
-def _smallest_passing_pool(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
-    """Bytes of the smallest KV cache of `blocks` or more blocks of `block` bytes that passes vLLM's start-up checks."""
-    for _ in range(3):
-        failure = plan_of_shape(shape, settings, [blocks * block] * len(shape.stages)).failure
+    for _ in range(3):  # until vLLM's start-up checks pass
+        failure = plan_of_shape(shape, fixed, [blocks * block] * len(shape.stages)).failure
         if failure is None:
             break
         # 0.29+ holds the null block back.
         blocks = max(blocks, cdiv(failure.needed_bytes, block)) + 1
-    return blocks * block
+    most = max(blocks, math.ceil(settings.max_num_seqs * request + 1)) * block
+    return (given, given, block) if given else (blocks * block, most, block)

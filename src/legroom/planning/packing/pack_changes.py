@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -107,11 +108,13 @@ def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
     """The request packed with the server of that name replaced; nothing where the flags cannot be planned."""
-    servers = tuple(changed if each.name == changed.name else each for each in request.servers)
-    try:
-        yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)
-    except LegroomError:
-        return  # the release or the model does not take them
+    with suppress(LegroomError):  # the release or the model does not take them
+        yield PackChange(changed.name, why, pack(_with_changed(request, changed)), flags)
+
+
+def _with_changed(request: PackRequest, changed: PackedServer) -> PackRequest:
+    """The request with the server of that name replaced."""
+    return replace(request, servers=tuple(changed if each.name == changed.name else each for each in request.servers))
 
 
 def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
@@ -158,32 +161,23 @@ def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
 
 def proof(result: PackResult) -> tuple[str, ...]:
     """Why the servers cannot fit, as sentences with the sums of bytes."""
-    lines: list[str] = []
-    wide = [needs for needs in result.needs if needs.server.gpus > len(result.request.cards)]
-    for needs in wide:
-        lines.append(
-            f"{needs.server.name} asks for {needs.server.gpus} GPUs, and there are {len(result.request.cards)}"
-        )
+    cards, servers = len(result.request.cards), [needs.server for needs in result.needs]
+    wide = [each for each in servers if each.gpus > cards]
     if wide:
-        return tuple(lines)
+        return tuple(f"{each.name} asks for {each.gpus} GPUs, and there are {cards}" for each in wide)
     use = min(result.cards, key=lambda use: use.headroom_bytes)
     bare = sum(needs.fixed_bytes for needs in result.needs if needs.server.name in dict(use.awake))
     total = use.card.gpu.total_bytes
     beside = use.used_bytes - sum(bytes_ for _, bytes_ in use.awake)
+    has_goal = any(each.goal for each in servers)
+    least = "as wished, or one request of full length" if has_goal else "one request of full length each"
+    why = f"with the least KV caches ({least}) {human_bytes(use.used_bytes)} of {human_bytes(total)} are needed"
     if bare + beside > total:
-        lines.append(
+        why = (
             f"without any KV cache {human_bytes(bare + beside)} of {human_bytes(total)} are needed: weights, "
             "activations, CUDA contexts and graphs alone are too much"
         )
-    else:
-        has_goal = any(needs.server.goal for needs in result.needs)
-        least = "as wished, or one request of full length" if has_goal else "one request of full length each"
-        lines.append(
-            f"with the least KV caches ({least}) {human_bytes(use.used_bytes)} of {human_bytes(total)} are needed"
-        )
-    if len(result.request.cards) > 1:
-        lines.append(f"no way to place them on the {len(result.request.cards)} cards holds them all")
-    return tuple(lines)
+    return (why, f"no way to place them on the {cards} cards holds them all") if cards > 1 else (why,)
 
 
 def meet_goals(result: PackResult) -> PackResult:
@@ -198,10 +192,9 @@ def meet_goals(result: PackResult) -> PackResult:
         changed = _server_meeting_goal(needs.server, beside // len(result.request.cards))
         if changed is None:
             continue
-        servers = tuple(changed if each.name == changed.name else each for each in result.request.servers)
-        result = pack(replace(result.request, servers=servers))
+        result = pack(_with_changed(result.request, changed))
         if result.verdict != "does_not_fit":
-            return result
+            break
     return result
 
 

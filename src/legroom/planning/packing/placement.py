@@ -37,7 +37,7 @@ class Card:
 def offered_cards(
     gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = (), used_bytes: int = 0
 ) -> tuple[Card, ...]:
-    """The cards of a machine, with the programs on them by the card's number, and what is in use of every card."""
+    """The cards of a machine; `others`: programs with the number of their card, `used_bytes`: in use on every card."""
     in_use = [OtherProgram("in use", used_bytes)] if used_bytes else []
     programs = [(*in_use, *(its for at, its in others if at == number)) for number in range(len(gpus))]
     reserves = [desktop_bytes(gpu) + reserve_bytes(gpu) for gpu in gpus]
@@ -159,7 +159,11 @@ def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement
         if not (growing & (full | blocked)):
             break
         growing -= full | blocked
-    return {each.server.name: _whole_blocks(each, pools[each.server.name]) for each in needs}
+    whole: dict[str, int] = {}
+    for each in needs:  # without a KV cache the least is 0
+        blocks = int(pools[each.server.name]) // max(each.block_bytes, 1)
+        whole[each.server.name] = max(blocks * each.block_bytes, each.least_pool_bytes)
+    return whole
 
 
 def _grow_pools(
@@ -185,10 +189,3 @@ def _pools_fit(
             if more > problem.room_bytes(card, shift, here):
                 return False
     return True
-
-
-def _whole_blocks(needs: ServerNeeds, pool: float) -> int:
-    """The KV cache bytes rounded down to whole blocks, never below the least; 0 without a KV cache."""
-    if not needs.block_bytes:
-        return 0
-    return max(int(pool) // needs.block_bytes * needs.block_bytes, needs.least_pool_bytes)

@@ -92,7 +92,11 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
     if start is None:
         return
     yield kept, start
-    for pinned in ({}, *_pinned_defaults(old, start)):
+    # The old defaults, one by one and then together.
+    defaults = {name: getattr(old.settings, name) for name in _PINNED}
+    pins = {name: value for name, value in defaults.items() if value != getattr(start.settings, name)}
+    together = [pins] if len(pins) > 1 else []
+    for pinned in ({}, *({name: value} for name, value in pins.items()), *together):
         base = try_flags(start, pinned) if pinned else start
         if base is None:
             continue
@@ -100,15 +104,6 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
         if pinned:
             yield flags, base
         yield from (({**flags, **pool}, plan) for pool, plan in _smallest_pools(old, base))
-
-
-def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
-    """Flags that pin the old release's defaults, one by one and then together."""
-    defaults = {name: getattr(old.settings, name) for name in _PINNED}
-    pins = {name: value for name, value in defaults.items() if value != getattr(new.settings, name)}
-    yield from ({name: value} for name, value in pins.items())
-    if len(pins) > 1:
-        yield pins
 
 
 def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
@@ -122,7 +117,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
     else:
         choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
 
-    def holds(flags: Mapping[str, Any]) -> bool:
+    def holds_old_requests(flags: Mapping[str, Any]) -> bool:
         # Like `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache.
         plan = try_flags(base, flags)
         if plan is None:
@@ -130,7 +125,7 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
         tokens = plan.memory.kv.max_concurrency * plan.settings.max_model_len
         return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len
 
-    at = bisect_left(choices, True, key=holds)  # a larger pool holds more
+    at = bisect_left(choices, True, key=holds_old_requests)  # a larger pool holds more
     least = try_flags(base, choices[at]) if at < len(choices) else None
     if least is not None:
         yield choices[at], least
@@ -145,9 +140,6 @@ def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
     result = search_flags([new.target], new.args, goal, max_answers=1)
     if result.best is None:
         return None
-    changed = {
-        name: getattr(result.best.args, name)
-        for name in result.best.args.__dataclass_fields__
-        if getattr(result.best.args, name) != getattr(new.args, name)
-    }
+    found = vars(result.best.args)
+    changed = {name: value for name, value in found.items() if value != getattr(new.args, name)}
     return _capacity_of(old, result.best, changed, result.losses)

@@ -14,7 +14,6 @@ from typing import Any
 
 from legroom.facts.releases import Release
 from legroom.figures import Term
-from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.memory.layout import Layout
 from legroom.planning.plan import Plan, Target
 from legroom.records import dataclass
@@ -152,9 +151,8 @@ class _Accounting:
 
     def part(self, key: _Key) -> _Part | None:
         """A part on the stage where it is largest; None where no stage has it."""
-        return max(
-            (stage[key] for stage in self.stages if key in stage), key=lambda part: abs(part.bytes), default=None
-        )
+        parts = (stage[key] for stage in self.stages if key in stage)
+        return max(parts, key=lambda part: abs(part.bytes), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +219,7 @@ def _resolved_settings(plan: Plan) -> EngineSettings:
 
 def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
     """The memory budget of every pipeline stage under these settings, by part."""
-    seen = target.seen or Measurements()
-    layouts = (
-        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
-        for stage in range(settings.pipeline_parallel_size)
-    )
-    return _Accounting(settings, tuple(_kv_contributions(layout) for layout in layouts))
+    return _Accounting(settings, tuple(map(_kv_contributions, target.stage_layouts(settings))))
 
 
 def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:
@@ -236,18 +229,13 @@ def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:
         figure = getattr(layout, name)
         parts[name, ""] = _Part(-figure.bytes, terms=figure.terms)
     own = layout.non_torch
-    if rest := _charged_for_others(layout):
-        parts["neighbours", ""] = _Part(rest)
+    # With kv_cache_memory_bytes, which has one term, nothing is subtracted for other processes.
+    left = sum(part.bytes for part in parts.values()) - own.bytes
+    if len(layout.kv_cache.terms) > 1 and layout.kv_cache.bytes != left:
+        parts["neighbours", ""] = _Part(layout.kv_cache.bytes - left)
     if sum(term.bytes for term in own.terms) != own.bytes:
         return {**parts, ("non_torch", ""): _Part(-own.bytes)}
     return {**parts, **{("non_torch", term.label): _Part(-term.bytes, term.how) for term in own.terms}}
-
-
-def _charged_for_others(layout: Layout) -> int:
-    """Minus the memory of other processes that the release subtracts from the budget; 0 with kv_cache_memory_bytes."""
-    named = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
-    left = layout.budget_bytes - sum(figure.bytes for figure in named)
-    return layout.kv_cache.bytes - left if len(layout.kv_cache.terms) > 1 else 0
 
 
 def _accounting_reason(first: _Part | None, last: _Part | None, release: Release) -> str:

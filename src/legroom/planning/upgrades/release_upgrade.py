@@ -11,6 +11,7 @@ from legroom.facts.known_bugs import KnownBug
 from legroom.facts.metrics import metrics_of, name_of, nearest, role_of
 from legroom.facts.releases import Release, known_releases
 from legroom.facts.releases import release as known_release
+from legroom.figures import Term
 from legroom.memory.kv.kv_plan import KvPlan
 from legroom.planning.machine import Machine, make_plan, with_measurements, with_notes
 from legroom.planning.plan import Plan, cold_start, plan
@@ -74,60 +75,34 @@ def _pool_figures(made: Plan) -> dict[str, float]:
     }
 
 
-def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
-    """Sentences about printed figures that the two releases compute differently; empty without a KV cache."""
-    if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
-        return ()
-    return (*_token_count_remark(old, new), *_request_bytes_remark(old, new), *_cache_groups_remark(old, new))
-
-
-def _token_count_remark(old: Plan, new: Plan) -> Iterator[str]:
-    """A sentence where the log line "GPU KV cache size" counts tokens differently in the two releases."""
-    before, after = old.memory.kv, new.memory.kv
+def _pool_remarks(old: Plan, new: Plan) -> Iterator[str]:
+    """Sentences about printed figures that the two releases compute differently; none without a KV cache."""
+    before, after, first, last = old.memory.kv, new.memory.kv, old.target.release, new.target.release
+    if before.shape.is_empty or after.shape.is_empty:
+        return
     lines = before.shape.era.tokens_line, after.shape.era.tokens_line
     alike = all(abs(kv.tokens - comparable_tokens(kv)) <= 1 for kv in (before, after))  # rounded this way or that
-    if lines[0] == lines[1] or alike:
-        return
-    versions = old.target.release, new.target.release
-    yield (
-        f'The line "GPU KV cache size" does not mean the same: in {versions[0]} it is {_TOKENS_LINE[lines[0]]} '
-        f"({before.tokens:,} tokens), in {versions[1]} {_TOKENS_LINE[lines[1]]} ({after.tokens:,}). "
-        f"Counted alike, in full-length requests, the pool goes from {comparable_tokens(before):,} to "
-        f"{comparable_tokens(after):,} tokens."
-    )
-
-
-def _request_bytes_remark(old: Plan, new: Plan) -> Iterator[str]:
-    """A sentence where the releases count one full-length request as different KV cache bytes."""
-    before, after = old.memory.kv, new.memory.kv
-    if before.needed_bytes == after.needed_bytes or before.max_model_len != after.max_model_len:
-        return
-    yield (
-        f"One request of {after.max_model_len:,} tokens is counted as {human_bytes(before.needed_bytes)} by "
-        f"{old.target.release} and as {human_bytes(after.needed_bytes)} by {new.target.release}: a start fails where "
-        "the KV cache is smaller than that."
-    )
-
-
-def _cache_groups_remark(old: Plan, new: Plan) -> Iterator[str]:
-    """A sentence where the KV cache groups of the layers, or the bytes of a block, differ."""
-    before, after = old.memory.kv, new.memory.kv
-    if max(len(before.groups), 1) != max(len(after.groups), 1):
+    if lines[0] != lines[1] and not alike:
         yield (
-            f"The layers share their blocks in {_groups(before)} with {old.target.release} and in {_groups(after)} "
-            f"with {new.target.release}."
+            f'The line "GPU KV cache size" does not mean the same: in {first} it is {_TOKENS_LINE[lines[0]]} '
+            f"({before.tokens:,} tokens), in {last} {_TOKENS_LINE[lines[1]]} ({after.tokens:,}). "
+            f"Counted alike, in full-length requests, the pool goes from {comparable_tokens(before):,} to "
+            f"{comparable_tokens(after):,} tokens."
         )
+    if before.needed_bytes != after.needed_bytes and before.max_model_len == after.max_model_len:
+        yield (
+            f"One request of {after.max_model_len:,} tokens is counted as {human_bytes(before.needed_bytes)} by "
+            f"{first} and as {human_bytes(after.needed_bytes)} by {last}: a start fails where the KV cache is smaller "
+            "than that."
+        )
+    groups = ["one group" if len(kv.groups) < 2 else f"{len(kv.groups)} groups" for kv in (before, after)]
+    if groups[0] != groups[1]:
+        yield f"The layers share their blocks in {groups[0]} with {first} and in {groups[1]} with {last}."
     elif before.bytes_per_block != after.bytes_per_block:
         yield (
-            f"A block takes {human_bytes(before.bytes_per_block)} with {old.target.release} and "
-            f"{human_bytes(after.bytes_per_block)} with {new.target.release}, so the same bytes are not as many blocks."
+            f"A block takes {human_bytes(before.bytes_per_block)} with {first} and "
+            f"{human_bytes(after.bytes_per_block)} with {last}, so the same bytes are not as many blocks."
         )
-
-
-def _groups(kv: KvPlan) -> str:
-    """The number of KV cache groups in words, such as "one group" or "3 groups"."""
-    number = len(kv.groups) or 1
-    return "one group" if number == 1 else f"{number} groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +111,7 @@ class VanishedMetric:
 
     name: str
     instead: str | None
+    """The new release's metric of the same role, else with the nearest name; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +200,7 @@ def upgrade(
         changes=kv_changes(before, after),
         outside=_outside_changes(before, after),
         pool=tuple(PoolChange(what, there[what], here[what], what in _POOL_BYTES) for what in there),
-        remarks=pool_remarks(before, after),
+        remarks=tuple(_pool_remarks(before, after)),
         flags=changed_flags(args, before.settings, after.settings, (old, new)),
         metrics=_vanished_metrics(before, after),
         bugs_ended=ended,
@@ -237,7 +213,7 @@ def upgrade(
 def _refused_by_old(
     error: RefusedByVllm, args: ServeArgs, releases: tuple[Release, Release], machine: Machine
 ) -> LegroomError:
-    """The old release's refusal, and whether the new one takes the command."""
+    """The error for a command that the old release refuses; it also says whether the new one takes the command."""
     old, new = releases
     own = args_on_release(args, new)
     try:
@@ -265,11 +241,9 @@ def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
     before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
     changes = []
     for label in dict.fromkeys((*before, *after)):
-        there, here = before.get(label), after.get(label)
-        grown = (here.bytes if here else 0) - (there.bytes if there else 0)
-        shown = here or there
-        if grown and shown is not None:
-            changes.append(ByteChange(label, shown.how, grown))
+        there, here = (terms.get(label, Term(label, 0)) for terms in (before, after))
+        if here.bytes != there.bytes:
+            changes.append(ByteChange(label, after.get(label, there).how, here.bytes - there.bytes))
     return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))
 
 
@@ -279,24 +253,20 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
         {metric.series for metric in metrics_of(made.target.release, made.settings.engine.lower()) if not metric.hidden}
         for made in (old, new)
     )
-    release, engine = new.target.release, new.settings.engine.lower()
-    return tuple(VanishedMetric(name, _replacement_series(name, release, engine)) for name in sorted(before - after))
-
-
-def _replacement_series(name: str, release: Release, engine: str) -> str | None:
-    """The new release's metric of the same role, else with the nearest name; None where there is none."""
-    role = role_of(name)
-    by_role = name_of(role, release, engine) if role else None
-    close = nearest(name, release, engine)
-    return by_role or (close if close and not close.startswith(name) else None)
+    of_new = new.target.release, new.settings.engine.lower()
+    vanished = []
+    for name in sorted(before - after):
+        role, close = role_of(name), nearest(name, *of_new)
+        by_role = name_of(role, *of_new) if role else None
+        vanished.append(VanishedMetric(name, by_role or (close if close and not close.startswith(name) else None)))
+    return tuple(vanished)
 
 
 def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
     """Bugs of this deployment in the old release only, and in the new release only."""
-    before, after = (bugs_of(made.target.model, made.target.gpu, made.settings, made.memory) for made in (old, new))
-    there, here = {bug.id for bug in before}, {bug.id for bug in after}
-    ended = tuple(bug for bug in before if bug.id not in here)
-    return ended, tuple(bug for bug in after if bug.id not in there)
+    before, after = ({bug.id: bug for bug in bugs_of(made)} for made in (old, new))
+    ended = tuple(bug for id_, bug in before.items() if id_ not in after)
+    return ended, tuple(bug for id_, bug in after.items() if id_ not in before)
 
 
 def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
@@ -312,9 +282,8 @@ def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
         except LegroomError as error:
             yield ReleaseStep(known_release(version), None, refused=error.message)
             continue
-        yield ReleaseStep(
-            made.target.release, made, kv_changes(previous, made), differs=_compared(made) != _compared(previous)
-        )
+        differs = _compared(made) != _compared(previous)
+        yield ReleaseStep(made.target.release, made, kv_changes(previous, made), differs=differs)
         previous = made
 
 
