@@ -55,14 +55,8 @@ class ServerView:
         return any(finding.severity != "info" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         ahead = self.forecast
-        return plain | {
-            "models": list(self.models),
-            "notes": list(self.notes),
-            "findings": [finding.to_json() for finding in self.findings],
-            "forecast": None if ahead is None else {**asdict(ahead), "text": ahead.text},
-        }
+        return asdict(self) | {"forecast": None if ahead is None else {**asdict(ahead), "text": ahead.text}}
 
 
 def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
@@ -135,8 +129,7 @@ def _server_state(window: Window, findings: tuple[DetectorFinding, ...]) -> Stat
         return "critical"
     if "warning" in grave:
         return "warning"
-    latest = window.latest
-    busy = latest is not None and bool(latest.running or latest.waiting)
+    busy = window.latest is not None and bool(window.latest.running or window.latest.waiting)
     return "healthy" if busy or window.increase("finished", RATE_OVER_S) else "idle"
 
 

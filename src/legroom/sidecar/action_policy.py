@@ -92,7 +92,7 @@ class Decision:
 
 
 def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
-    """The action to take against a problem within the group's limits and `allowed` actions, or a refusal."""
+    """The action to take against a problem, within the limits of its group and the allowed actions, or a refusal."""
     wanted = _wanted_action(problem, allowed)
     if wanted.action is None:
         return wanted
@@ -142,7 +142,8 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
 
 
 def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
-    """Refused where the server group had `most` restarts in `window_s`, named `each` ("an hour"); None below that."""
+    """A refusal where the group had `most` restarts within `window_s`, called `each` ("an hour") in the reason; None
+    where it had fewer."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
@@ -152,7 +153,7 @@ def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal:
 
 
 def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | None:
-    """A refusal where the last attempt is more recent than the backoff after so many; None where not."""
+    """A refusal where the back-off after the last day's attempts is not over yet; None where it is."""
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
     pause_s = limits.backoff_s(len(recent))
     if not recent or min(recent) >= pause_s:
@@ -171,5 +172,6 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """A decision to do nothing; `again_in_s`: when a refusal by time ends; `about` tells refusals of a kind apart."""
+    """The decision to do nothing. `again_in_s`: seconds until a refusal by time ends; `about` distinguishes refusals of
+    one kind."""
     return Decision(None, reason, again_in_s, refusal, about)

@@ -88,7 +88,8 @@ class IncidentKeeper:
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Keeps an earlier process's incidents of watched servers open, for `patience_s` by kind; all open keys."""
+        """Opens an earlier process's incidents of watched servers again. An incident that is not detected again is
+        closed after the seconds that `patience_s` has for its kind. Returns the keys of all open incidents."""
         now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)
@@ -112,7 +113,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Opens, worsens and closes incidents by a server's current findings but `info` ones; returns which."""
+        """Opens, closes and worsens a server's incidents by its current findings, `info` ones left out; the changes."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():

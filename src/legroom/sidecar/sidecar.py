@@ -179,7 +179,7 @@ class Sidecar:
                 self._reporter.note(incident, under_way)
             incident.meanwhile = under_way or ""
         if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server, under_way)):
-            watcher.restart_holds()
+            watcher.reset_pending_durations()
             self._update_metrics(result, watcher, group)
             return
         self._under_way.pop(result.server, None)

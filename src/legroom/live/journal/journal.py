@@ -99,7 +99,7 @@ class Journal:
         time_s: float | None = None,
         key: str | None = None,
     ) -> int:
-        """Opens an incident and returns its id. A second call with the same `key` returns the first one's."""
+        """Opens an incident (now, without `time_s`) and returns its id; of the first one with the same `key`."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
         columns = "key, server, kind, title, detail, opened_s"
         with self._write_transaction() as db:
@@ -109,6 +109,7 @@ class Journal:
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
 
     def incident_id(self, key: str) -> int | None:
+        """The id of the incident that was opened with this key; None where there is none."""
         with self._read_transaction() as db:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
@@ -116,12 +117,13 @@ class Journal:
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
+        """Adds a remark to an incident, at `time_s` or now."""
         values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)", values)
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
-        """Closes an incident, unless it is closed already."""
+        """Closes an incident at `time_s` or now, unless it is closed already."""
         update = "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL"
         with self._write_transaction() as db:
             db.execute(update, (self._given_or_now(time_s), masked(outcome), incident_id))
@@ -168,7 +170,7 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome, also of a finished one, and merges `detail`, masked; ValueError for others."""
+        """Sets an action's outcome, also again, and adds `detail` to what is recorded; ValueError for another word."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
@@ -183,7 +185,7 @@ class Journal:
             return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
-        """Actions that began at or after `since_s` (of one group), oldest first."""
+        """Actions that began at or after `since_s`, of one group or all, oldest first."""
         with self._read_transaction():
             if group is None:
                 return self._select_actions("begun_s >= ?", (since_s,))
@@ -219,6 +221,7 @@ class Journal:
         return bool(row and row[0] == holder)
 
     def release_lease(self, group: str, holder: str) -> None:
+        """Ends this holder's lease of a group; another holder's stays."""
         with self._write_transaction() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
 
@@ -227,7 +230,7 @@ class Journal:
         self.add_rows((sample.server, sample.time_s, stored_values(sample)) for sample in samples)
 
     def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
-        """Stores rows of server, time and the values of `samples.FIELDS`."""
+        """Stores rows of server, Unix time and the values of `sample_store.FIELDS`."""
         with self._write_transaction():
             self._samples.add(rows)
         self._samples.cache_ids()
@@ -235,18 +238,19 @@ class Journal:
     def samples(
         self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
     ) -> tuple[JournalPoint, ...]:
-        """A server's samples between two times, rolled up where they would be more than `max_points`."""
+        """A server's samples from `since_s` until `until_s` or now, rolled up where they exceed `max_points`."""
         with self._read_transaction():
             if schema_version(self._db) < VERSION:  # an old journal on a disk that cannot be written
                 return ()
             return self._samples.points(server, since_s, self._given_or_now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
+        """The names of all servers with samples."""
         with self._read_transaction():
             return tuple(self._samples.servers())
 
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
-        """Rolls up samples and deletes what is past its retention."""
+        """Rolls up samples and deletes samples, incidents and actions that are past their retention."""
         now_s, retention = self._given_or_now(now_s), retention or Retention()
         for server_id in self._samples.servers().values():
             with self._write_transaction():  # one transaction a server: a writer of incidents never waits long

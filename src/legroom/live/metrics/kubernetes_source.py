@@ -26,7 +26,7 @@ class Pod:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Its metrics endpoint, by the prometheus.io annotations, else by port name."""
+        """The pod's metrics endpoint, by its prometheus.io annotations, else by port name."""
         scheme = self.annotations.get(_SCHEME_NOTE, "http")
         path = self.annotations.get(_PATH_NOTE, "/metrics")
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -38,12 +38,9 @@ class Pod:
         noted = self.annotations.get(_PORT_NOTE, "")
         if noted.isdecimal():
             return int(noted)
-        by_name = dict(self.ports)
-        known = next((by_name[name] for name in _PORT_NAMES if name in by_name), None)
-        if known is not None:
-            return known
-        numbers = [number for _, number in self.ports]
-        return DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
+        by_name, numbers = dict(self.ports), [number for _, number in self.ports]
+        fallback = DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
+        return next((by_name[name] for name in _PORT_NAMES if name in by_name), fallback)
 
 
 class KubernetesPods:
@@ -53,7 +50,8 @@ class KubernetesPods:
         self._api = api if api is not None else _api_client(context)
 
     def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods with an address that match the label selector; None: in all namespaces. Raises LegroomError."""
+        """Running pods with an address that match the label selector, in one namespace or (None) all. Raises
+        LegroomError."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
         try:

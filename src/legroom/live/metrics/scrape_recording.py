@@ -60,7 +60,8 @@ def _quoted_label(text: str) -> str:
 
 
 def _series_name(role: str, base: str, **extra: str) -> str:
-    """A series with its labels in Prometheus's text format, under the first name known for the role."""
+    """A series in Prometheus's text format, under the newest name of the role's metric: `base` are labels as text,
+    `extra` more labels."""
     more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra.items())
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 
@@ -216,7 +217,7 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
 
 
 def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
-    """The result that a line recorded; updates the known series names and the server's last values."""
+    """The result that one line records. Adds its new series to `numbered`, and updates the server's `last` values."""
     time_s, server = float(entry["t"]), str(entry["s"])
     # A time after the year 5138 is damage.
     if not abs(time_s) < 1e11:
