@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from legroom.live.metrics.endpoint import is_loopback, port_of
@@ -74,9 +75,8 @@ def _mig_slices(pynvml: Any, index: int) -> list[GpuMemory]:
         most = pynvml.nvmlDeviceGetMaxMigDeviceCount(card)
     except (pynvml.NVMLError, AttributeError):
         return []  # no such card, no MIG support, old bindings
-    made = (
-        _read_device(pynvml, lambda at: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, at), at) for at in range(most)
-    )
+    slice_at = partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, card)
+    made = (_read_device(pynvml, slice_at, at) for at in range(most))
     return [replace(gpu, index=index) for gpu in made if gpu is not None]
 
 

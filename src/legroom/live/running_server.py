@@ -48,7 +48,8 @@ _SERVER_SETTINGS = {
 }
 """Settings in `/server_info`, by vLLM's own names."""
 _SIZES = (*_SERVER_SETTINGS["parallel_config"], "enforce_eager", "quantization")
-"""Settings whose default does not depend on model and GPU."""
+"""Settings whose default, one of these, does not depend on model and GPU."""
+_UNSET = (None, 1, False)
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ class RunningServer:
     def serve_args(self, gpu: Gpu, release: Release) -> ServeArgs:
         """Flags for these settings, without the release's defaults on this GPU, so that another release's apply."""
         values = {name: self.settings.get(name) for name in _SIZES}
-        sizes: dict[str, Any] = {
-            name: value for name, value in values.items() if value is True or value not in (None, 1, False)
-        }
+        sizes: dict[str, Any] = {name: each for name, each in values.items() if each is True or each not in _UNSET}
         plain = ServeArgs(self.model, **sizes)
         defaults = resolve(plain, served_model(plain), gpu, release)
         known = {"cpu_offload_gb": 0.0, "kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
@@ -139,7 +138,7 @@ def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(config, dict):
         return
     for part, names in _SERVER_SETTINGS.items():
-        values = config.get(part)
+        values: Any = config.get(part)
         for name in names if isinstance(values, dict) else ():
             if (value := values.get(name)) is not None:
                 yield name, value.removeprefix("torch.") if isinstance(value, str) else value

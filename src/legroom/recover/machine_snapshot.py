@@ -28,9 +28,8 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST_DUMP, _ERROR, _DONE = 0x301, 2, 3
 _SHOW_PEER, _PEER = 0x04, 2
 _ALL_STATES = 0xFFFFFFFF
-_HEADER, _UNIX_REQUEST, _UNIX_MESSAGE, _ATTRIBUTE = (
-    struct.Struct(form) for form in ("=IHHII", "=BBHIII8s", "=BBBBI8s", "=HH")
-)
+_HEADER, _UNIX_REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBHIII8s")
+_UNIX_MESSAGE, _ATTRIBUTE = struct.Struct("=BBBBI8s"), struct.Struct("=HH")
 _ESTABLISHED = "01"
 _V4_IN_V6 = "0000000000000000FFFF0000"
 
@@ -260,6 +259,7 @@ class _OpenFiles:
 
 
 def link_target_or_empty(path: str) -> str:
+    """Where a symbolic link leads; empty where it cannot be read."""
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
@@ -269,7 +269,8 @@ def link_target_or_empty(path: str) -> str:
 def _peer_pids(
     files: _OpenFiles, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
 ) -> tuple[frozenset[int], bool]:
-    """PIDs of connected processes, and whether a connected process is not visible."""
+    """(PIDs of the processes that this one is connected to, whether another end of a connection is not visible), by
+    `peers` (socket inode -> peer's) and `owners` (socket inode -> PIDs)."""
     connected: set[int] = set()
     unseen = not files.is_in_our_network
     for inode in files.sockets:

@@ -45,8 +45,8 @@ class Actor:
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
     def consider(self, incident: OpenIncident, watcher: Watcher, group_size: int, unhealthy: int) -> None:
-        """Decides about an open incident and, if allowed, starts the action in the background. `group_size`, `unhealthy`:
-        how many servers its group has, and how many of them are unhealthy."""
+        """Decides about an open incident and, if allowed, starts the action in the background; `unhealthy`: how many of
+        the servers of its group are."""
         if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
         if incident.finding is None or not incident.finding.is_seen_now:
@@ -86,7 +86,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Decides again, now with the attempts in the journal, and acts under the lease; reports a refusal or failure."""
+        """Decides again, by the attempts in the journal, and acts under the lease; reports a refusal or failure."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)

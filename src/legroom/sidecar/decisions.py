@@ -31,8 +31,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """The policy's decision about an incident; a refusal `impossible` where the server's platform (None: not configured)
-    does not support the action."""
+    """The policy's decision about an incident; a refusal `impossible` where the server's platform lacks the action."""
     finding = incident.finding
     assert finding is not None
     problem = ServerProblem(
@@ -78,8 +77,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
-    """The flags of the first remedy that the release accepts and legroom may set (not the model, TP or PP); None without
-    one."""
+    """The first remedy's flags that the release accepts and legroom may set (not the model, TP or PP); else None."""
     if plan is None:
         return None
     try:

@@ -168,8 +168,7 @@ class Notifier:
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's messages in order; at first and every REPEAT_S, also the open incidents that it was not told
-        of, and the ends that it did not take."""
+        """Posts a webhook's messages in order; at first and every REPEAT_S also open incidents and ends it missed."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
         ends: collections.deque[tuple[OpenIncident, dict[str, Any]]] = collections.deque(maxlen=200)
         while True:
@@ -238,12 +237,10 @@ class IncidentReporter:
 
     def journal_opened(self, incident: OpenIncident) -> None:
         """Queues the incident and its reason for the journal, which then sets its `number`."""
-        detail = incident.detail()
+        opened = (incident.server, incident.kind, incident.title, incident.detail(), incident.opened_s, incident.key)
 
         def open_incident(journal: Journal) -> None:
-            incident.number = journal.open_incident(
-                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
-            )
+            incident.number = journal.open_incident(*opened)
 
         self._journal.write(open_incident)
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)

@@ -172,10 +172,8 @@ class ServerRestart:
                 raise _Abandoned(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
-        token = f"{self._id}-{time.time():.0f}"
-        await self._platform.restart(
-            platform.RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched)
-        )
+        token, deadline_s = f"{self._id}-{time.time():.0f}", order.limits.restart_deadline_s
+        await self._platform.restart(platform.RestartRequest(token, deadline_s, self._mark_launched))
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
@@ -250,7 +248,7 @@ class ServerRestart:
         return RestartOutcome(state, text, self._id)
 
     async def _end_drain(self, text: str, patient: bool = True) -> str:
-        """Ends the drain and returns `text`, with the problem appended where that fails; `patient`: retries for 30 s."""
+        """Ends the drain and returns `text`, with the problem appended where it fails; `patient`: retries for 30 s."""
         end_s = time.monotonic() + (30.0 if patient else 0.0)
         while True:
             try:

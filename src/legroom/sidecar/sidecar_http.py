@@ -55,6 +55,7 @@ def make_app(served: Sidecar) -> web.Application:
 
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
+        """The handler's answer; an error where the Host is another machine's or a token is needed, or it fails."""
         if not served.any_host and not is_loopback_host(host_name(", ".join(request.headers.getall("Host", ())))):
             # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
             return web.json_response({"error": "this address is not one of this machine's own"}, status=421)

@@ -48,7 +48,8 @@ class VerificationRequest:
 
 
 def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
-    """Verify a server (LegroomError for a remote one without `load_remote`); Ctrl-C returns the results so far."""
+    """Verifies a server; Ctrl-C returns the results so far. LegroomError for a remote server without `load_remote`, a
+    wrong address or a wrong load."""
     endpoint(request.url)  # fails on a malformed address before anything else
     if not is_loopback(request.url) and not request.load_remote:
         why = "the server is not on this machine, and a verification loads it as far as it goes"
@@ -63,6 +64,7 @@ def _num_lengths(request: VerificationRequest) -> int:
 
 
 async def _run_verification(request: VerificationRequest, progress: Progress) -> Verification:
+    """The results of a new `VerificationRun` with its own session."""
     async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
         return await VerificationRun(request, server, progress).result()
 
@@ -114,6 +116,7 @@ class VerificationRun:
         await self._run_load(context)
 
     async def _first_sample(self) -> Sample | None:
+        """The server's metrics before the load; None where they cannot be read, which is noted."""
         try:
             sample = await scrape(self.server.session, self.server.metrics)
         except ScrapeFailed as error:
@@ -183,13 +186,14 @@ class VerificationRun:
         return self._check_full_context(outcome, total)
 
     def _check_full_context(self, outcome: RequestOutcome, tokens: int) -> bool:
-        """Record the check; whether to continue with the load."""
+        """Records the check of a request of full context; returns whether to continue with the load."""
         by_guard = outcome.refusal is not None and outcome.refusal.is_by_guard
         text = f"not tried: the guard refuses it ({outcome.error})" if by_guard else _duration_text(outcome, tokens)
         self.checks.append(Check("full context", None if by_guard else outcome.ok, text))
         return outcome.ok or by_guard
 
     async def _run_load(self, context: int) -> None:
+        """Sends the load, its requests cut to the context, and adds the checks of it."""
         request = self.request
         lengths = _num_lengths(request)
         load = load_run.read_load(request.load, context, lengths, request.seed)
@@ -223,6 +227,7 @@ class VerificationRun:
         return load_run.safe_concurrency(load, pool, context, most)
 
     async def send(self, request: load_run.LoadRequest, seed: int) -> RequestOutcome:
+        """The outcome of one completion of the load, whose prompt the seed determines; an error past the deadline."""
         assert self.served is not None
         left_s = self.deadline_s - time.monotonic()
         prompt: list[int] | str = self.server.text_of(request.prompt_len)
@@ -283,13 +288,12 @@ class LoadSender:
         """Sends all requests, the concurrency rising over the first third, and waits for all of them."""
         requests = self.load.requests
         ramp = max(1, len(requests) // 3)
+        first_seed = 1000 + self.verification.request.seed
         for number, request in enumerate(requests):
             allowed = min(self.concurrency, 1 + (self.concurrency - 1) * number // ramp)
             while len(self.open) >= allowed:
                 await self._wait_for_one()
-            self.open.add(
-                asyncio.create_task(self.verification.send(request, 1000 + number + self.verification.request.seed))
-            )
+            self.open.add(asyncio.create_task(self.verification.send(request, first_seed + number)))
         while self.open:
             await self._wait_for_one()
 

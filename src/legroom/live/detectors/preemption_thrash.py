@@ -55,9 +55,8 @@ class PreemptionThrash(Detector):
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
     """(share of all computed tokens that preempted requests computed again, or None where unknown; the verb for it:
     `were`, or `were, by estimate,` where the server does not count them)."""
-    useful = sum(
-        (step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0) for step in steps
-    )
+    computed = ((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) for step in steps)
+    useful = sum(computed) + sum(step.generation_tokens or 0.0 for step in steps)
     counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]
     if counters:
         again, how = sum(counters), "were"

@@ -69,9 +69,8 @@ class Journal:
                 db.execute("PRAGMA synchronous = FULL")
                 version = schema_version(db)
                 if version not in (0, VERSION):
-                    other = (
-                        f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
-                    )
+                    age = "a newer" if version > VERSION else "an older"
+                    other = f"{age} legroom (version {version} of its tables)"
                     raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
                 create_tables(db)
             except BaseException:
@@ -202,10 +201,9 @@ class Journal:
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []
         for row in self._db.execute(query, tuple(values)).fetchall():
-            reached = (
-                ActionStage(at_s, name, json.loads(more)) for at_s, name, more in self._db.execute(stages, row[:1])
-            )
-            actions.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
+            rows = self._db.execute(stages, row[:1])
+            reached = tuple(ActionStage(at_s, name, json.loads(more)) for at_s, name, more in rows)
+            actions.append(Action(*row[:-1], json.loads(row[-1]), reached))  # type: ignore[call-arg]
         return tuple(actions)
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:

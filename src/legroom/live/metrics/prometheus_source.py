@@ -127,9 +127,8 @@ class PrometheusSource:
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
         names += [name for name in (*SERVER_SERIES, *GUARD_SERIES) if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
-        memory, of_vllm = (
-            _selector(name, matchers) for name in ("process_resident_memory_bytes", _timestamped_series())
-        )
+        memory = _selector("process_resident_memory_bytes", matchers)
+        of_vllm = _selector(_timestamped_series(), matchers)
         return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(self, session: aiohttp.ClientSession, time_s: float, *, is_past: bool = False) -> list[ScrapeResult]:

@@ -43,9 +43,9 @@ def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
     for guard in sample.guards:
         own = f"api_server={_quoted_label(guard.api_server)}"
-        yield from (
-            (f"{name}{{{own}}}", getattr(guard, field)) for name, field in exposition.GUARD_SERIES.items() if field
-        )
+        for name, field in exposition.GUARD_SERIES.items():
+            if field:
+                yield f"{name}{{{own}}}", getattr(guard, field)
         for reason, field in exposition.GUARD_REASONS.items():
             yield f'legroom_guard_rejected_total{{{own},reason="{reason}"}}', getattr(guard, field)
     for name, field in exposition.SERVER_SERIES.items():

@@ -230,8 +230,9 @@ class Window:
         before = self.latest
         if before is None or self._is_other_replica(sample):
             return None
-        seconds = sample.time_s - before.time_s
-        if not SHORTEST_STEP_S <= seconds <= self._max_step_s:
+        seconds, usual_s = sample.time_s - before.time_s, self.interval_s
+        first_gap_s = _GAP_S if self.failures else _FIRST_GAP_S
+        if not SHORTEST_STEP_S <= seconds <= (first_gap_s if usual_s is None else max(_GAP_S, 6.0 * usual_s)):
             return None
         old = {engine.key: engine for engine in before.engines}
         pairs = ((engine, old.get(engine.key)) for engine in sample.engines)
@@ -242,14 +243,6 @@ class Window:
         guards, waited = _guard_step(sample.guards, self._guards), sum(guard.waiting for guard in before.guards)
         refused = _increase(sample.rejections, before.rejections, restarted) or 0.0
         return WindowStep(sample.time_s, seconds, engines, restarted, guards, waited, refused)
-
-    @property
-    def _max_step_s(self) -> float:
-        """The longest gap in seconds between two samples that are still compared."""
-        usual = self.interval_s
-        if usual is None:
-            return _GAP_S if self.failures else _FIRST_GAP_S
-        return max(_GAP_S, 6.0 * usual)
 
     def _is_other_replica(self, sample: samples.Sample) -> bool:
         """Whether another process answered that started long ago: several servers behind one address."""

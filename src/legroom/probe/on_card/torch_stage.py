@@ -57,6 +57,7 @@ def main() -> None:
 
 
 def _append_result(path: str, name: str, finding: dict[str, Any]) -> None:
+    """Appends a measurement to the results file, as a line of JSON."""
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - plain Python that runs anywhere
         file.write(json.dumps({"finding": name, **finding}) + "\n")
 
@@ -123,6 +124,7 @@ def _copy_rates(torch: Any) -> dict[str, Any]:
 
 
 def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
+    """Bytes per second of copies from one tensor into the other, after a first copy that is not timed."""
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -154,6 +156,7 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
 
 
 def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
+    """A new CUDA graph of so many kernels on the tensor."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(nodes):
