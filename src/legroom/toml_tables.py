@@ -154,7 +154,7 @@ class TomlTable:
 
     def choice(self, key: str, choices: Sequence[_Choice], default: _Choice) -> _Choice:
         """A string among the choices, else ConfigError; without the key the default, which must be valid too."""
-        value: str = self.get(key, str, default)
+        value = self.get(key, str, str(default))
         for choice in choices:
             if choice == value:
                 return choice

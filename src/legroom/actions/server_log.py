@@ -97,6 +97,7 @@ class ServerLog:
         self._copy = None
 
     def _append_to_copy(self, piece: bytes) -> None:
+        """Appends bytes to the memfd that `readable` makes."""
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 

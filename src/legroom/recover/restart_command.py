@@ -91,7 +91,7 @@ def _modification_time_s(path: Path) -> float:
 
 
 def restart_after(crashed: CrashedServer) -> RestartCommand:
-    """The command with the fix of the log's diagnosis, else the crashed one changed so that it fits; secrets are masked.
+    """The command with the fix of the log's diagnosis, else the crashed one changed until it fits, without secrets.
     NoRestartCommand where there is neither."""
     restart = _restart_command(crashed)
     env, words = split_assignments(restart.command)

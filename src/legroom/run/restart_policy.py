@@ -249,7 +249,8 @@ class RestartPolicy:
         return 0.0
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
-        """Restarts a set-up that has served before, and returns the delay; gives up (None) where none has."""
+        """After a failed start (`head` in words) without a fix: the delay before a restart of a set-up that has served
+        before; gives up (None) where none has."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"

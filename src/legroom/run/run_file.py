@@ -141,21 +141,17 @@ class RunFile:
             self._pending_record = {}
 
     def write(self, content: Mapping[str, Any]) -> str:
-        """Replaces the file atomically; returns the problem, or "". On a full disk the old file is removed first."""
-        problem = self._write_atomically(content)
-        if problem and self.path.exists():
+        """Replaces the file atomically; returns the problem, or "". On a full disk the old file makes room for it."""
+        problem = ""
+        for _ in range(2):
+            try:
+                replace_file(self.path, json.dumps(content), 0o600)  # a chat template or a path may be private
+                return ""
+            except OSError as error:
+                problem = f"{self.path} cannot be written: {error.strerror}"
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            problem = self._write_atomically(content)
         return problem
-
-    def _write_atomically(self, content: Mapping[str, Any]) -> str:
-        """Why the file could not be replaced; empty where it was."""
-        try:
-            replace_file(self.path, json.dumps(content), 0o600)  # a chat template or a path may be private
-        except OSError as error:
-            return f"{self.path} cannot be written: {error.strerror}"
-        return ""
 
     def remove(self) -> None:
         """Removes the file, unless another run of the port has replaced it."""

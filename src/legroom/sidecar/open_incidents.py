@@ -162,7 +162,8 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
 def close_leftovers(
     journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]
 ) -> None:
-    """Closes incidents of an earlier sidecar that were not taken over."""
+    """Closes incidents of an earlier sidecar but those with a key in `kept`, which were taken over; the outcome says
+    whether the server is still watched."""
     for incident in left:
         if incident.key not in kept:
             journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

@@ -232,6 +232,7 @@ class ServerRestart:
         return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
+        """Ends the drain, and records the restart as failed."""
         return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
@@ -244,6 +245,7 @@ class ServerRestart:
         return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
 
     async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
+        """Records the final state (done, failed, undone) in the journal, and returns it."""
         await self._context.finish(self._id, state, {"outcome": text})
         return RestartOutcome(state, text, self._id)
 

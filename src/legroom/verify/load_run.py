@@ -223,8 +223,9 @@ class LoadMonitor:
         if self._memory and at - self._memory_at >= _MEMORY_INTERVAL_S:
             self._memory_at, memory = at, self._memory.read()
         self.last = sample
-        running, waiting, own = sample.running or 0, sample.waiting or 0, self._open_requests()
-        self.samples.append(LoadSample(at, sample.kv_use_max, running, waiting, sample.preemptions, memory, own))
+        running, waiting, preemptions = sample.running or 0, sample.waiting or 0, sample.total("preemptions")
+        figures = (at, sample.kv_use_max, running, waiting, preemptions, memory, self._open_requests())
+        self.samples.append(LoadSample(*figures))
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:

@@ -306,9 +306,8 @@ class LoadSender:
 
 def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:
     """The preemptions between two samples, below 0 after a restart; None where either is unknown."""
-    if first is None or last is None or first.preemptions is None or last.preemptions is None:
-        return None
-    return round(last.preemptions - first.preemptions)
+    before, after = (sample.total("preemptions") if sample is not None else None for sample in (first, last))
+    return None if before is None or after is None else round(after - before)
 
 
 def _duration_text(outcome: RequestOutcome, tokens: int) -> str:

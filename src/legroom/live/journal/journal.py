@@ -180,30 +180,28 @@ class Journal:
 
     def unfinished_actions(self) -> tuple[Action, ...]:
         """Actions without an outcome: legroom was killed during them."""
-        with self._read_transaction():
-            return self._select_actions("state IN (?, ?)", UNFINISHED)
+        return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
         """Actions that began at or after `since_s`, of one group or all, oldest first."""
-        with self._read_transaction():
-            if group is None:
-                return self._select_actions("begun_s >= ?", (since_s,))
-            return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
+        if group is None:
+            return self._select_actions("begun_s >= ?", (since_s,))
+        return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
     def action(self, action_id: int) -> Action | None:
         """The action with its stages; None where there is no such id."""
-        with self._read_transaction():
-            return next(iter(self._select_actions("id = ?", (action_id,))), None)
+        return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
     def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
         """The actions that match an SQL condition, each with its stages, by id."""
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []
-        for row in self._db.execute(query, tuple(values)).fetchall():
-            rows = self._db.execute(stages, row[:1])
-            reached = tuple(ActionStage(at_s, name, json.loads(more)) for at_s, name, more in rows)
-            actions.append(Action(*row[:-1], json.loads(row[-1]), reached))  # type: ignore[call-arg]
+        with self._read_transaction() as db:
+            for row in db.execute(query, tuple(values)).fetchall():
+                rows = db.execute(stages, row[:1])
+                reached = tuple(ActionStage(at_s, name, json.loads(more)) for at_s, name, more in rows)
+                actions.append(Action(*row[:-1], json.loads(row[-1]), reached))  # type: ignore[call-arg]
         return tuple(actions)
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:

@@ -76,7 +76,6 @@ class PrometheusSource:
         *,
         verify_tls: bool = True,
         ca_file: str | None = None,
-        buckets: bool = False,
     ) -> None:
         base = endpoint(address, token, verify_tls=verify_tls, ca_file=ca_file)
         root = base.url.removesuffix("/metrics").removesuffix("/api")
@@ -87,8 +86,6 @@ class PrometheusSource:
         if not _MATCHERS.fullmatch(self._matchers):
             hint = 'write them like namespace="prod",job=~"vllm.*"'
             raise LegroomError(f"{matchers!r} is not a list of label matchers", hint)
-        self._buckets = buckets
-        """Whether to query latency buckets too: a hundred more series per server."""
         self._last_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
         self._polled_s = 0.0
@@ -123,8 +120,9 @@ class PrometheusSource:
     def _values_query(self, matchers: str) -> str:
         """The PromQL for all series of vLLM with these label matchers, and the resident memory of the same targets."""
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
-        parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
-        names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
+        # Buckets would be a hundred more series per server.
+        latencies = [name for role in _LATENCIES for name in metrics.names_of(role)]
+        names += [f"{name}_{part}" for name in latencies for part in ("sum", "count")]
         names += [name for name in (*SERVER_SERIES, *GUARD_SERIES) if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
         memory = _selector("process_resident_memory_bytes", matchers)

@@ -181,12 +181,6 @@ class Recorder:
         with self._write_errors():
             self._file.close()
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def replay(path: Path) -> Iterator[ScrapeResult]:
     """The scrape results of a recording; a truncated last line is ignored. LegroomError where it is damaged."""

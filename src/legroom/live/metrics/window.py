@@ -108,7 +108,6 @@ class WindowStep:
 class MemoryPoint:
     time_s: float
     memory_used_bytes: int | None = None
-    allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     host_rss_bytes: int | None = None
     api_server_rss_bytes: int | None = None
