@@ -134,7 +134,8 @@ class Stopping:
         self._has_drained = self._is_draining = self._is_replying = False
 
     def exit_code(self, code: int) -> int:
-        """The run's exit code for the server's `code`: the same, but 130 instead of 137 where Ctrl-C had to kill it."""
+        """The exit code for the server's: 137 (SIGKILL) becomes that of the signal that asked for an end at once,
+        such as 130 for Ctrl-C; others stay."""
         return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:

@@ -374,12 +374,11 @@ class Drains:
 
     async def _end_one(self, drain: Action) -> None:
         """Lets requests in again, unless another drain of the server lasts, and marks the drain as undone."""
-        server = self._servers.get(str(drain.detail.get("server")))
-        if server is not None and server.drain_method is not None:
-            name = server.name
-            if not await self._context.journal(lambda journal: _other_drains_of_server(journal, name, drain)):
-                await server.drain_method.end()
-                self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
+        name = str(drain.detail.get("server"))
+        method = self._servers[name].drain_method if name in self._servers else None
+        if method is not None and not await self._context.journal(lambda journal: _other_drains(journal, drain)):
+            await method.end()
+            self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
         await self._context.finish(drain.id, UNDONE)
 
 
@@ -395,9 +394,9 @@ def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
     return _only_drains(incident.actions) if incident is not None else ()
 
 
-def _other_drains_of_server(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
-    """Drains of the same server for other open incidents."""
-    drains = _only_drains(journal.actions(group=drain.group))
+def _other_drains(journal: Journal, drain: Action) -> tuple[Action, ...]:
+    """The drains of the same server for other incidents that are open."""
+    server, drains = drain.detail.get("server"), _only_drains(journal.actions(group=drain.group))
     others = (other for other in drains if other.id != drain.id and other.detail.get("server") == server)
     return tuple(other for other in others if _incident_is_open(journal, other))
 

@@ -88,8 +88,8 @@ class IncidentKeeper:
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Opens an earlier process's incidents of watched servers again. An incident that is not detected again is
-        closed after the seconds that `patience_s` has for its kind. Returns the keys of all open incidents."""
+        """Opens an earlier process's incidents of watched servers again; they are not closed before `patience_s` (by
+        kind), in which they may be detected again. Returns the keys of all open incidents."""
         now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)

@@ -76,6 +76,7 @@ class VerificationRun:
         self.checks: list[Check] = []
         self.notes: list[str] = []
         self.served: ServedModel | None = None
+        self.model = ""
         self.pool: load_run.KvPool | None = None
         self.load: load_run.LoadRun | None = None
         self.memory: load_run.MemoryReader | None = None
@@ -100,6 +101,7 @@ class VerificationRun:
     async def _run_steps(self) -> None:
         """Runs health, plan, completion, full-context and load checks in turn, up to the first failed request."""
         self.served = await self.server.served()
+        self.model = self.served.model
         context = self.served.max_model_len or _ASSUMED_CONTEXT
         length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
         self.checks.append(Check("health", True, f"up, serves {self.served.model}; {length}"))
@@ -128,15 +130,14 @@ class VerificationRun:
 
     async def _send_short_completion(self) -> bool:
         """Whether a short completion was answered; a model without completions is checked for pooling."""
-        assert self.served is not None
-        await self.server.learn_vocabulary(self.served.model)
+        await self.server.learn_vocabulary(self.model)
         outcome = await self.send(load_run.LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
             await self._check_pooling()
             return False
         if outcome.refusal is not None and outcome.refusal.status in (400, 422):
             refused_ids = outcome.error
-            outcome = await self.server.measure_tokens_per_word(self.served.model)
+            outcome = await self.server.measure_tokens_per_word(self.model)
             if outcome.ok:
                 text = "lengths are those of text, about 2 % short"
                 self.notes.append(f"the server takes no token ids ({refused_ids}): {text}")
@@ -163,11 +164,10 @@ class VerificationRun:
 
     async def _pooling_request(self, path: str, length: int) -> RequestOutcome:
         """The outcome of a pooling request of `length` tokens; an error past the deadline."""
-        assert self.served is not None
         prompt = load_run.token_ids(load_run.LoadRequest(length, 0), self.server.vocabulary, 1)
         try:
             async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
-                return await self.server.post(path, {"model": self.served.model, "input": prompt})
+                return await self.server.post(path, {"model": self.model, "input": prompt})
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 
@@ -228,14 +228,12 @@ class VerificationRun:
 
     async def send(self, request: load_run.LoadRequest, seed: int) -> RequestOutcome:
         """The outcome of one completion of the load, whose prompt the seed determines; an error past the deadline."""
-        assert self.served is not None
-        left_s = self.deadline_s - time.monotonic()
         prompt: list[int] | str = self.server.text_of(request.prompt_len)
         if self.server.accepts_token_ids:
             prompt = load_run.token_ids(request, self.server.vocabulary, seed)
         try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                return await self.server.complete(self.served.model, prompt, request.output_len)
+            async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
+                return await self.server.complete(self.model, prompt, request.output_len)
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 

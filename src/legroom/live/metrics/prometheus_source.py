@@ -186,8 +186,8 @@ class PrometheusSource:
         return self._take_samples(due, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
 
     def _due_servers(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """Of server -> time of its last scrape, those to take a sample of now; remembers the times of all. After a
-        pause, a large fleet's servers are taken in parts, the longest due first."""
+        """Of server -> time of its last scrape, those to take a sample of now; remembers the times of all. Of a large
+        fleet it is a part that fits the time since the last poll, the longest due first."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
