@@ -78,8 +78,7 @@ def _execute_server(words: list[str], control: int) -> int:
 
 
 def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: float) -> None:
-    """Passes legroom's signals to the server until it ends (`ended` is then readable) or legroom dies; then kills what
-    is left."""
+    """Passes legroom's signals to the server until it ends (`ended` is readable) or legroom dies; kills the rest."""
     pending = b""
     while True:
         readable, _, _ = select.select([control, ended], [], [])

@@ -166,8 +166,7 @@ def forget_override(action_id: int, home: Path) -> None:
 
 
 async def scale(platform: Platform, replicas: int, act: bool) -> str:
-    """Sets the number of servers of the platform, where `act`; returns in words what was done, or what would do it.
-    ActionFailed below one server."""
+    """Sets the platform's number of servers if `act`; what was done, or would do it, in words. ActionFailed below 1."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):

@@ -81,8 +81,7 @@ def _mig_slices(pynvml: Any, index: int) -> list[GpuMemory]:
 
 
 def _read_device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
-    """The GPU or MIG slice whose NVML handle `handle_at(index)` gives; None where NVML fails (off the bus, no such
-    slice, no permission)."""
+    """The GPU or MIG slice with the NVML handle `handle_at(index)`; None where NVML fails, as off the bus."""
     try:
         handle = handle_at(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)

@@ -118,8 +118,7 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """The --gpu-memory-utilization that leaves `by_bytes` more of the GPU free, and the plan with it; None where vLLM
-    would not start."""
+    """The --gpu-memory-utilization that frees `by_bytes` more, and its plan; None where vLLM would not start."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None

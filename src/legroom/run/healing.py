@@ -254,8 +254,7 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-    """How a process died, of a signal or unseen, and whether the kernel's out-of-memory killer is excluded; empty where
-    it exited by itself."""
+    """How a process died, and that the OOM killer did not do it or may have; empty where it exited by itself."""
     if death.signal == 0:
         return ""
     how = "ended, and its parent collected the exit status first (Linux 6.15 keeps it)"

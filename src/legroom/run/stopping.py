@@ -148,8 +148,7 @@ class Stopping:
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Child | None) -> None:
-        """Drains, ends, kills or restarts the server (None between two starts) as the signals so far ask; passes others
-        on."""
+        """Drains, ends, kills or restarts the server (None between starts) as signals so far ask; passes others on."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
         elif number in _ENDING:

@@ -44,8 +44,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(task_input: TaskInput) -> TaskOutput:
-    """Before the first start: the run's command, to which --shutdown-timeout is added where it lacks one, its address,
-    GPUs and expected memory."""
+    """Before the first start: the command, with --shutdown-timeout added if missing, its address, GPUs and memory."""
     command = read_command(task_input["words"], task_input["vllm"], os.environ)
     gpus = visible_gpus({**os.environ, **command.env}, task_input["gpu"], command.args.gpus_needed)
     notes = []

@@ -45,8 +45,7 @@ class Actor:
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
     def consider(self, incident: OpenIncident, watcher: Watcher, group_size: int, unhealthy: int) -> None:
-        """Decides about an open incident and, if allowed, starts the action in the background; `unhealthy`: how many of
-        the servers of its group are."""
+        """Decides about an open incident (`unhealthy`: servers of its group), and starts an allowed action."""
         if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
         if incident.finding is None or not incident.finding.is_seen_now:

@@ -142,8 +142,7 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
 
 
 def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
-    """A refusal where the group had `most` restarts within `window_s`, called `each` ("an hour") in the reason; None
-    where it had fewer."""
+    """A refusal where the group had `most` restarts within `window_s` (`each` in words: "an hour"); else None."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
@@ -172,6 +171,5 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """The decision to do nothing. `again_in_s`: seconds until a refusal by time ends; `about` distinguishes refusals of
-    one kind."""
+    """The decision to do nothing, for `again_in_s` where it ends by time; `about` tells refusals of one kind apart."""
     return Decision(None, reason, again_in_s, refusal, about)

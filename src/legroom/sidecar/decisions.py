@@ -109,8 +109,7 @@ class RemedySearch:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, incident: OpenIncident, server: ServerConfig | None, window: Window) -> None:
-        """Starts to compute the incident's remedies, once. A decision waits for them only where there is a plan, which
-        flags are computed from."""
+        """Starts to compute the incident's remedies, once; decisions wait for them only where there is a plan."""
         if incident.remedies_asked or incident.finding is None:
             return
         incident.remedies_asked = True

@@ -95,8 +95,7 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
 async def post_with_retries(
     hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0, tries: int = _TRIES
 ) -> None:
-    """Posts a message to the webhook, at most `tries` times. Raises `ActionFailed` after the last, or at once where a
-    retry cannot help."""
+    """Posts a message, at most `tries` times; ActionFailed after the last, or at once where a retry cannot help."""
     import aiohttp
 
     url = hook.url

@@ -202,8 +202,7 @@ class ServerRestart:
         return False
 
     async def _is_new_process(self, before: platform.State, started_s: float | None, result: Sample) -> bool:
-        """Whether the sample is of another process than before: by its start time, else by the platform's identity;
-        True where neither is known."""
+        """Whether another process than before answered, by start time or else identity; True where neither is known."""
         if started_s is not None and result.process_start_s is not None:
             return result.process_start_s != started_s
         if before.identity is None:

@@ -35,8 +35,7 @@ class _Discovery:
         self._not_listed_by: dict[str, set[str]] = {}
 
     def report_removed(self, source: str, listed: frozenset[str], before: frozenset[str]) -> frozenset[str]:
-        """Reports servers that this source listed before and lists no longer, and expected ones that no source lists;
-        returns `listed`."""
+        """Reports servers that this source lists no longer, and expected ones that none lists; returns `listed`."""
         expected = self.expected()
         for server in sorted((before | expected) - listed):
             sources = self._not_listed_by.setdefault(server, set())

@@ -214,8 +214,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The groups by name, with their own actions and limits, else the general ones; ConfigError for one without
-    server."""
+    """The groups by name, with their own actions and limits or the general ones; ConfigError for an empty group."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups

@@ -148,8 +148,7 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Sets `vocabulary` to the token ids of a sample text, which the model has; unchanged where the server does not
-        tokenize."""
+        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server does not tokenize."""
         try:
             answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
@@ -285,8 +284,7 @@ def _filler_text(count: int) -> str:
 
 
 def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
-    """(whether a short request and one of full context are served, the same in words); None where the model has no
-    endpoint that is known here."""
+    """(whether a short and a full-context request are served, and in words); None where no known endpoint applies."""
     try:
         return asyncio.run(_run_smoke_test(url, api_key))
     except LegroomError as error:

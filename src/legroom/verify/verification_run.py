@@ -48,8 +48,7 @@ class VerificationRequest:
 
 
 def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
-    """Verifies a server; Ctrl-C returns the results so far. LegroomError for a remote server without `load_remote`, a
-    wrong address or a wrong load."""
+    """Verifies a server; Ctrl-C ends it early. LegroomError for a remote one without `load_remote`, or a wrong load."""
     endpoint(request.url)  # fails on a malformed address before anything else
     if not is_loopback(request.url) and not request.load_remote:
         why = "the server is not on this machine, and a verification loads it as far as it goes"

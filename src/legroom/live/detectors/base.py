@@ -110,8 +110,7 @@ class Detector(ABC):
         return 60.0 + self._as_hold(self.begins_after).seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
-        """Evaluates the last scrape. Returns the finding while it lasts, with the numbers of the last bad scrape, else
-        None."""
+        """Evaluates the last scrape; the finding while it lasts, with the last bad scrape's numbers, None otherwise."""
         if self._last_s is not None and now_s < self._last_s:
             self.reset_durations()
         self._last_s = now_s

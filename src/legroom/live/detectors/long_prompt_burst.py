@@ -16,8 +16,7 @@ class LongPromptBurst(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where the last 30 seconds' prompts are long for the KV pool and far longer than those before; None
-        without enough earlier traffic."""
+        """Bad where recent prompts are long for the KV pool and far longer than before; None without earlier ones."""
         levels = self.levels
         if not window.is_answering or not window.steps:
             return None

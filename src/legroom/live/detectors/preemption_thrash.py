@@ -53,8 +53,7 @@ class PreemptionThrash(Detector):
 
 
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
-    """(share of all computed tokens that preempted requests computed again, or None where unknown; the verb for it:
-    `were`, or `were, by estimate,` where the server does not count them)."""
+    """(share of computed tokens that preemptions repeat, or None; in words, whether that is counted or estimated)."""
     computed = ((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) for step in steps)
     useful = sum(computed) + sum(step.generation_tokens or 0.0 for step in steps)
     counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]

@@ -16,8 +16,7 @@ class QueueBacklog(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where many requests wait in engines and guard, at least as many as run, and for long; None where not
-        reported."""
+        """Bad where requests wait in engines or guard: many, as many as run, and for long; None where not reported."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels

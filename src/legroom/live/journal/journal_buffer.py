@@ -118,8 +118,7 @@ class BufferedJournal:
         return True
 
     def _check_file(self) -> None:
-        """Closes a file that was removed or replaced, and moves an overwritten one aside: with a WAL, SQLite would
-        notice neither."""
+        """Closes a file that was removed or replaced, and moves an overwritten one aside: SQLite notices neither."""
         if self._open is None:
             return
         try:
@@ -168,8 +167,7 @@ class BufferedJournal:
         self._open = opened
 
     def _write_or_drop(self, write: Write, entries: int) -> bool:
-        """Writes, or drops a write that SQLite will never accept, and counts its `entries` as lost; False where it is
-        to be tried again."""
+        """Writes, or drops what SQLite will never accept, and counts its `entries` as lost; False: try it again."""
         try:
             return self._try_write(write)
         except Exception as error:  # a bug, which must not block the writes behind it

@@ -50,8 +50,7 @@ class KubernetesPods:
         self._api = api if api is not None else _api_client(context)
 
     def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods with an address that match the label selector, in one namespace or (None) all. Raises
-        LegroomError."""
+        """Running pods that match the label selector, in one namespace or (None) all; LegroomError on a failure."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
         try:

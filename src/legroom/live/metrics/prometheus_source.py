@@ -323,8 +323,7 @@ def _selector(names: str, matchers: str) -> str:
 
 
 def _server_matchers(servers: Collection[str], rows: _Rows) -> Iterator[str]:
-    """PromQL label matchers that select all series of these servers, a few hundred servers each; `rows` have their
-    labels."""
+    """PromQL label matchers for all series of these servers, whose labels are in `rows`; some hundred servers each."""
     values_by_label: dict[str, dict[str, None]] = {}
     for labels, _ in rows:
         if server_of_labels(labels) in servers:

@@ -60,8 +60,7 @@ def _quoted_label(text: str) -> str:
 
 
 def _series_name(role: str, base: str, **extra: str) -> str:
-    """A series in Prometheus's text format, under the newest name of the role's metric: `base` are labels as text,
-    `extra` more labels."""
+    """A series of the role's metric in Prometheus's text format; `base`: labels as text, `extra`: more labels."""
     more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra.items())
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 

@@ -186,8 +186,7 @@ class Window:
         return snapshot
 
     def add(self, result: samples.ScrapeResult) -> None:
-        """Adds a scrape: a sample becomes a step from the one before it. Where the clock went back, all earlier steps
-        are forgotten."""
+        """Adds a scrape, of which a sample ends a step; where the clock went back, all earlier steps are forgotten."""
         is_sample = isinstance(result, samples.Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
@@ -224,8 +223,7 @@ class Window:
             self.points.append(point)
 
     def _step_to(self, sample: samples.Sample) -> WindowStep | None:
-        """The step from the last sample to this one; None without a last one, after too long a gap, or where another
-        replica answered."""
+        """The step from the last sample to this one; None after too long a gap, or where another replica answered."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
             return None
@@ -303,14 +301,12 @@ class Window:
         return total
 
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
-        """Quantiles of a histogram over the last `seconds`, one for each share (0.5: the median), None without
-        observations."""
+        """A histogram's quantile over the last `seconds` for each share (0.5: median); None without observations."""
         seen = self.histogram(field, seconds)
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Prefix-cache hits per queried token (0 to 1) over the last `seconds`, without counters V0's gauge; None where
-        unknown."""
+        """Prefix-cache hits per queried token (0 to 1), by counters or else by V0's gauge; None where unknown."""
         queried = self.increase("prefix_queries", seconds)
         if queried:
             return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)
