@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from legroom.actions import platform
+from legroom.live.metrics.kubernetes_source import load_kubernetes_config
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
@@ -204,14 +205,8 @@ def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -
     except ImportError as error:
         hint = "pip install 'legroom[kubernetes]'"
         raise platform.ActionFailed("Kubernetes needs an extra of legroom", hint) from error
-    loading: Any = config  # without type hints of its own
     try:
-        try:
-            if context is not None:
-                raise config.ConfigException
-            loading.load_incluster_config()
-        except config.ConfigException:
-            loading.load_kube_config(context=context)
+        load_kubernetes_config(config, context)
         return call(client)
     except config.ConfigException as error:
         hint = "set KUBECONFIG"

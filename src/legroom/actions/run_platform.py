@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from legroom.actions import platform
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
-from legroom.live.metrics.endpoint import is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host, port_of
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
@@ -49,12 +49,10 @@ def with_start_reason(result: ScrapeResult) -> ScrapeResult:
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
     """The run file of the living `legroom run` at this loopback address; empty where there is none."""
-    place = urlsplit(server)
-    if not is_loopback_host(place.hostname or ""):
+    if not is_loopback_host(urlsplit(server).hostname or ""):
         return {}
-    port = place.port or (443 if place.scheme == "https" else 80)
     try:
-        record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
+        record: dict[str, Any] = json.loads((runs_folder(home) / f"{port_of(server)}.json").read_text("utf-8"))
         return record if process_identity(int(record["pid"])) is not None else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -85,18 +85,15 @@ def _read_device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> Gp
     try:
         handle = handle_at(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        name, uuid = _decoded(pynvml.nvmlDeviceGetName(handle)), _decoded(pynvml.nvmlDeviceGetUUID(handle))
+        texts = (pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError:
         return None
     processes = []
     with contextlib.suppress(pynvml.NVMLError):
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     bytes_by_pid = tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in processes)
+    name, uuid = (text.decode() if isinstance(text, bytes) else text for text in texts)
     return GpuMemory(index, name, uuid, int(memory.total), int(memory.used), bytes_by_pid)
-
-
-def _decoded(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:

@@ -276,11 +276,9 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
 def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """For another process on the GPU: how to find it, or a utilization lower by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
-    yield ProposedRemedy(
-        f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
-        "them back, or run on another card",
-        steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
-    )
+    why = f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
+    steps = ("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",)
+    yield ProposedRemedy(f"{why}them back, or run on another card", steps=steps)
     yield from _headroom_remedies(taken, planned, "beside that process")
 
 

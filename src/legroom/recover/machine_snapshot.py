@@ -37,7 +37,9 @@ _V4_IN_V6 = "0000000000000000FFFF0000"
 def socket_peers() -> dict[int, int] | None:
     """Socket inode -> inode of its peer, of every connection in this network namespace; None where unreadable."""
     try:
-        return {**tcp_peers(_tcp_lines()), **_unix_socket_peers()}
+        tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.exists()]
+        lines = (line for table in tables for line in table.read_text("ascii").splitlines()[1:])
+        return {**tcp_peers(lines), **_unix_socket_peers()}
     except (OSError, struct.error):
         return None
 
@@ -51,14 +53,6 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
             here, there = (address.removeprefix(_V4_IN_V6) for address in words[1:3])
             ends[here, there] = int(words[9])
     return {inode: ends.get((there, here), ELSEWHERE) for (here, there), inode in ends.items()}
-
-
-def _tcp_lines() -> Iterator[str]:
-    """The socket lines of /proc/net/tcp and tcp6, without their headers."""
-    for name in ("tcp", "tcp6"):
-        path = Path("/proc/net") / name
-        if path.exists():
-            yield from path.read_text("ascii").splitlines()[1:]
 
 
 def _unix_socket_peers() -> dict[int, int]:

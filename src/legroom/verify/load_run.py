@@ -224,8 +224,8 @@ class LoadMonitor:
             self._memory_at, memory = at, self._memory.read()
         self.last = sample
         running, waiting, preemptions = sample.running or 0, sample.waiting or 0, sample.total("preemptions")
-        figures = (at, sample.kv_use_max, running, waiting, preemptions, memory, self._open_requests())
-        self.samples.append(LoadSample(*figures))
+        own = self._open_requests()
+        self.samples.append(LoadSample(at, sample.kv_use_max, running, waiting, preemptions, memory, own))
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:

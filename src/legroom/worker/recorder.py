@@ -203,14 +203,11 @@ def _result_or_none(make: Any, *arguments: Any) -> Any:
 def _process_versions() -> black_box.WorkerProcess:
     """The worker's pid and rank, vLLM's and PyTorch's versions, and cuda, rocm or cpu."""
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
-    versions = getattr(torch, "version", None)
-    platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
-    return black_box.WorkerProcess(os.getpid(), worker_rank(), _module_version(vllm), _module_version(torch), platform)
-
-
-def _module_version(module: Any) -> str | None:
-    version = getattr(module, "__version__", None)
-    return None if version is None else str(version)
+    built_for = getattr(torch, "version", None)
+    platform = "rocm" if getattr(built_for, "hip", None) else "cuda" if getattr(built_for, "cuda", None) else "cpu"
+    versions = (getattr(module, "__version__", None) for module in (vllm, torch))
+    texts = (None if version is None else str(version) for version in versions)
+    return black_box.WorkerProcess(os.getpid(), worker_rank(), *texts, platform)
 
 
 def _host_memory() -> black_box.WorkerHostMemory:

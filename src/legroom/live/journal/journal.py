@@ -175,7 +175,7 @@ class Journal:
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
         with self._write_transaction() as db:
             row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
-            merged = {**(json.loads(row[0]) if row else {}), **_masked_detail(detail or {})}
+            merged = {**(json.loads(row[0]) if row else {}), **masked(dict(detail or {}))}
             db.execute(update, (outcome, self._given_or_now(None), json.dumps(merged), action_id))
 
     def unfinished_actions(self) -> tuple[Action, ...]:
@@ -321,11 +321,6 @@ def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: 
     return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
 
 
-def _masked_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
-    masked_detail: dict[str, Any] = masked(dict(detail))
-    return masked_detail
-
-
 def _to_json_text(detail: Mapping[str, Any]) -> str:
     """The detail as JSON text, with secrets masked."""
-    return json.dumps(_masked_detail(detail), default=str)
+    return json.dumps(masked(dict(detail)), default=str)

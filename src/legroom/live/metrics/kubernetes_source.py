@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -79,16 +80,21 @@ def _api_client(context: str | None) -> Any:
     except ImportError as error:
         raise LegroomError("reading pods needs the Kubernetes client", "pip install 'legroom[kubernetes]'") from error
     try:
-        if context is not None:
-            raise config.ConfigException  # a named context goes before the pod's own cluster
-        config.load_incluster_config()
-    except config.ConfigException:
-        try:
-            config.load_kube_config(context=context)
-        except (config.ConfigException, OSError) as error:
-            hint = "set KUBECONFIG, or run inside the cluster"
-            raise LegroomError("no Kubernetes cluster is configured here", hint, UNREACHABLE) from error
+        load_kubernetes_config(config, context)
+    except (config.ConfigException, OSError) as error:
+        hint = "set KUBECONFIG, or run inside the cluster"
+        raise LegroomError("no Kubernetes cluster is configured here", hint, UNREACHABLE) from error
     return client.CoreV1Api()
+
+
+def load_kubernetes_config(config: Any, context: str | None) -> None:
+    """Configures the client, by its module `kubernetes.config`, for the pod's own cluster; for the kubeconfig's, in a
+    named context or outside of a pod. Raises its ConfigException."""
+    if context is None:
+        with contextlib.suppress(config.ConfigException):
+            config.load_incluster_config()
+            return
+    config.load_kube_config(context=context)
 
 
 def _running_pod(item: Any) -> Pod | None:
