@@ -206,8 +206,8 @@ def _process_versions() -> black_box.WorkerProcess:
     built_for = getattr(torch, "version", None)
     platform = "rocm" if getattr(built_for, "hip", None) else "cuda" if getattr(built_for, "cuda", None) else "cpu"
     versions = (getattr(module, "__version__", None) for module in (vllm, torch))
-    texts = (None if version is None else str(version) for version in versions)
-    return black_box.WorkerProcess(os.getpid(), worker_rank(), *texts, platform)
+    of_vllm, of_torch = (None if version is None else str(version) for version in versions)
+    return black_box.WorkerProcess(os.getpid(), worker_rank(), of_vllm, of_torch, platform)
 
 
 def _host_memory() -> black_box.WorkerHostMemory:
