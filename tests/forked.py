@@ -91,7 +91,7 @@ def legroom(
             os.close(number)
             setattr(sys, ("stdin", "stdout", "stderr")[number], None)  # as Python itself does when it starts
         os.environ.update(env)
-        task_process.run_task = lambda task, question: task_process.TaskProcess(task, question, fork_task).answer()
+        task_process.run_task = lambda task, task_input: task_process.TaskProcess(task, task_input, fork_task).output()
         supervisor.Supervisor = functools.partial(  # type: ignore[assignment, misc]
             supervisor.Supervisor, timing=timing, start_task=fork_task
         )
@@ -115,16 +115,16 @@ def take_streams(out: Path, err: Path) -> None:
     )
 
 
-def fork_task(task: str, question: IO[bytes], answer: int, complaint: IO[bytes]) -> Forked:
+def fork_task(task: str, stdin: IO[bytes], stdout: int, stderr: IO[bytes]) -> Forked:
     """What `python -m legroom.run.tasks TASK` does."""
 
     def work() -> int:
         signal.set_wakeup_fd(-1)
         die_with_parent()
-        os.dup2(complaint.fileno(), 2)
+        os.dup2(stderr.fileno(), 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
-        with os.fdopen(answer, "w") as file:
-            json.dump(tasks.task_answer(task, json.load(question)), file)
+        with os.fdopen(stdout, "w") as file:
+            json.dump(tasks.output_or_error(task, json.load(stdin)), file)
         return 0
 
     return Forked(work)

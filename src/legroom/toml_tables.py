@@ -14,6 +14,7 @@ from legroom.errors import LegroomError
 from legroom.files import read_text
 
 _Value = TypeVar("_Value")
+_Choice = TypeVar("_Choice", bound=str)
 _HEADER = re.compile(r"^\s*(\[\[|\[)\s*([^\]]+?)\s*\]")
 _KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:"[^"]*"|[A-Za-z0-9_-]+))*)\s*=""")
 _HUGE_NUMBER = re.compile(r"[0-9_]{4000}")
@@ -151,12 +152,13 @@ class TomlTable:
             raise self.error(key, "is missing")
         return value
 
-    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+    def choice(self, key: str, choices: Sequence[_Choice], default: _Choice) -> _Choice:
         """A string among the choices, else ConfigError; without the key the default, which must be valid too."""
-        value = self.get(key, str, default)
-        if value not in choices:
-            raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
-        return value
+        value = self.get(key, str, str(default))
+        for choice in choices:
+            if choice == value:
+                return choice
+        raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
 
     def choices(self, key: str, choices: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
         """A list whose items are all among the choices, else ConfigError; the default without the key."""

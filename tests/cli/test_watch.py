@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def test_credentials_in_an_address_never_show(capsys):
 
 def test_a_name_that_the_terminal_has_no_letters_for_is_shown_with_numbers(tmp_path, monkeypatch):
     file = tmp_path / "r.jsonl"
-    with Recorder(file) as recorder:
+    with closing(Recorder(file)) as recorder:
         recorder.add(replace(sample(1), engines=(replace(sample(1).engines[0], model="modèle"),)))
 
     def written(*more: str) -> bytes:
@@ -242,7 +243,7 @@ def test_a_reader_who_leaves_ends_the_stream_quietly():
 
 
 def recording(path: Path, looks) -> Path:
-    with Recorder(path) as recorder:
+    with closing(Recorder(path)) as recorder:
         for look in looks:
             recorder.add(look)
     return path

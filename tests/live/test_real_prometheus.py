@@ -89,7 +89,7 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
             stderr=subprocess.DEVNULL,
         )
         try:
-            source = PrometheusSource(f"http://127.0.0.1:{port}", 'job="vllm"', buckets=True)
+            source = PrometheusSource(f"http://127.0.0.1:{port}", 'job="vllm"')
             looks = {look.server: look for look in await until(source, 2, Sample)}
             new, old = looks[f"127.0.0.1:{ports[0]}"], looks[f"127.0.0.1:{ports[1]}"]
             assert isinstance(new, Sample) and isinstance(old, Sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def looks(count: int = 300) -> list[ScrapeResult]:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_what_was_recorded_is_played_back(tmp_path: Path, name: str) -> None:
     given_looks = looks()
-    with Recorder(tmp_path / name) as recorder:
+    with closing(Recorder(tmp_path / name)) as recorder:
         for look in given_looks:
             recorder.add(look)
     assert list(replay(tmp_path / name)) == given_looks
@@ -49,7 +50,7 @@ def test_what_was_recorded_is_played_back(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_a_file_that_ends_anywhere_gives_what_is_whole(tmp_path: Path, name: str) -> None:
     given_looks = looks()
-    with Recorder(tmp_path / name) as recorder:
+    with closing(Recorder(tmp_path / name)) as recorder:
         for look in given_looks:
             recorder.add(look)
     whole = (tmp_path / name).read_bytes()
@@ -71,7 +72,7 @@ def test_several_servers_share_a_recording(tmp_path: Path) -> None:
     first, two = (
         Sample(1.0, name, (EngineSample("m", "0", running=number),)) for name, number in (("a", 1.0), ("b", 2.0))
     )
-    with Recorder(tmp_path / "a.jsonl") as recorder:
+    with closing(Recorder(tmp_path / "a.jsonl")) as recorder:
         for _ in range(3):
             recorder.add(first)
             recorder.add(two)
@@ -81,7 +82,7 @@ def test_several_servers_share_a_recording(tmp_path: Path) -> None:
 def test_an_engine_that_goes_away_is_gone_in_the_playback(tmp_path: Path) -> None:
     both = Sample(1.0, "a", (EngineSample("m", "0", running=1.0), EngineSample("m", "1", running=1.0)))
     alone = Sample(2.0, "a", (EngineSample("m", "0", running=1.0),))
-    with Recorder(tmp_path / "a.jsonl") as recorder:
+    with closing(Recorder(tmp_path / "a.jsonl")) as recorder:
         recorder.add(both)
         recorder.add(alone)
     assert list(replay(tmp_path / "a.jsonl")) == [both, alone]
@@ -148,7 +149,7 @@ def test_a_full_disk_is_said() -> None:
 
 
 def test_no_credentials_get_into_a_recording(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "a.jsonl") as recorder:
+    with closing(Recorder(tmp_path / "a.jsonl")) as recorder:
         recorder.add(looks(1)[0])
     header, line = (tmp_path / "a.jsonl").read_text().splitlines()
     assert json.loads(header) == {"legroom": "recording", "version": 1}
@@ -185,6 +186,6 @@ def test_any_sample_is_the_same_after_being_written_as_text(engine: EngineSample
 
 def test_a_look_without_an_engine_is_played_back(tmp_path: Path) -> None:
     path = tmp_path / "starting.jsonl"
-    with Recorder(path) as recorder:
+    with closing(Recorder(path)) as recorder:
         recorder.add(Sample(1.0, "s", (), process_start_s=0.5))
     assert [(look.time_s, look.engines) for look in replay(path) if isinstance(look, Sample)] == [(1.0, ())]

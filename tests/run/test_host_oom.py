@@ -53,7 +53,7 @@ def test_a_server_that_is_moved_into_its_cgroup_late_is_followed_there(own_cgrou
         server.kill()
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         record.track_cgroup(server.pid)  # it has ended, and nobody has collected it
-    assert record.question()["account"]["cgroup"]["folder"] == str(own_cgroup)
+    assert record.task_input()["account"]["cgroup"]["folder"] == str(own_cgroup)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A rehearsal plays what was seen through the same detectors and policy, and touches nothing."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,7 @@ def config_of(act=(), **server):
 @pytest.fixture
 def recording(tmp_path):
     path = tmp_path / "seen.jsonl"
-    with Recorder(path) as recorder:
+    with closing(Recorder(path)) as recorder:
         for sample in hanging(10):
             recorder.add(sample)
         recorder.add(ScrapeFailure(START_S + 601, SERVER, "timeout", "did not answer"))
@@ -94,7 +95,7 @@ def test_every_server_of_a_journal_is_rehearsed_by_itself(tmp_path):
 
 def test_budgets_hold_in_a_rehearsal(tmp_path):
     path = tmp_path / "seen.jsonl"
-    with Recorder(path) as recorder:
+    with closing(Recorder(path)) as recorder:
         for turn in range(8):  # it hangs, recovers, hangs ...
             for sample in hanging(10):
                 recorder.add(Sample(sample.time_s + turn * 600, SERVER, sample.engines, process_start_s=1000.0 * turn))

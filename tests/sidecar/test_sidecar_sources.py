@@ -235,7 +235,9 @@ def test_pods_are_looked_at_while_the_cluster_does_not_answer(tmp_path, monkeypa
     config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
 
     async def go():
-        task = asyncio.create_task(combined_source(config, lambda text: None)(lambda look: None))
+        task = asyncio.create_task(
+            combined_source(config, lambda text: None)(lambda look: None, lambda name: None, frozenset)
+        )
         await asyncio.wait_for(enough.wait(), 60)
         task.cancel()
 

@@ -97,7 +97,7 @@ class Child:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Wait for the keeper's next messages and handle them, such as the server's exit, or the keeper's own death."""
+        """Waits for the keeper's next messages and handles them: the server's pid, its exit, or the keeper's death."""
         try:
             received = self._control.recv(4096)
         except OSError:
@@ -127,16 +127,27 @@ class Child:
         self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
-        """Kill its engine processes, so that the API server fails running requests and exits; False without any."""
-        return self.pid is not None and kill_engines(self.pid) > 0
+        """Kills the engines, so that the API servers fail running requests and exit; False where there are none."""
+        if self.pid is None:
+            return False
+        # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
+        # The data-parallel coordinator stays: after its death the API servers are stopped before they answer.
+        table = processes.process_table()
+        engines = processes.engines_below(self.pid, table)
+        if self.has_several_api_servers(table):
+            cores = [pid for pid in engines if processes.engines_below(pid, table)]
+            coordinators = [pid for pid in engines if processes.has_role(pid, "DPCoordinator")]
+            engines = {pid: engines[pid] for pid in engines.keys() - {*cores, *coordinators}}
+        return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items()) > 0
 
     def has_stopped_engine(self) -> bool:
         """Whether a signal has stopped an engine (SIGSTOP); one under a debugger is not."""
         return self.pid is not None and any(processes.is_stopped(pid) for pid in processes.engines_below(self.pid))
 
-    def has_several_api_servers(self) -> bool:
-        """Whether the running server has more than one API server process; False before it starts."""
-        return self.pid is not None and has_several_api_servers(self.pid)
+    def has_several_api_servers(self, table: processes.ProcessTable | None = None) -> bool:
+        """Whether API servers run as child processes of the server, by this table or the present processes."""
+        below = processes.descendants(self.pid, table) if self.pid is not None else ()
+        return any(processes.has_role(pid, "APIServer") for pid in below)
 
     def wait_gone(self, timeout_s: float) -> bool:
         """Waits for all of its processes to end; returns whether they have."""
@@ -167,22 +178,3 @@ class Child:
         """Sends one line to the keeper; a keeper that has died is ignored."""
         with contextlib.suppress(OSError):
             self._control.sendall(text.encode() + b"\n")
-
-
-def kill_engines(server: int) -> int:
-    """Kill a server's engines, so that its API servers fail running requests; returns the processes killed."""
-    # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
-    # The data-parallel coordinator stays: after its death the API servers are stopped before they answer.
-    table = processes.process_table()
-    engines = processes.engines_below(server, table)
-    if has_several_api_servers(server, table):
-        others = {
-            pid for pid in engines if processes.has_role(pid, "DPCoordinator") or processes.engines_below(pid, table)
-        }
-        engines = {pid: engines[pid] for pid in engines.keys() - others}
-    return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items())
-
-
-def has_several_api_servers(server: int, table: processes.ProcessTable | None = None) -> bool:
-    """Whether API servers run as child processes of the server."""
-    return any(processes.has_role(pid, "APIServer") for pid in processes.descendants(server, table))

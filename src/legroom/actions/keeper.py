@@ -24,7 +24,8 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str]) -> None:
-    """Run the server until all its descendants ended, at most `leftover_grace_s` after it or at once on `kill`."""
+    """Runs the server until none of its descendants is left, which are killed `leftover_grace_s` after its end, or at
+    once when legroom sends `kill` or dies."""
     adopt_orphans()
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)
@@ -77,12 +78,14 @@ def _execute_server(words: list[str], control: int) -> int:
 
 
 def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: float) -> None:
-    """Passes legroom's signals to the server until the server ends or legroom dies; then kills what is left."""
+    """Passes legroom's signals to the server until it ends (`ended` is readable) or legroom dies; kills the rest."""
     pending = b""
     while True:
         readable, _, _ = select.select([control, ended], [], [])
         if control in readable:
-            received = _read_control(control)
+            received = b""
+            with contextlib.suppress(OSError):
+                received = os.read(control, 4096)
             if not received:
                 break  # legroom is dead
             pending += received
@@ -114,14 +117,6 @@ def _wait_until_empty(timeout_s: float, control: int | None = None) -> None:
             return
         reap()
         time.sleep(0.02)
-
-
-def _read_control(control: int) -> bytes:
-    """What legroom has sent to the keeper; empty where legroom is gone."""
-    try:
-        return os.read(control, 4096)
-    except OSError:
-        return b""
 
 
 def _write_control(control: int, text: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import hashlib
 import json
 import time
@@ -13,12 +14,15 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from legroom.actions import platform
+from legroom.live.metrics.kubernetes_source import load_kubernetes_config
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
 RESTARTED_BY = "legroom/restarted-by"
 _CONFLICT, _NOT_FOUND = 409, 404
 _Answer = TypeVar("_Answer")
+WorkloadKind = Literal["deployment", "stateful_set"]
+WORKLOAD_KINDS: tuple[WorkloadKind, ...] = ("deployment", "stateful_set")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Workload:
 
     workload: str
     namespace: str = "default"
-    kind: Literal["deployment", "stateful_set"] = "deployment"
+    kind: WorkloadKind = "deployment"
     container: str | None = None
     context: str | None = None
     settle_s: float = 10.0
@@ -96,11 +100,10 @@ class Workload:
 
     async def restore_flags(self, override: platform.Override) -> None:
         before = json.loads(override.before or "{}")
-        changed = {
-            "name": override.place.rpartition("/")[2],
-            **{name: before.get(name) for name in ("args", "command")},
-        }
-        changed["env"] = [*before["env"], {"$patch": "replace"}] if before.get("env") is not None else None
+        changed = {name: before.get(name) for name in ("args", "command", "env")}
+        if changed["env"] is not None:
+            changed["env"] = [*changed["env"], {"$patch": "replace"}]
+        changed["name"] = override.place.rpartition("/")[2]
         await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     async def replicas(self) -> int:
@@ -122,16 +125,19 @@ class Workload:
         raise platform.ActionFailed(f"{self.name} has no container {self.container}")
 
     async def _read_manifest(self) -> dict[str, Any]:
-        def call(api: Any) -> dict[str, Any]:
-            method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
-            plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(
-                method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
-            )
-            return plain
+        """The workload as the Kubernetes API returns it, as JSON; ActionFailed where it cannot be read."""
 
-        return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
+        def call(api: Any) -> Any:
+            method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
+            workload = method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
+            return api.ApiClient().sanitize_for_serialization(workload)
+
+        manifest: dict[str, Any] = await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
+        return manifest
 
     async def _patch_manifest(self, change: dict[str, Any]) -> None:
+        """Applies a strategic merge patch to the workload; ActionFailed where Kubernetes refuses it."""
+
         def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
             method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
@@ -148,27 +154,31 @@ class KubernetesLease:
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
         """Take the group's lease for the holder, for that many seconds; False where another one holds it."""
-        return await asyncio.to_thread(
-            _call_api, self.context, "taking the lease", lambda api: self._take_lease(api, group, holder, seconds)
-        )
+        take = functools.partial(self._take_lease, group=group, holder=holder, seconds=seconds)
+        return await asyncio.to_thread(_call_api, self.context, "taking the lease", take)
 
     async def release(self, group: str, holder: str) -> None:
-        await asyncio.to_thread(
-            _call_api, self.context, "giving back the lease", lambda api: self._release_lease(api, group, holder)
-        )
+        """Ends this holder's lease of the group; another holder's stays."""
+        release = functools.partial(self._release_lease, group=group, holder=holder)
+        await asyncio.to_thread(_call_api, self.context, "giving back the lease", release)
 
-    def _take_lease(self, api: Any, group: str, holder: str, seconds: float) -> bool:
-        """Creates or takes over the group's Lease; False where another holder's has not expired, or on a conflict."""
-        leases, name = api.CoordinationV1Api(), _lease_name(group)
-        now = datetime.datetime.now(datetime.UTC)
-        spec = api.V1LeaseSpec(
-            holder_identity=holder, lease_duration_seconds=max(1, round(seconds)), acquire_time=now, renew_time=now
-        )
+    def _read_lease(self, api: Any, group: str) -> Any:
+        """The group's Lease; None where there is none."""
         try:
-            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
+            return api.CoordinationV1Api().read_namespaced_lease(
+                _lease_name(group), self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S
+            )
         except api.ApiException as error:
             if error.status != _NOT_FOUND:
                 raise
+            return None
+
+    def _take_lease(self, api: Any, group: str, holder: str, seconds: float) -> bool:
+        """Creates or takes over the group's Lease; False where another holder's has not expired, or on a conflict."""
+        leases, name, lease = api.CoordinationV1Api(), _lease_name(group), self._read_lease(api, group)
+        now, whole_s = datetime.datetime.now(datetime.UTC), max(1, round(seconds))
+        spec = api.V1LeaseSpec(holder_identity=holder, lease_duration_seconds=whole_s, acquire_time=now, renew_time=now)
+        if lease is None:
             made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
             return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
         lasts = datetime.timedelta(seconds=lease.spec.lease_duration_seconds or 0)
@@ -179,35 +189,24 @@ class KubernetesLease:
         return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
     def _release_lease(self, api: Any, group: str, holder: str) -> None:
-        """Clears the holder of the group's Lease if it is ours; a Lease that is gone is fine."""
-        leases, name = api.CoordinationV1Api(), _lease_name(group)
-        try:
-            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
-        except api.ApiException as error:
-            if error.status == _NOT_FOUND:
-                return
-            raise
-        if lease.spec.holder_identity == holder:
+        """Clears the holder of the group's Lease if it is this one; nothing where there is no Lease."""
+        leases, lease = api.CoordinationV1Api(), self._read_lease(api, group)
+        if lease is not None and lease.spec.holder_identity == holder:
             lease.spec.holder_identity = None
-            _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
+            _unless_conflict(api, lambda: leases.replace_namespaced_lease(_lease_name(group), self.namespace, lease))
 
 
 def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -> _Answer:
-    """Calls the Kubernetes API; its errors become `ActionFailed`."""
+    """The result of `call` on the Kubernetes client of the pod's own cluster or the kubeconfig's `context`; its errors
+    become `ActionFailed`, with `doing` in the message."""
     try:
         from kubernetes import client, config  # an extra, and slow to import
         from urllib3.exceptions import HTTPError
     except ImportError as error:
         hint = "pip install 'legroom[kubernetes]'"
         raise platform.ActionFailed("Kubernetes needs an extra of legroom", hint) from error
-    loading: Any = config  # without type hints of its own
     try:
-        try:
-            if context is not None:
-                raise config.ConfigException
-            loading.load_incluster_config()
-        except config.ConfigException:
-            loading.load_kube_config(context=context)
+        load_kubernetes_config(config, context)
         return call(client)
     except config.ConfigException as error:
         hint = "set KUBECONFIG"

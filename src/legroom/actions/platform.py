@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 from legroom.deployments.server_words import SHELLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.files import replace_file
-from legroom.home import store_path
 from legroom.records import dataclass, field
 
 QUERY_TIMEOUT_S = 30.0
@@ -129,7 +128,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_optional(path: Path) -> str | None:
-    """A file's text; None where there is no file; ActionFailed where it cannot be read."""
+    """The text of a file; None where there is no such file, ActionFailed where it cannot be read."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
@@ -138,18 +137,18 @@ def read_optional(path: Path) -> str | None:
         raise ActionFailed(f"{path} cannot be read: {error}") from error
 
 
-def undo_file(action_id: int, home: Path | None = None) -> Path:
+def undo_file(action_id: int, home: Path) -> Path:
     """The file that keeps what an action's flag change replaced, for undoing it."""
-    return (home or store_path().parent) / "undo" / f"{action_id}.json"
+    return home / "undo" / f"{action_id}.json"
 
 
-def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
-    """Store the content that a flag change will replace, before anything is changed."""
+def keep_override(action_id: int, override: Override, home: Path) -> None:
+    """Stores the content that a flag change of this action will replace, before anything is changed."""
     write_atomically(undo_file(action_id, home), json.dumps(asdict(override)) + "\n", 0o600)
 
 
-def kept_override(action_id: int, home: Path | None = None) -> Override | None:
-    """The place that an action changed and its text before it; None where nothing is kept or it was undone."""
+def kept_override(action_id: int, home: Path) -> Override | None:
+    """What `keep_override` stored for this action; None where it stored nothing, or the change was undone."""
     path = undo_file(action_id, home)
     text = read_optional(path)
     if text is None:
@@ -161,12 +160,13 @@ def kept_override(action_id: int, home: Path | None = None) -> Override | None:
         raise ActionFailed(f"{path} cannot be read: {error}") from error
 
 
-def forget_override(action_id: int, home: Path | None = None) -> None:
+def forget_override(action_id: int, home: Path) -> None:
+    """Removes what `keep_override` stored for this action."""
     undo_file(action_id, home).unlink(missing_ok=True)
 
 
 async def scale(platform: Platform, replicas: int, act: bool) -> str:
-    """Scales if `act`; returns in words what was done or what to run; ActionFailed below one server."""
+    """Sets the platform's number of servers if `act`; what was done, or would do it, in words. ActionFailed below 1."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):
@@ -187,7 +187,8 @@ def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str
 
 
 def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
-    """Raise FlagsFixed unless the words start vLLM; `in_image`: an image's entry point counts unless it is a shell."""
+    """Raises FlagsFixed unless the words start vLLM; `in_image`: they follow an image's entry point, which is taken for
+    vLLM's unless it is a shell."""
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return

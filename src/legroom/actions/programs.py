@@ -45,7 +45,8 @@ async def run_program(
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> ProgramResult:
-    """Runs a program to its end, once `request.launched` has its PID; ActionFailed where it is missing or too slow."""
+    """Runs a program to its end, with `request` only once `request.launched` has recorded its pid. ActionFailed where
+    it is not installed or too slow."""
     if shutil.which(words[0]) is None:
         raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
     gated = request is not None and request.launched is not None
@@ -98,7 +99,7 @@ async def run_checked(
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> str:
-    """Runs a program and returns its output. Raises `ActionFailed` on a non-zero exit code."""
+    """Like `run_program`, but returns the output only; ActionFailed (`doing` failed) on a non-zero exit code."""
     done = await run_program(words, timeout_s=timeout_s, env=env, request=request)
     if done.code:
         raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_output}")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from legroom.actions import platform
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
-from legroom.live.metrics.endpoint import is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host, port_of
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
@@ -32,12 +32,15 @@ _UNDER_WAY: dict[str, str] = {
 def run_under_way(server: str, home: Path | None = None) -> str | None:
     """In words, what a `legroom run` of this machine is doing to the server; None without one, or while it serves."""
     record = _living_run(server, home)
-    what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record) if record else None
+    what = _UNDER_WAY.get(str(record.get("state")))
+    pids = [record.get("child_pid"), *(record.get("engine_pids") or ())]
+    if what is None and any(isinstance(pid, int) and process_identity(pid) is None for pid in pids):
+        what = "sees that the server has ended, and does what is to be done"  # before its run file shows it
     return f"`legroom run` (pid {record['pid']}) {what}" if what else None
 
 
 def with_start_reason(result: ScrapeResult) -> ScrapeResult:
-    """A sample with `start_requested` (0 or 1) set if a `legroom run` of this machine has it; others unchanged."""
+    """The sample with `start_requested` (0 or 1) of the server's `legroom run` on this machine; others unchanged."""
     requested = _living_run(result.server).get("start_requested") if isinstance(result, Sample) else None
     if not isinstance(result, Sample) or requested is None:
         return result
@@ -46,22 +49,13 @@ def with_start_reason(result: ScrapeResult) -> ScrapeResult:
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
     """The run file of the living `legroom run` at this loopback address; empty where there is none."""
-    place = urlsplit(server)
-    if not is_loopback_host(place.hostname or ""):
+    if not is_loopback_host(urlsplit(server).hostname or ""):
         return {}
-    port = place.port or (443 if place.scheme == "https" else 80)
     try:
-        record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
+        record: dict[str, Any] = json.loads((runs_folder(home) / f"{port_of(server)}.json").read_text("utf-8"))
         return record if process_identity(int(record["pid"])) is not None else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def _death_text(record: dict[str, Any]) -> str | None:
-    """What follows the death of the server or an engine, before the run file shows it; None where both live."""
-    parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]
-    is_gone = any(isinstance(pid, int) and process_identity(pid) is None for pid in parts)
-    return "sees that the server has ended, and does what is to be done" if is_gone else None
 
 
 _POLL_S = 0.2

@@ -30,6 +30,7 @@ class DrainMethod(Protocol):
 
     async def in_flight(self) -> float | None:
         """Admitted requests that are not answered yet; None where they are not counted."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class GuardDrain:
 
 
 @dataclass(frozen=True)
-class ReadinessFileDrain:
+class ReadinessFileDrain(DrainMethod):
     """A file whose presence makes a readiness probe or a load balancer's health check fail."""
 
     path: Path
@@ -100,13 +101,9 @@ class ReadinessFileDrain:
         except OSError as error:
             raise ActionFailed(f"{self.path} cannot be taken away: {error.strerror}") from error
 
-    async def in_flight(self) -> float | None:
-        """None: the number of running requests is not known here."""
-        return None
-
 
 @dataclass(frozen=True)
-class CommandDrain:
+class CommandDrain(DrainMethod):
     """Two shell commands of the user, such as those that remove a server from a load balancer and add it again."""
 
     name: ClassVar[str] = "the drain command"
@@ -121,12 +118,9 @@ class CommandDrain:
         words = ["/bin/sh", "-c", self.open_command]
         await run_checked(words, "the command that ends a drain", timeout_s=self.timeout_s)
 
-    async def in_flight(self) -> float | None:
-        return None
-
 
 @dataclass(frozen=True)
-class NoDrain:
+class NoDrain(DrainMethod):
     """No drain: a restart waits for a time without requests."""
 
     @property
@@ -138,9 +132,6 @@ class NoDrain:
 
     async def end(self) -> None:
         pass
-
-    async def in_flight(self) -> float | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -175,11 +166,15 @@ async def wait_until_empty(
     deadline_s: float,
     poll_s: float = 0.5,
 ) -> Drained:
-    """Wait until no request is left or `deadline_s` passed; `busy`: the server's own count, None where unknown."""
+    """Waits until no request is left, by the drain's own count and by `busy`, or `deadline_s` have passed. `busy`
+    returns the server's count of requests; where it returns None, some may be left."""
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:
-        left = await _remaining_requests(drain_method, busy)
+        left = await count_in_flight(drain_method)
+        if busy is not None:
+            running = await busy()
+            left = None if running is None else max(running, left or 0.0)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
         if zeros >= _ZERO_POLLS:
@@ -195,16 +190,3 @@ async def count_in_flight(drain_method: DrainMethod) -> float | None:
         return await drain_method.in_flight()
     except ActionFailed:
         return None
-
-
-async def _remaining_requests(
-    drain_method: DrainMethod, busy: Callable[[], Awaitable[float | None]] | None
-) -> float | None:
-    """The larger of the drain's and `busy`'s counts; None where `busy` gives None; without `busy` the drain's."""
-    in_flight = await count_in_flight(drain_method)
-    if busy is None:
-        return in_flight
-    running = await busy()
-    known = [count for count in (in_flight, running) if count is not None]
-    # A server that does not answer may still have requests.
-    return None if running is None else max(known)

@@ -91,11 +91,13 @@ class ServerLog:
             self._unwritten, self.problem = b"", False
 
     def _close_copy(self) -> None:
+        """Closes the memfd that `readable` made."""
         if self._copy is not None:
             os.close(self._copy)
         self._copy = None
 
     def _append_to_copy(self, piece: bytes) -> None:
+        """Appends bytes to the memfd that `readable` makes."""
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 
@@ -114,11 +116,10 @@ class ServerLog:
         if self._head is not None and self.size > max(self._head + 2 * TAIL_BYTES, self._shorten_at):
             # Rewrites the file with its head and newest lines; on a full disk, truncates it in place.
             self._shorten_at = self.size + TAIL_BYTES  # the next attempt, if both fail
+            head = self._head
             try:
-                self._rewrite(self._head)
+                self._rewrite(head)
             except OSError:
-                head = self._head
-                assert self._file is not None
                 newest = os.pread(self._file, UNWRITTEN_BYTES, self.size - UNWRITTEN_BYTES).partition(b"\n")[2]
                 os.ftruncate(self._file, head)
                 self._dropped += self.size - head - len(newest)
@@ -208,7 +209,7 @@ class OutputRelay(threading.Thread):
             return b""
 
     def _log_lines(self, piece: bytes) -> None:
-        """Passes completed lines to the log file and to `on_line`; an unfinished line waits."""
+        """Passes the lines that `piece` completes to the log file and to `on_line`; an unfinished line waits."""
         whole, newline, rest = (self._rest + piece).rpartition(b"\n")
         if not newline and len(rest) <= _LONGEST_LINE:
             self._rest = rest

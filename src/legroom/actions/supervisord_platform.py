@@ -83,7 +83,8 @@ class SupervisordProgram:
 
 
 def with_command(text: str, program: str, change: platform.FlagChange) -> str:
-    """The configuration with changed flags in the program's command; FlagsFixed without one, ActionFailed for env."""
+    """The configuration text with the changed flags in the program's command; FlagsFixed where it has no command,
+    ActionFailed for a change of variables."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
     if start is None:

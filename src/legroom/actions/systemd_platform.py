@@ -104,8 +104,8 @@ def effective_exec_start(text: str) -> list[str]:
         if equals and key.strip() == "ExecStart":
             values = [*values, value.strip()] if value.strip() else []
     if len(values) != 1:
-        number = f"the unit has {len(values)} ExecStart lines"
-        raise platform.FlagsFixed(f"{number}; legroom changes flags where there is one")
+        why = f"the unit has {len(values)} ExecStart lines; legroom changes flags where there is one"
+        raise platform.FlagsFixed(why)
     try:
         return shlex.split(values[0])
     except ValueError as error:
@@ -113,6 +113,7 @@ def effective_exec_start(text: str) -> list[str]:
 
 
 def unit_quoted(word: str) -> str:
+    """A word as it stands in a unit file: in quotes where systemd needs them."""
     if word and not any(char in " \t\n\"'\\;#" for char in word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
     options = _run_options(args)
-    question = {name: getattr(options, name) for name in ("words", "vllm", "gpu", "drain_s", "keep")}
-    prepared = run_task("prepare", question)
+    task_input = {name: getattr(options, name) for name in ("words", "vllm", "gpu", "drain_s", "keep")}
+    prepared = run_task("prepare", task_input)
     with Announcer() as announcer:
         where = prepared["gpus"]["name"] or "no GPU"
         head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -113,7 +113,8 @@ def fleet_view(
     start_s: float = 300.0,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
-    """Groups of equal servers, most spare first; `start_s`: time of a start; no `peak_demand`: sum of the peaks."""
+    """The fleet by groups of equal servers, those with most spare servers first. `peak_demand`: a group's most
+    simultaneous KV use in pools, by default the sum of its servers' peaks; `start_s`: seconds that a start takes."""
     by_group: dict[GroupKey, list[ServerUse]] = {}
     for use in servers:
         by_group.setdefault(use.group, []).append(use)
@@ -127,33 +128,29 @@ def fleet_view(
 
 
 def _fleet_group(
-    key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds
+    key: GroupKey, members: Sequence[ServerUse], peak_demand: float, kv_target_ratio: float, levels: Thresholds
 ) -> FleetGroup:
-    """The group's KV use and the servers it needs: demand over target, or all of them where requests queue."""
+    """The group's KV use and the servers it needs: peak demand over target KV use, or all where requests queue."""
     full = (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio for use in members)
     queued = any(full) or any(use.mean_waiting >= 1.0 for use in members)
     # Queued requests are demand beyond KV use, so all servers are needed.
-    needed = len(members) if queued else min(len(members), max(1, math.ceil(demand / target)))
+    needed = len(members) if queued else min(len(members), max(1, math.ceil(peak_demand / kv_target_ratio)))
     tokens, mean = sum(use.kv_tokens for use in members), statistics.fmean(use.mean_kv_use for use in members)
     advice = tuple(_group_advice(members, levels))
-    return FleetGroup(key, len(members), tokens, mean, demand, queued, needed, advice)
+    return FleetGroup(key, len(members), tokens, mean, peak_demand, queued, needed, advice)
 
 
-def _group_advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:
+def _group_advice(members: Sequence[ServerUse], levels: Thresholds) -> Iterator[FleetAdvice]:
     """Advice on servers whose pool differs from the others', that preempt often, or queue with a half-empty pool."""
-    advice: list[FleetAdvice] = []
     pools = [use.kv_tokens for use in members if use.kv_tokens]
     usual = statistics.median(pools) if pools else 0
     for use in sorted(members, key=lambda each: each.server):
         if usual and use.kv_tokens and abs(use.kv_tokens / usual - 1) > levels.drift_pool_ratio and len(pools) > 2:
-            why = (
-                f"its pool holds {use.kv_tokens:,} tokens, that of the others {usual:,.0f}: other flags or another card"
-            )
-            advice.append(FleetAdvice(use.server, why, {}))
+            tokens = f"{use.kv_tokens:,} tokens, that of the others {usual:,.0f}"
+            yield FleetAdvice(use.server, f"its pool holds {tokens}: other flags or another card", {})
         if use.preemptions_per_s >= levels.alert_preemptions_per_s:
             why = f"{use.preemptions_per_s:.2f} preemptions a second: more run at once than its pool holds"
-            advice.append(FleetAdvice(use.server, why, {"--max-num-seqs": f"below {use.peak_running:.0f}"}))
+            yield FleetAdvice(use.server, why, {"--max-num-seqs": f"below {use.peak_running:.0f}"})
         elif use.peak_waiting >= levels.queue_least and use.peak_kv_use < 0.5:
             why = f"{use.peak_waiting:.0f} waited while at most {use.peak_kv_use:.0%} of the pool was in use"
-            advice.append(FleetAdvice(use.server, why, {"--max-num-seqs": f"above {use.peak_running:.0f}"}))
-    return advice
+            yield FleetAdvice(use.server, why, {"--max-num-seqs": f"above {use.peak_running:.0f}"})

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from legroom.live.metrics.endpoint import is_loopback, port_of
@@ -74,38 +75,30 @@ def _mig_slices(pynvml: Any, index: int) -> list[GpuMemory]:
         most = pynvml.nvmlDeviceGetMaxMigDeviceCount(card)
     except (pynvml.NVMLError, AttributeError):
         return []  # no such card, no MIG support, old bindings
-    made = (
-        _read_device(pynvml, lambda at: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, at), at) for at in range(most)
-    )
+    slice_at = partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, card)
+    made = (_read_device(pynvml, slice_at, at) for at in range(most))
     return [replace(gpu, index=index) for gpu in made if gpu is not None]
 
 
 def _read_device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
-    """One GPU; None where NVML fails (off the bus, no such slice, no permission)."""
+    """The GPU or MIG slice with the NVML handle `handle_at(index)`; None where NVML fails, as off the bus."""
     try:
         handle = handle_at(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        name, uuid = _decoded(pynvml.nvmlDeviceGetName(handle)), _decoded(pynvml.nvmlDeviceGetUUID(handle))
+        texts = (pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError:
         return None
-    return GpuMemory(index, name, uuid, int(memory.total), int(memory.used), _bytes_by_process(pynvml, handle))
-
-
-def _bytes_by_process(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
-    """The (pid, bytes of GPU memory) of each compute process on the card; empty where NVML does not tell."""
-    try:
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        return ()
-    return tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
-
-
-def _decoded(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    processes = []
+    with contextlib.suppress(pynvml.NVMLError):
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    bytes_by_pid = tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in processes)
+    name, uuid = (text.decode() if isinstance(text, bytes) else text for text in texts)
+    return GpuMemory(index, name, uuid, int(memory.total), int(memory.used), bytes_by_pid)
 
 
 def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
-    """GPU bytes of these processes; unreported ones: all of a GPU that no other uses. None where unknown or none."""
+    """GPU memory that these processes hold together; None where they use no GPU, or the driver does not tell."""
+    # Where the driver reports no bytes for them, the whole used memory of a GPU that nobody else uses is theirs.
     total_bytes = 0
     mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
     for gpu in mine:
@@ -119,15 +112,14 @@ def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | No
     return total_bytes if mine else None
 
 
-def bytes_on_gpus_of(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:
-    """Used bytes of the GPUs that these processes run on; None without any."""
-    seen = nvml_devices() if gpus is None else gpus
-    mine = [gpu.used_bytes for gpu in seen if any(pid in pids for pid, _ in gpu.processes)]
-    return sum(mine) if mine else None
+def bytes_on_gpus_of(pids: frozenset[int]) -> int | None:
+    """Memory in use, by any process, on the GPUs that these processes run on; None where they run on none."""
+    used = [gpu.used_bytes for gpu in nvml_devices() if any(pid in pids for pid, _ in gpu.processes)]
+    return sum(used) if used else None
 
 
 def server_processes(port: int) -> tuple[int, ...]:
-    """The process that listens on a local port, or its API servers' parent, and all descendants; () if not visible."""
+    """The PIDs of the server that listens on a local port: its first process, then all others; () if not visible."""
     try:
         import psutil  # slow to import
     except ImportError:
@@ -181,7 +173,7 @@ class LocalServers:
             return result
         found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
         if now_s - found_s >= _PROCESSES_KEPT_S:
-            found_s, pids = self._processes[port] = now_s, self._find(port)
+            _, pids = self._processes[port] = now_s, self._find(port)
         if not pids:
             return result
         if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):

@@ -64,13 +64,10 @@ class Cgroup:
     @property
     def limit(self) -> tuple[int, str] | None:
         """(bytes, folder) of the lowest limit among this cgroup and its parents; None without one."""
-        limits, folder = [], Path(self.folder)
-        while folder.is_relative_to(self.mount):
-            limit = _parse_int(_text_or_empty(folder / _FILES[self.version].limit))
-            if limit is not None and limit < _UNLIMITED:
-                limits.append((limit, str(folder)))
-            folder = folder.parent
-        return min(limits, default=None)
+        own = Path(self.folder)
+        folders = [folder for folder in (own, *own.parents) if folder.is_relative_to(self.mount)]
+        limits = ((_parse_int(_text_or_empty(folder / _FILES[self.version].limit)), folder) for folder in folders)
+        return min(((limit, str(at)) for limit, at in limits if limit is not None and limit < _UNLIMITED), default=None)
 
     def peak_bytes(self, folder: str) -> int | None:
         """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
@@ -89,7 +86,7 @@ class KernelAccount:
 
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> KernelAccount:
-        """The process's cgroup, the OOM kills so far in it and on the machine, and the kernel's monotonic time."""
+        """The account now: the process's cgroup, and the kills so far in it and on the machine."""
         cgroup = Cgroup.of(pid, proc)
         return cls(cgroup, cgroup.kills if cgroup else None, machine_kills(proc), time.clock_gettime(_KERNEL_CLOCK))
 

@@ -118,7 +118,7 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """The flag that leaves `by_bytes` more of the GPU free, and its plan; None where vLLM would not start."""
+    """The --gpu-memory-utilization that frees `by_bytes` more, and its plan; None where vLLM would not start."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None
@@ -150,7 +150,8 @@ def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """The `max_num_seqs` that the pool holds at the observed length: lower, or higher where the pool has room."""
+    """The `max_num_seqs` that the pool holds at the observed request length, where it is below the present one; above
+    it where requests queue although the pool has room."""
     holds, length = seen.fitting_requests, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
         return
@@ -235,9 +236,8 @@ def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         return
     lowered = _lower_utilization(planned, needed - room)
     if lowered is None:
-        hours = room / per_h if room > 0 else 0.0
-        why = f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h"
-        yield ProposedRemedy(why)
+        hours, wanted = max(room, 0) / per_h, human_bytes(int(needed))
+        yield ProposedRemedy(f"no utilization leaves a week's room ({wanted}); restart every {hours:.0f} h")
         return
     flags, changed = lowered
     why = f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
@@ -276,11 +276,9 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
 def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """For another process on the GPU: how to find it, or a utilization lower by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
-    yield ProposedRemedy(
-        f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
-        "them back, or run on another card",
-        steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
-    )
+    why = f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
+    steps = ("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",)
+    yield ProposedRemedy(f"{why}them back, or run on another card", steps=steps)
     yield from _headroom_remedies(taken, planned, "beside that process")
 
 
@@ -292,7 +290,8 @@ def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Pla
 
 
 def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
-    """A lower --gpu-memory-utilization that frees `size` bytes; nothing where no plan can be lowered."""
+    """A --gpu-memory-utilization that is lower by `size` bytes; nothing without a plan, or where vLLM would not start.
+    `what_for` ends the sentence about the bytes."""
     lowered = _lower_utilization(planned, size) if planned is not None else None
     if lowered is not None:
         flags, changed = lowered

@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ _SERVER_SETTINGS = {
 }
 """Settings in `/server_info`, by vLLM's own names."""
 _SIZES = (*_SERVER_SETTINGS["parallel_config"], "enforce_eager", "quantization")
-"""Settings whose default does not depend on model and GPU."""
+"""Settings whose default, one of these, does not depend on model and GPU."""
+_UNSET = (None, 1, False)
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ class RunningServer:
     def serve_args(self, gpu: Gpu, release: Release) -> ServeArgs:
         """Flags for these settings, without the release's defaults on this GPU, so that another release's apply."""
         values = {name: self.settings.get(name) for name in _SIZES}
-        sizes: dict[str, Any] = {
-            name: value for name, value in values.items() if value is True or value not in (None, 1, False)
-        }
+        sizes: dict[str, Any] = {name: each for name, each in values.items() if each is True or each not in _UNSET}
         plain = ServeArgs(self.model, **sizes)
         defaults = resolve(plain, served_model(plain), gpu, release)
         known = {"cpu_offload_gb": 0.0, "kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
@@ -81,7 +81,7 @@ def running_server(address: str, api_key: str | None = None, *, verify_tls: bool
 
 
 async def _query_server(target: Endpoint) -> RunningServer:
-    """Version, model, settings, KV pool, by /version, /v1/models, /metrics, /server_info; LegroomError if no vLLM."""
+    """The server's version, model, settings and KV pool, from four of its endpoints; LegroomError if it is no vLLM."""
     async with open_session() as session:
         version = await _json_at(session, target, "/version")
         models = await _json_at(session, target, "/v1/models")
@@ -126,14 +126,11 @@ def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int 
 
 
 def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """The settings found in the labels of vLLM's cache config metric, as (name, value)."""
+    """(name, value) of the settings in the labels of `vllm:cache_config_info`; unreadable values are left out."""
     for name, kind in _CACHE_LABELS.items():
-        text = labels.get(name, "None")
-        if text != "None":
-            try:
-                yield _NAMES.get(name, name), kind(text)
-            except ValueError:
-                continue
+        if labels.get(name, "None") != "None":
+            with suppress(ValueError):
+                yield _NAMES.get(name, name), kind(labels[name])
 
 
 def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
@@ -141,8 +138,7 @@ def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(config, dict):
         return
     for part, names in _SERVER_SETTINGS.items():
-        values = config.get(part)
-        if isinstance(values, dict):
-            for name, value in ((name, values.get(name)) for name in names):
-                if value is not None:
-                    yield name, value.removeprefix("torch.") if isinstance(value, str) else value
+        values: Any = config.get(part)
+        for name in names if isinstance(values, dict) else ():
+            if (value := values.get(name)) is not None:
+                yield name, value.removeprefix("torch.") if isinstance(value, str) else value

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.forecast import Forecast, pool_forecast
 from legroom.live.metrics.sample import EngineSample, Sample
-from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
@@ -55,14 +54,8 @@ class ServerView:
         return any(finding.severity != "info" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         ahead = self.forecast
-        return plain | {
-            "models": list(self.models),
-            "notes": list(self.notes),
-            "findings": [finding.to_json() for finding in self.findings],
-            "forecast": None if ahead is None else {**asdict(ahead), "text": ahead.text},
-        }
+        return asdict(self) | {"forecast": None if ahead is None else {**asdict(ahead), "text": ahead.text}}
 
 
 def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
@@ -76,14 +69,14 @@ def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
             sentence = f"{findings[0].title}: {findings[0].reason}"
         return ServerView(window.server, now_s, "unreachable", sentence, findings=findings)
     latest = window.latest
-    assert latest is not None
+    assert latest is not None  # as it answers
     first_token_p50_s, first_token_p99_s = window.quantiles("ttft", (0.5, 0.99), LATENCY_OVER_S)
     latency_p50_s, latency_p99_s = window.quantiles("e2e_latency", (0.5, 0.99), LATENCY_OVER_S)
     return ServerView(
         server=window.server,
         time_s=now_s,
-        state=_server_state(window, findings),
-        sentence=_summary_sentence(window, findings, ahead),
+        state=_server_state(latest, findings, bool(window.increase("finished", RATE_OVER_S))),
+        sentence=_summary_sentence(latest, findings, ahead),
         models=tuple(dict.fromkeys(engine.model for engine in latest.engines)),
         kv_use=latest.kv_use,
         running=latest.running,
@@ -128,26 +121,22 @@ def _usable_blocks(engine: EngineSample) -> int:
     return max((engine.num_blocks or 0) - 1, 0)
 
 
-def _server_state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
+def _server_state(latest: Sample, findings: tuple[DetectorFinding, ...], finished_lately: bool) -> State:
     """The worst severity found; else `healthy` with requests now or lately, `idle` without."""
     grave = {finding.severity for finding in findings}
     if "critical" in grave:
         return "critical"
     if "warning" in grave:
         return "warning"
-    latest = window.latest
-    busy = latest is not None and bool(latest.running or latest.waiting)
-    return "healthy" if busy or window.increase("finished", RATE_OVER_S) else "idle"
+    return "healthy" if latest.running or latest.waiting or finished_lately else "idle"
 
 
-def _summary_sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
+def _summary_sentence(latest: Sample, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
     """The first warning or critical finding, else the forecast, else running and waiting requests."""
     grave = [finding for finding in findings if finding.severity != "info"]
     if grave:
         more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
         return f"{grave[0].title}: {grave[0].reason}{more}"
-    latest = window.latest
-    assert latest is not None
     if ahead is not None:
         return ahead.text
     running, waiting = latest.running or 0, latest.waiting or 0

@@ -56,7 +56,8 @@ def python_of_vllm(given: str | None = None) -> str:
 
 
 def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
-    """Measures the GPU, and a deployment (`served`: model and flags); LegroomError without torch or enough GPUs."""
+    """Measures the GPU with torch alone, by a start of vLLM where `with_vllm`, and by starts of a deployment (`served`:
+    model and flags); `ranks`: GPUs to use. LegroomError without torch or enough GPUs."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
         words = [str(results), "--ranks", str(ranks)]
@@ -76,7 +77,8 @@ def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: S
 
 
 def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], folder: Path) -> ProbeOutcome:
-    """The outcome with vLLM's profile of the second start (first if eager) with dummy weights, or why none started."""
+    """The outcome with vLLM's memory profile of the deployment, started with dummy weights, or with the problem why it
+    did not start. Without --enforce-eager the second of two starts counts."""
     results_by_name: dict[str, Mapping[str, Any]] = {}
     output = ""
     for attempt in range(1 if "--enforce-eager" in served else 2):
@@ -92,7 +94,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
 
 
 def _run_script(words: Sequence[str], limit_s: float) -> str:
-    """Run a script for `limit_s` at most, kill its session (engine processes too), and return its last line, masked."""
+    """Runs a script for `limit_s` at most, then kills its session, engine processes too; its last line, masked."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -111,7 +113,7 @@ def _run_script(words: Sequence[str], limit_s: float) -> str:
 
 
 def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The probe's measurements by name, from its results file; of several ranks that with most non-torch memory."""
+    """The measurements in a results file by name; of several ranks, that of the rank with most non-torch memory."""
     results_by_name: dict[str, Mapping[str, Any]] = {}
     with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
         for line in file.read(1 << 20).splitlines():
@@ -125,7 +127,7 @@ def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
-    """An error where the probe saw no GPU, gave no result, or could not use the card."""
+    """Raises LegroomError where the script saw no GPU, gave no result, or could not use the card."""
     if "no_gpu" in results_by_name:
         raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
     card = results_by_name.get("card")

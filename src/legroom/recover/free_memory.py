@@ -44,8 +44,8 @@ def free_dead_holders(
     sigterm_grace_s: float = _SIGTERM_GRACE_S,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """End these processes and remove these segments if a new scan still finds them dead; the outcome of each."""
-    # A journal that cannot be written is a warning.
+    """Ends these processes and removes these segments where a new scan still finds them dead; the outcome of each. A
+    journal that cannot be written is only a warning."""
     action: int | None = None
     try:
         action = journal.begin_action(None, "recover", "free", _journal_record(dead)) if journal else None
@@ -63,7 +63,7 @@ def free_dead_holders(
 
 
 def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot], sigterm_grace_s: float) -> list[Freed]:
-    """SIGTERM to the engines, SIGKILL to what remains after the grace period; the outcome of each holder."""
+    """SIGTERM to the engine cores and, after the grace time, SIGKILL to what remains; the outcome of each holder."""
     if not holders:
         return []
     # The engine core ends its workers itself, so they are killed only if they remain.
@@ -88,21 +88,22 @@ def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
 def _signal_all(
     holders: Sequence[Holder], number: signal.Signals, rescan: Callable[[], MachineSnapshot]
 ) -> dict[Holder, Freed]:
-    """Signal each holder that a fresh scan still finds left by a dead server; returns the outcome of the others."""
-    dead = {
-        holder.process.identity for holder in classify_holders(rescan()) if holder.state == "dead" and holder.process
-    }
+    """Signals each holder's process that a new scan still finds dead; returns the outcomes of those not signalled."""
+    found = classify_holders(rescan())
+    dead = {holder.process.identity for holder in found if holder.state == "dead" and holder.process}
     results = {holder: _signal_process(holder, number, dead) for holder in holders}
     return {holder: failed for holder, failed in results.items() if failed}
 
 
 def _still_runs(process: ProcessInfo | None) -> bool:
-    is_same = process is not None and creation_time(process.pid) == process.created_s
-    return process is not None and is_same and process_start_ticks(process.pid) is not None
+    """Whether the same process, and no later one with its PID, still runs and is no zombie."""
+    if process is None or creation_time(process.pid) != process.created_s:
+        return False
+    return process_start_ticks(process.pid) is not None
 
 
 def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
-    """Send a signal to one process; the outcome where that was not possible, None where it was sent."""
+    """Sends a signal to a process whose identity is in `dead`; None where it was sent, else the outcome."""
     process = holder.process
     assert process is not None
     try:
@@ -168,14 +169,9 @@ def _unlink_segment(holder: Holder, inodes: dict[str, int], mapped: set[str]) ->
 
 def _journal_record(dead: Sequence[Holder]) -> dict[str, object]:
     """The processes and shared memory segments of dead holders, as JSON data for the journal."""
-    return {
-        "processes": [
-            {"pid": process.pid, "created_s": process.created_s, "title": process.title}
-            for holder in dead
-            if (process := holder.process)
-        ],
-        "segments": [holder.segment.path for holder in dead if holder.segment],
-    }
+    names = ("pid", "created_s", "title")
+    processes = [{name: getattr(holder.process, name) for name in names} for holder in dead if holder.process]
+    return {"processes": processes, "segments": [holder.segment.path for holder in dead if holder.segment]}
 
 
 def _journal_line(freed: Freed) -> str:

@@ -28,9 +28,8 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST_DUMP, _ERROR, _DONE = 0x301, 2, 3
 _SHOW_PEER, _PEER = 0x04, 2
 _ALL_STATES = 0xFFFFFFFF
-_HEADER, _UNIX_REQUEST, _UNIX_MESSAGE, _ATTRIBUTE = (
-    struct.Struct(form) for form in ("=IHHII", "=BBHIII8s", "=BBBBI8s", "=HH")
-)
+_HEADER, _UNIX_REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBHIII8s")
+_UNIX_MESSAGE, _ATTRIBUTE = struct.Struct("=BBBBI8s"), struct.Struct("=HH")
 _ESTABLISHED = "01"
 _V4_IN_V6 = "0000000000000000FFFF0000"
 
@@ -38,7 +37,9 @@ _V4_IN_V6 = "0000000000000000FFFF0000"
 def socket_peers() -> dict[int, int] | None:
     """Socket inode -> inode of its peer, of every connection in this network namespace; None where unreadable."""
     try:
-        return {**tcp_peers(_tcp_lines()), **_unix_socket_peers()}
+        tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.exists()]
+        lines = (line for table in tables for line in table.read_text("ascii").splitlines()[1:])
+        return {**tcp_peers(lines), **_unix_socket_peers()}
     except (OSError, struct.error):
         return None
 
@@ -52,14 +53,6 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
             here, there = (address.removeprefix(_V4_IN_V6) for address in words[1:3])
             ends[here, there] = int(words[9])
     return {inode: ends.get((there, here), ELSEWHERE) for (here, there), inode in ends.items()}
-
-
-def _tcp_lines() -> Iterator[str]:
-    """The socket lines of /proc/net/tcp and tcp6, without their headers."""
-    for name in ("tcp", "tcp6"):
-        path = Path("/proc/net") / name
-        if path.exists():
-            yield from path.read_text("ascii").splitlines()[1:]
 
 
 def _unix_socket_peers() -> dict[int, int]:
@@ -260,6 +253,7 @@ class _OpenFiles:
 
 
 def link_target_or_empty(path: str) -> str:
+    """Where a symbolic link leads; empty where it cannot be read."""
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
@@ -269,7 +263,8 @@ def link_target_or_empty(path: str) -> str:
 def _peer_pids(
     files: _OpenFiles, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
 ) -> tuple[frozenset[int], bool]:
-    """PIDs of connected processes, and whether a connected process is not visible."""
+    """(PIDs of the processes that this one is connected to, whether another end of a connection is not visible), by
+    `peers` (socket inode -> peer's) and `owners` (socket inode -> PIDs)."""
     connected: set[int] = set()
     unseen = not files.is_in_our_network
     for inode in files.sockets:

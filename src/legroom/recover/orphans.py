@@ -61,7 +61,7 @@ def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
 
 
 def engine_part(process: ProcessInfo) -> str:
-    """`EngineCore`, `Worker`, `DPCoordinator`, or `process` where the title does not tell; else empty."""
+    """vLLM's `EngineCore`, `Worker` or `DPCoordinator`, `process` where the title does not tell; empty for others."""
     title = _PART.match(process.title)
     if title and process.is_python and (title["prefix"] == "VLLM" or process.loads_vllm):
         return title["part"]

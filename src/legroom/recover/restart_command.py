@@ -54,10 +54,8 @@ def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
         try:
             run_note: Mapping[str, Any] = json.loads(note.read_text("utf-8"))
             command = run_note["command"]
-            words = [
-                *assignments(run_note.get("env", {})),
-                *(shlex.split(command) if isinstance(command, str) else command),
-            ]
+            command = shlex.split(command) if isinstance(command, str) else command
+            words = [*assignments(run_note.get("env", {})), *command]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         if _still_runs(run_note):
@@ -93,8 +91,8 @@ def _modification_time_s(path: Path) -> float:
 
 
 def restart_after(crashed: CrashedServer) -> RestartCommand:
-    """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither."""
-    # Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
+    """The command with the fix of the log's diagnosis, else the crashed one changed until it fits, without secrets.
+    NoRestartCommand where there is neither."""
     restart = _restart_command(crashed)
     env, words = split_assignments(restart.command)
     given, _ = split_assignments(shlex.split(crashed.command or ""))

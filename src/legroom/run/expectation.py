@@ -34,7 +34,7 @@ class Expectation:
 
 
 def expected_pool(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The plan of a command on this machine; without one, a sentence that says why."""
+    """The KV pool that a plan of the command expects on these GPUs; without a plan, only a sentence that says why."""
     if command.problems:
         return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
     if not gpus.name:
@@ -62,7 +62,7 @@ class Gpus:
 
 
 def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects; `used_bytes` is of the fullest of the first `needed` ones."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, under the name that the user gave (`named`) or their own."""
     # A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
     from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
@@ -87,7 +87,7 @@ def _other_process_bytes(card: GpuMemory) -> int:
 
 
 def plan_on_machine(command: ServerCommand, env: Mapping[str, str], machine: Machine) -> Plan:
-    """The plan for the command on this machine, its variables over those of `env`; without advice."""
+    """The plan for the command on this machine, without advice; the command's own variables override `env`."""
     from legroom.planning.machine import make_plan
 
     args = replace(command.args, env={**env, **command.env, **command.args.env})

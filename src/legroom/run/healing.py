@@ -55,14 +55,14 @@ class HostEstimate:
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
-    """The finding of an out-of-memory kill: whom it hit, which limit, and fixes that need less or more host memory."""
+    """The finding of an out-of-memory kill: which process, which limit, and fixes that lower the need or raise it."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
 
 
 def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> HostEstimate:
-    """Planned host memory on this GPU; on a CPU, that of processes, weights and KV cache. Empty without a plan."""
+    """The host memory that the server needs by its plan; on a CPU, with weights and KV cache. Empty without a plan."""
     try:
         if gpus.name:
             return HostEstimate(plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
@@ -207,7 +207,8 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """The diagnosis and an untried command, without words where none helps; `kill`, `death`, `ended` need no log."""
+    """The diagnosis of the log, and the next command to try; `words` are empty where no fix is allowed. `kill`, `death`
+    and `ended` (in words) say how the server ended, where that is known without the log."""
     sizing = {name: value for name, value in environ.items() if name in _SIZING}
     line = shlex.join([*assignments(sizing | dict(command.env)), *command.words])
     release = command.stated_release or None
@@ -253,7 +254,7 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-    """How a process died of a signal, or unseen, and whether the OOM killer sent it; empty where it exited itself."""
+    """How a process died, and that the OOM killer did not do it or may have; empty where it exited by itself."""
     if death.signal == 0:
         return ""
     how = "ended, and its parent collected the exit status first (Linux 6.15 keeps it)"
@@ -269,7 +270,7 @@ def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
 def _launch_key(
     words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]
 ) -> object:
-    """Equal for commands with the same effect: without the order of flags and inherited variables."""
+    """A key that is equal for commands with the same effect, whatever the order of flags and inherited variables."""
     parts = list(command_parts(words, command.release))
     flags = sorted((part.dest, part.value) for part in parts if part.name)
     bare = tuple(word for part in parts if not part.name for word in part.words)
@@ -299,7 +300,7 @@ def _exception_text(finding: Finding) -> str:
 
 
 def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
-    """The remedy with the first fix within the bounds and not yet tried; else with why all were refused."""
+    """The diagnosis with the first fix that is within the bounds and was not tried, else with why all were refused."""
     refusals: list[str] = []
     for fix in computed_fixes(findings):
         command = case.command
@@ -323,7 +324,7 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
 
 
 def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _FixContext) -> str:
-    """Why the changed command counts as tried; empty where it is new."""
+    """Why the command with the fix (`words`, `env`) counts as tried; empty where it is new."""
     if _launch_key(words, env, case.command, case.environ) not in case.tried:
         return ""
     command = case.command
@@ -341,9 +342,8 @@ def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
         if finding.confidence < MIN_PROBABILITY:
             return
         for fix in finding.fixes:
-            if fix.confidence < MIN_CONFIDENCE or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
-                continue
-            if fix.flags or fix.env:
+            is_allowed = fix.kind not in NOT_A_FIX and not _NEVER_CHANGED & fix.flags.keys()
+            if is_allowed and fix.confidence >= MIN_CONFIDENCE and (fix.flags or fix.env):
                 yield fix
 
 
@@ -362,7 +362,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
 
 
 def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
-    """Why the fix falls below --min-concurrency or --min-context; empty where it does not."""
+    """Why the plan with the fix is below --min-concurrency or --min-context; empty where it is not."""
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")
@@ -398,9 +398,7 @@ def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -
 
 
 def _flag_or_variable(name: str, command: ServerCommand | None = None) -> str:
-    """The spelling on the command line of a setting's name; an upper-case name is a variable as it is."""
-    if command is not None:
-        for flag in flags_of(command.release).values():
-            if flag.dest == name:
-                return flag.name
-    return name if name.isupper() else flag_name(name)
+    """The flag of a setting by its Python name, as the command's release spells it; a variable's name unchanged."""
+    flags = flags_of(command.release).values() if command is not None else ()
+    known = next((flag.name for flag in flags if flag.dest == name), None)
+    return known or (name if name.isupper() else flag_name(name))

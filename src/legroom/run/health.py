@@ -54,7 +54,7 @@ class HangWatch:
 
 
 def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
-    """A function giving the CPU ticks of the server's processes but engines; None if ended, traced or blocked."""
+    """A function that returns the server's CPU ticks without its engines' (None: they cannot be compared now)."""
     server = child.pid
     assert server is not None
 
@@ -130,11 +130,12 @@ _WITH_CLIENT = {"01", "04", "08"}
 
 
 def has_clients(port: int) -> bool:
+    """Whether a client is connected to the port."""
     return not _WITH_CLIENT.isdisjoint(_connection_states(port))
 
 
 def _connection_states(port: int) -> set[str]:
-    """State codes of a port's TCP connections, as in /proc/net/tcp; where it is unreadable, those of clients."""
+    """State codes of a local port's TCP sockets, as in /proc/net/tcp; where it is unreadable, those with a client."""
     ending = f":{port:04X}"
     states: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

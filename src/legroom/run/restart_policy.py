@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from legroom.live.journal.journal import Journal
@@ -27,6 +27,7 @@ class ProcessDeath:
 
     @property
     def process(self) -> str:
+        """The process in words: `the API server (pid 42)`."""
         return f"{self.who} (pid {self.pid})"
 
 
@@ -45,17 +46,15 @@ class ServerExit:
 
 
 def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of the history; `changed` is filled in when a fix is applied."""
+    """The entry of the run's history for one end of the server; `changed` is filled in when a fix is applied."""
     diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
     return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
 
-def incident_detail(
-    ending: ServerExit, remedy: Mapping[str, Any], command: str, lines: Sequence[str]
-) -> dict[str, Any]:
+def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, lines: list[str]) -> dict[str, Any]:
     """What the journal keeps of an exit: code, seconds lived, command, last lines and the diagnosis."""
     diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
-    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": list(lines), **diagnosed}
+    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}
 
 
 class IncidentRecorder:
@@ -69,7 +68,7 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Open an incident and return its name (`incident 7`); during an open one, note the failed start there."""
+        """Opens an incident and returns its name (`incident 7`); a failed start during an open one is noted there."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
@@ -78,11 +77,13 @@ class IncidentRecorder:
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
     def note(self, text: str, detail: Detail | None = None) -> None:
+        """Adds a remark to the open incident, if there is one."""
         incident = self._incident
         if incident is not None:
             self._write(lambda journal: journal.note(incident, text, detail))
 
     def begin_action(self, name: str, detail: Detail) -> None:
+        """Records that an action (`restart`, `relaunch`) begins, of the open incident."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
     def finish_action(self, result: str = FAILED) -> None:
@@ -126,9 +127,9 @@ class Setup:
     expected: Mapping[str, Any] = field(compare=False)
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Setup:
-        """The setup in a task's answer: words, environment, shown command line and expected pool."""
-        return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
+    def of(cls, task_output: Mapping[str, Any]) -> Setup:
+        """The setup in a task's output: words, environment, shown command line and expected pool."""
+        return cls(tuple(task_output["words"]), dict(task_output["env"]), task_output["line"], task_output["expected"])
 
 
 class Setups:
@@ -144,19 +145,19 @@ class Setups:
         """Variables that a change removed from the environment, kept until it has served."""
 
     def mark_launched(self) -> None:
-        """Note the current command and environment as tried, once."""
+        """Adds the current setup to those that were tried, once."""
         if self.current not in self.tried:
             self.tried.append(self.current)
 
     def mark_served(self) -> None:
-        """Remember the present command and environment as the ones to revert to."""
+        """Makes the current setup the one to revert to."""
         self.served = [*(setup for setup in self.served if setup != self.current), self.current]
         self._removed_env.clear()
 
-    def change(self, answer: Mapping[str, Any]) -> None:
-        """Switches to the set-up of requested changes, and removes unset variables from the environment."""
-        self.current = Setup.of(answer)
-        self._removed_env |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
+    def change(self, task_output: Mapping[str, Any]) -> None:
+        """Switches to the setup that `apply_changes` computed; removes its `unset` variables from the environment."""
+        self.current = Setup.of(task_output)
+        self._removed_env |= {name: os.environ.pop(name) for name in task_output["unset"] if name in os.environ}
 
     def revert(self) -> None:
         """Switch back to the command and environment that served last."""
@@ -216,10 +217,11 @@ class RestartPolicy:
         self._setups.mark_served()
 
     def delay_after(self, ending: ServerExit) -> float | None:
-        """Journals and diagnoses the end, and takes a fix over; seconds before the restart, None for no restart."""
+        """Journals and diagnoses the server's end, and adopts a fix; seconds until the restart, None for no restart."""
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
+        """Says why the server is not restarted, and closes the incident with that."""
         self._say(reason)
         self._incidents.close(reason)
 
@@ -247,7 +249,8 @@ class RestartPolicy:
         return 0.0
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
-        """Restarts a set-up that has served before, and returns the delay; gives up (None) where none has."""
+        """After a failed start (`head` in words) without a fix: the delay before a restart of a set-up that has served
+        before; gives up (None) where none has."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"
@@ -286,7 +289,8 @@ class RestartPolicy:
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
-        """Takes a restart of the budget and any fix; the delay, None where it is spent. `unchanged`: its text."""
+        """Counts a restart against the budget and switches to the remedy, if any. Returns the delay; None where the
+        budget is spent. `unchanged`: what is said without a remedy."""
         delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")

@@ -55,13 +55,13 @@ class ProcessRecord:
     def last_lines(self, count: int) -> list[str]:
         return last_lines(self.log.readable(), count)
 
-    def question(self) -> dict[str, Any]:
-        """The log's path and the kernel's OOM counters, as input of a task that reads the log."""
+    def task_input(self) -> dict[str, Any]:
+        """The log's path and the kernel's OOM counters, as JSON input of a task that reads the log."""
         return {"log": str(self.log.readable()), "account": asdict(self._account)}
 
 
 def kernel_account_from(document: dict[str, Any]) -> KernelAccount:
-    """The kernel's OOM counters from the `account` part of `ProcessRecord.question`."""
+    """The kernel's OOM counters from `account` in `ProcessRecord.task_input`."""
     cgroup = document["cgroup"]
     return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
 
@@ -71,7 +71,8 @@ _ADDRESS_FLAGS = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "
 
 
 def _claim_port(port: int, refusal: Callable[[str], LegroomError]) -> socket.socket:
-    """An abstract Unix socket that claims the port for this run on this network; raises `refusal` if taken."""
+    """An abstract Unix socket that claims the port for this run; where another run holds it, raises `refusal(its pid)`.
+    Unlike the lock file, it is seen by runs with another LEGROOM_HOME."""
     name = f"\0legroom run on port {port}"
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -140,21 +141,17 @@ class RunFile:
             self._pending_record = {}
 
     def write(self, content: Mapping[str, Any]) -> str:
-        """Replaces the file atomically; returns the problem, or "". On a full disk the old file is removed first."""
-        problem = self._write_atomically(content)
-        if problem and self.path.exists():
+        """Replaces the file atomically; returns the problem, or "". On a full disk the old file makes room for it."""
+        problem = ""
+        for _ in range(2):
+            try:
+                replace_file(self.path, json.dumps(content), 0o600)  # a chat template or a path may be private
+                return ""
+            except OSError as error:
+                problem = f"{self.path} cannot be written: {error.strerror}"
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            problem = self._write_atomically(content)
         return problem
-
-    def _write_atomically(self, content: Mapping[str, Any]) -> str:
-        """Why the file could not be replaced; empty where it was."""
-        try:
-            replace_file(self.path, json.dumps(content), 0o600)  # a chat template or a path may be private
-        except OSError as error:
-            return f"{self.path} cannot be written: {error.strerror}"
-        return ""
 
     def remove(self) -> None:
         """Removes the file, unless another run of the port has replaced it."""
@@ -165,14 +162,16 @@ class RunFile:
                 self.path.unlink()
 
     def keep_previous_log(self) -> None:
+        """Renames the log of the run before to `<port>.previous.log`."""
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
 
     def has_changes(self) -> bool:
+        """Whether changes of flags or variables are left for the next restart."""
         return self._flags.exists()
 
     def pop_changes(self) -> tuple[Mapping[str, Any] | None, str]:
-        """(changes left for this restart or None, problem or ""); removes their file."""
+        """(changes left for this restart, or None; problem, or ""). Removes their file."""
         if problem := self.reject_address_flags():
             return None, f"{problem}, so nothing is changed"
         try:
@@ -184,13 +183,11 @@ class RunFile:
             return None, f"{self._flags} cannot be read: {error.strerror}"
         try:
             changes = json.loads(text)
-            if not isinstance(changes, dict) or not all(
-                isinstance(changes.get(part, {}), dict) for part in ("flags", "env")
-            ):
-                raise ValueError
         except ValueError:
-            return None, f'{self._flags} is not {{"flags": {{...}}, "env": {{...}}}}, so nothing is changed'
-        return changes, ""
+            changes = None
+        if isinstance(changes, dict) and all(isinstance(changes.get(part, {}), dict) for part in ("flags", "env")):
+            return changes, ""
+        return None, f'{self._flags} is not {{"flags": {{...}}, "env": {{...}}}}, so nothing is changed'
 
     def reject_address_flags(self) -> str:
         """Removes changes that would move the server to another address; returns the refusal, or ""."""
@@ -210,9 +207,8 @@ def script(words: Sequence[str], env: Mapping[str, str]) -> str:
     kept, variables = _without_secrets(words)
     variables += [name for name, value in env.items() if is_secret(name, value)]
     lines = ["#!/usr/bin/env bash", "# Written by `legroom run` once the server was up with these settings.", "set -eu"]
-    lines += [
-        f': "${{{name}:?set it: it is not kept in this file}}"; export {name}' for name in dict.fromkeys(variables)
-    ]
+    required = ': "${{{0}:?set it: it is not kept in this file}}"; export {0}'
+    lines += [required.format(name) for name in dict.fromkeys(variables)]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name not in variables]
     return "\n".join([*lines, f'exec {" ".join(kept)} "$@"', ""])
 

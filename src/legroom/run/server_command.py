@@ -68,7 +68,8 @@ class ServerCommand:
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
-    """Parses the words after `legroom run --`; `vllm`: the release the user names. LegroomError for other commands."""
+    """Parses the words after `legroom run --`; `vllm`: the release that the user names, None: the installed one.
+    LegroomError for a command that is no vLLM server, or one that cannot be watched."""
     # `env NAME=value` is the same without `env`.
     env, rest = split_assignments(words[1:] if words and basename(words[0]) == "env" else words)
     rest = rest if env else list(words)

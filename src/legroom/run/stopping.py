@@ -134,7 +134,8 @@ class Stopping:
         self._has_drained = self._is_draining = self._is_replying = False
 
     def exit_code(self, code: int) -> int:
-        """The run's exit code for the server's: 130 where killed after Ctrl-C, 137 where killed after its drain."""
+        """The exit code for the server's: 137 (SIGKILL) becomes that of the signal that asked for an end at once,
+        such as 130 for Ctrl-C; others stay."""
         return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:
@@ -147,7 +148,7 @@ class Stopping:
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Child | None) -> None:
-        """Drain, end, kill or restart the server, as this signal and those before it ask; others are passed on."""
+        """Drains, ends, kills or restarts the server (None between starts) as signals so far ask; passes others on."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
         elif number in _ENDING:
@@ -169,17 +170,17 @@ class Stopping:
         if self.left_s() != 0.0:
             return
         if self._is_draining:
-            self.on_drained(server, SHUTDOWN_GRACE_S)
+            self.on_drained(server, is_late=True)
             return
         self._say("it did not go in time: killing it")
         self._kill(server)
 
-    def on_drained(self, server: Child, grace_s: float | None = None) -> None:
-        """Ends a drain of the guard: SIGTERM, and a deadline `grace_s` seconds later; does nothing without a drain."""
+    def on_drained(self, server: Child, is_late: bool = False) -> None:
+        """Ends the guard's drain, if there is one, by SIGTERM; then vLLM may drain too, unless the time is over."""
         if self._is_draining:
             self._is_draining = False
-            grace_s = self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s
-            self._signal_with_grace(server, signal.SIGTERM, grace_s)
+            drain_s = 0.0 if is_late else self._drain_s
+            self._signal_with_grace(server, signal.SIGTERM, drain_s + SHUTDOWN_GRACE_S)
 
     def _on_restart_signal(self, server: Child | None) -> None:
         """Terminates the server with time to drain (none with a stopped engine); ignored while stopping."""
@@ -235,7 +236,8 @@ class Stopping:
             self._signal_with_grace(server, signal_number, grace_s)
 
     def _terminate_now(self, server: Child, signal_number: int, reply_s: float) -> None:
-        """Kills the engines and lets open requests get their error; sends the signal if the server is not up."""
+        """Kills the engines, and gives the API server `reply_s` to answer open requests with an error; sends the signal
+        where the server is not up or has no engine."""
         self._is_draining = False
         if self.is_up and server.kill_engines():
             self._is_replying = True
@@ -244,6 +246,7 @@ class Stopping:
             self._signal_with_grace(server, signal_number, KILL_GRACE_S)
 
     def _kill(self, server: Child) -> None:
+        """Kills all processes of the server, and sets the deadline for their end."""
         server.kill()
         self._killed_by_signal = self._immediate_signal
         self._deadline_s = self._clock() + KILL_GRACE_S

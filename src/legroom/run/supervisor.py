@@ -94,9 +94,8 @@ class Supervisor:
         self._address = ServerAddress(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.incidents = restart_policy.IncidentRecorder(prepared["url"], say)
-        self._restarts = restart_policy.RestartPolicy(
-            options, self._setups, self.incidents, self._find_fix, self._last_lines, say
-        )
+        calls = (self._find_fix, self._last_lines, say)
+        self._restarts = restart_policy.RestartPolicy(options, self._setups, self.incidents, *calls)
         given_token = self.setup.env.get(GUARD_TOKEN) or os.environ.get(GUARD_TOKEN)
         self._guard_token = (given_token or os.urandom(16).hex()) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
@@ -227,11 +226,9 @@ class Supervisor:
             record.log.close()
             record.report_write_error(self.say)
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting")
-        if self.stopping.is_stopping or timed_out or hung:
-            self._first_death = None
-        return restart_policy.ServerExit(
-            child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began
-        )
+        self._first_death = None if self.stopping.is_stopping or timed_out or hung else self._first_death
+        code, lived_s = child.exit_code or 0, time.monotonic() - began
+        return restart_policy.ServerExit(code, watch is not None, timed_out, hung, lived_s)
 
     def _on_output_line(self, line: bytes) -> None:
         """Called by the output threads for each line: notes when vLLM prints its KV pool."""
@@ -267,7 +264,7 @@ class Supervisor:
             drain.read()
             if drain.done:
                 self._guard_drain = None
-                self._report_answer(drain)
+                self._report_output(drain)
                 self.stopping.on_drained(child)
         self.stopping.check(child)
         self.file.retry_write()
@@ -276,12 +273,12 @@ class Supervisor:
         if task is not None and task in readable:
             task.read()
             if task.done:
-                self._report_answer(task)
+                self._report_output(task)
                 task = None
         if task is None and child is not None and self._pool == "printed":
             self._pool = "compared"
-            question = self._log_input() | {"expected": dict(self.setup.expected)}
-            task = TaskProcess("compare_pool", question, self._start_task)
+            task_input = self._log_input() | {"expected": dict(self.setup.expected)}
+            task = TaskProcess("compare_pool", task_input, self._start_task)
         return task
 
     def _handle_signal(self, number: int, child: Child | None) -> None:
@@ -303,9 +300,9 @@ class Supervisor:
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting", child)
 
     def _start_guard_drain(self, deadline_s: float) -> None:
-        """Starts the process in which the guard refuses new requests and lets open ones finish until `deadline_s`."""
-        question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
-        self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
+        """Starts the task that makes the guard refuse new requests and waits up to `deadline_s` for the open ones."""
+        task_input = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
+        self._guard_drain = TaskProcess("drain_guard", task_input, self._start_task)
 
     def _kill(self, child: Child) -> None:
         """Kills the server; one with a stopped engine first loses its engines, so that it answers its clients."""
@@ -315,9 +312,9 @@ class Supervisor:
         child.wait_gone(self._timing.port_timeout_s)
 
     def _on_ready(self, child: Child, record: ProcessRecord, task: TaskProcess | None) -> TaskProcess:
-        """Records the server as serving; the task that verifies it and stores its measured memory."""
+        """Records that the server serves, and reports the task so far; returns the one that verifies the server."""
         if task is not None:
-            self._report_answer(task)
+            self._report_output(task)
         record.log.started()
         record.track_cgroup(child.pid)
         child.mark_ready()
@@ -328,27 +325,27 @@ class Supervisor:
                 self._handles[os.pidfd_open(pid)] = process_title(pid).strip(b"\0 ").decode("utf-8", "replace"), pid
         self._write_run_file("serving", child)
         self._restarts.served()
-        question = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
-        return TaskProcess("verify_and_calibrate", question, self._start_task)
+        task_input = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
+        return TaskProcess("verify_and_calibrate", task_input, self._start_task)
 
-    def _report_answer(self, task: TaskProcess) -> None:
-        """Say what a task answered; an unverified server opens an incident, a verified one's script is saved."""
+    def _report_output(self, task: TaskProcess) -> None:
+        """Says what a task returned; a server that is not verified opens an incident, else its script is saved."""
         try:
-            answer = task.answer()
+            output = task.output()
         except LegroomError as error:
             self.say(error.message)
             return
-        if answer["line"]:
-            self.say(answer["line"])
-        if "ok" not in answer:
+        if output["line"]:
+            self.say(output["line"])
+        if "ok" not in output:
             return
-        self.verified = answer["ok"] if self.options.verify else None
-        if answer["ok"] is False:
-            name = self.incidents.open("not_verified", answer["proof"], {"command": self.setup.line})
-            self.say(f"NOT verified ({name}): {answer['proof']}")
+        self.verified = output["ok"] if self.options.verify else None
+        if output["ok"] is False:
+            name = self.incidents.open("not_verified", output["proof"], {"command": self.setup.line})
+            self.say(f"NOT verified ({name}): {output['proof']}")
             return
-        if answer["proof"]:
-            self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
+        if output["proof"]:
+            self.say(f"{'verified' if output['ok'] else 'not verified'}: {output['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
             self.say(save_script(self.options.save, self.setup.words, self.setup.env))
@@ -360,14 +357,14 @@ class Supervisor:
 
     def _log_input(self) -> dict[str, Any]:
         """The log's path and OOM counters of the current process, as a task's input."""
-        return self._process_record.question() if self._process_record is not None else {"log": str(self.file.log)}
+        return self._process_record.task_input() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
         return self._process_record.last_lines(restart_policy.LINES_SHOWN) if self._process_record is not None else []
 
-    def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Waits for a task's result while handling signals; None where a stop was requested first."""
-        task = TaskProcess(name, question, self._start_task)
+    def _run_task(self, name: str, task_input: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The output of a task, waited for while signals are handled; None where a stop was requested first."""
+        task = TaskProcess(name, task_input, self._start_task)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]
             if task in select.select(waits, [], [])[0]:
@@ -377,10 +374,10 @@ class Supervisor:
             if self.stopping.stop_requested:
                 task.stop()
                 return None
-        return task.answer()
+        return task.output()
 
     def _find_fix(self) -> dict[str, Any] | None:
-        """The remedy a task computes from the log, without words where unreadable; None where a stop was requested."""
+        """The remedy that a task computes from the log, or why the log could not be read; None on a requested stop."""
         bounds = {
             "keep": self.prepared["keep"],
             "min_context": self.options.min_context,
@@ -402,16 +399,16 @@ class Supervisor:
         if changes is None:
             return
         try:
-            answer = self._run_task("apply_changes", self._task_input() | {"changes": dict(changes)})
+            output = self._run_task("apply_changes", self._task_input() | {"changes": dict(changes)})
         except LegroomError as error:
             self.say(f"the changes for this restart are left out: {error.message}")
             return
-        if answer is not None:
-            self._setups.change(answer)
+        if output is not None:
+            self._setups.change(output)
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Waits for the kernel to free the port; False where it stays in use (LegroomError at first) or on a stop."""
+        """Waits until the port is free; False where it stays in use, or on a stop. LegroomError at the first start."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:
@@ -425,6 +422,7 @@ class Supervisor:
         return True
 
     def _write_run_file(self, state: RunState, child: Child | None = None) -> None:
+        """Writes the run file with this state; the pids are those of `child`, null without one."""
         pids = {
             "child_pid": child.pid if child else None,
             "keeper_pid": child.keeper_pid if child else None,

@@ -16,29 +16,24 @@ StartTask = Callable[[str, IO[bytes], int, IO[bytes]], "subprocess.Popen[bytes]"
 """Starts a task by name, with its stdin, the file descriptor of its stdout, and its stderr."""
 
 
-def start_task_process(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start `python -m legroom.run.tasks TASK` with JSON `question` on stdin and `answer` (fd) as stdout."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "legroom.run.tasks", task],
-        stdin=question,
-        stdout=answer,
-        stderr=stderr,
-        start_new_session=True,
-    )
+def start_task_process(task: str, stdin: IO[bytes], stdout: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Starts `python -m legroom.run.tasks TASK`, which reads its input from stdin and writes its output to stdout."""
+    words = [sys.executable, "-m", "legroom.run.tasks", task]
+    return subprocess.Popen(words, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
 
 
 class TaskProcess:
     """One running task. Call `read` whenever `fileno()` is readable."""
 
-    def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_task_process) -> None:
+    def __init__(self, task: str, task_input: Mapping[str, Any], start: StartTask = start_task_process) -> None:
         self._stderr = _memory_file()
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
         self.done = False
         reading, writing = os.pipe()
-        self._answer = os.fdopen(reading, "rb", buffering=0)
+        self._stdout = os.fdopen(reading, "rb", buffering=0)
         with _memory_file() as written:
-            written.write(json.dumps(question).encode())
+            written.write(json.dumps(task_input).encode())
             written.seek(0)
             try:
                 self._process = start(task, written, writing, self._stderr)
@@ -48,16 +43,16 @@ class TaskProcess:
                 os.close(writing)
 
     def fileno(self) -> int:
-        return self._answer.fileno()
+        return self._stdout.fileno()
 
     def read(self) -> None:
-        """Read what the task has written so far, without blocking."""
-        piece = self._answer.read(1 << 16) or b""
+        """Reads what the task has written since the last call; sets `done` at the end of its output."""
+        piece = self._stdout.read(1 << 16) or b""
         self._received += piece
         self.done = not piece
 
-    def answer(self) -> dict[str, Any]:
-        """Waits for the task and returns its answer. Raises the task's LegroomError."""
+    def output(self) -> dict[str, Any]:
+        """Waits for the end of the task and returns its output. Raises the task's LegroomError."""
         while not self.done:
             self.read()
         self._stderr.seek(0)
@@ -71,17 +66,18 @@ class TaskProcess:
         if "error" in document:
             error = document["error"]
             raise LegroomError(error["message"], error["hint"], error["exit_code"])
-        answer: dict[str, Any] = document["answer"]
-        return answer
+        output: dict[str, Any] = document["answer"]
+        return output
 
     def stop(self) -> None:
+        """Kills the task."""
         if self._process is not None:
             self._process.kill()
         self._close()
 
     def _close(self) -> None:
         self._stderr.close()
-        self._answer.close()
+        self._stdout.close()
         if self._process is not None:
             self._process.wait()
 
@@ -93,6 +89,6 @@ def _memory_file() -> IO[bytes]:
     return tempfile.TemporaryFile()  # not Linux
 
 
-def run_task(task: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a task run in a process of its own, waited for."""
-    return TaskProcess(task, question).answer()
+def run_task(task: str, task_input: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs a task in a process of its own and returns its output."""
+    return TaskProcess(task, task_input).output()

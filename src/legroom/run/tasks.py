@@ -1,8 +1,8 @@
 """Computations of `legroom run` that run in short-lived processes, so that the supervisor stays small.
 
-    python -m legroom.run.tasks TASK < question.json > answer.json
+    python -m legroom.run.tasks TASK < input.json > output.json
 
-An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
+The file written is `{"answer": output}` or `{"error": {"message", "hint", "exit_code"}}`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings, without_secrets
 
-Question = Mapping[str, Any]
-Answer = dict[str, Any]
+TaskInput = Mapping[str, Any]
+TaskOutput = dict[str, Any]
 _DRAIN_POLL_S = 0.25
 _SWITCHES = ("switch", "bool", "optbool")
 
 
-def prepare(question: Question) -> Answer:
-    """Before the first start: the command with --shutdown-timeout, its GPUs and its expected memory, as JSON."""
-    command = read_command(question["words"], question["vllm"], os.environ)
-    gpus = visible_gpus({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
+def prepare(task_input: TaskInput) -> TaskOutput:
+    """Before the first start: the command, with --shutdown-timeout added if missing, its address, GPUs and memory."""
+    command = read_command(task_input["words"], task_input["vllm"], os.environ)
+    gpus = visible_gpus({**os.environ, **command.env}, task_input["gpu"], command.args.gpus_needed)
     notes = []
     if not command.stated_release:
         notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")
@@ -54,22 +54,22 @@ def prepare(question: Question) -> Answer:
         notes.append(command.release.note)
     added = []  # --shutdown-timeout, where the release has it and the command does not (0.18 and later)
     if _given_shutdown_timeout(command, command.words) is None and "--shutdown-timeout" in flags_of(command.release):
-        added = ["--shutdown-timeout", str(max(1, math.ceil(question["drain_s"])))]
+        added = ["--shutdown-timeout", str(max(1, math.ceil(task_input["drain_s"])))]
     expected = expected_pool(command, os.environ, gpus)
     if added:
         why = "with vLLM's own default of 0 a SIGTERM during requests hangs the server"
         notes.append(f"added {shlex.join(added)}: {why}")
-    return _command_answer(command, (*command.words, *added)) | {
+    return _command_json(command, (*command.words, *added)) | {
         "gpus": asdict(gpus),
         "expected": asdict(expected),
         "notes": notes,
-        "keep": [keep_option_name(written) for written in question["keep"]],
+        "keep": [keep_option_name(written) for written in task_input["keep"]],
         "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
     }
 
 
-def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
-    """The command as JSON for the supervisor: words, variables, address, model, and whether it has the guard."""
+def _command_json(command: ServerCommand, words: tuple[str, ...]) -> TaskOutput:
+    """The command with these words as JSON: words, variables, address, model, and whether it has the guard."""
     own_drain_s = _given_shutdown_timeout(command, words) or ""
     return {
         "words": list(words),
@@ -96,82 +96,85 @@ def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> s
     return other_value(command.args, "--shutdown-timeout") if written is None else written
 
 
-def find_fix(question: Question) -> Answer:
-    """The remedy of a failed run: cause, next `words` and `env` (empty: none), why, and the command `line` to show."""
-    command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
-    bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
-    account = kernel_account_from(question["account"]) if question.get("account") else None
+def find_fix(task_input: TaskInput) -> TaskOutput:
+    """The `Remedy` of a failed start or a crash, as JSON; with the command `line` to show where there is a fix."""
+    command = _command_of(task_input, task_input["env"])
+    bounds = Bounds(tuple(task_input["keep"]), task_input["min_context"], task_input["min_concurrency"])
+    account = kernel_account_from(task_input["account"]) if task_input.get("account") else None
     kill = kernel_kill(account) if account is not None else None
-    death = ProcessDeath(**question["death"]) if question.get("death") else None
+    death = ProcessDeath(**task_input["death"]) if task_input.get("death") else None
     ended = death_text(death, account) if death and not kill else ""
     if kill and death and not kill.victim and death.signal in (None, signal.SIGKILL):
         kill = replace(kill, victim=death.process)
-    log, gpus = Path(question["log"]), Gpus(**question["gpus"])
-    remedy = find_remedy(
-        log, command, bounds, gpus, os.environ, question["tried"], kill, None if kill else death, ended
-    )
-    answer = asdict(remedy)
-    if remedy.words:
-        answer["line"] = _masked_command(remedy.words, remedy.env or {})
-    return answer
+    log, gpus, death = Path(task_input["log"]), Gpus(**task_input["gpus"]), None if kill else death
+    remedy = find_remedy(log, command, bounds, gpus, os.environ, task_input["tried"], kill, death, ended)
+    line = {"line": _masked_command(remedy.words, remedy.env or {})} if remedy.words else {}
+    return asdict(remedy) | line
 
 
-def apply_changes(question: Question) -> Answer:
-    """The command with changes left for this restart, as words, env, unset, line, expected; LegroomError if refused."""
-    env = question["changes"].get("env") or {}
+def _command_of(task_input: TaskInput, env: Mapping[str, str]) -> ServerCommand:
+    """The server's command in a task's input, with these variables before it."""
+    return read_command([*assignments(env), *task_input["words"]], task_input["vllm"], os.environ)
+
+
+def apply_changes(task_input: TaskInput) -> TaskOutput:
+    """The command with the changes left for this restart, its expected memory, and variables to `unset`; LegroomError
+    where vLLM would refuse it, or it would move to another address."""
+    env = task_input["changes"].get("env") or {}
     unset = [name for name, value in env.items() if value is None]
-    given = {name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset}
-    command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
-    flags = question["changes"].get("flags") or {}
+    given = {name: str(value) for name, value in {**task_input["env"], **env}.items() if name not in unset}
+    command = _command_of(task_input, given)
+    flags = task_input["changes"].get("flags") or {}
     changes = dict(_flag_change(name, value, command.release) for name, value in flags.items())
     changed = with_settings(command.words, command.flags_at, changes, command.release)
-    after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
+    after = read_command([*assignments(given), *changed], task_input["vllm"], os.environ)
     wrong = [problem for problem in after.problems if problem not in command.problems]
     if wrong and not command.release.note:  # the flags of an unknown release are not known either
         raise LegroomError("; ".join(wrong))
     if after.url != command.url:
         raise LegroomError(f"the server would move to {after.url}")
-    expected = asdict(expected_pool(after, os.environ, Gpus(**question["gpus"])))
+    expected = asdict(expected_pool(after, os.environ, Gpus(**task_input["gpus"])))
     launch = {"words": list(changed), "env": given, "unset": unset, "line": _masked_command(changed, given)}
     return {**launch, "expected": expected}
 
 
-def compare_pool(question: Question) -> Answer:
-    """The task after start-up: a sentence that compares the printed KV pool with the expected one."""
-    return {"line": pool_comparison(Path(question["log"]), Expectation(**question["expected"]))}
+def compare_pool(task_input: TaskInput) -> TaskOutput:
+    """`line`: a sentence that compares the KV pool in the start-up log with the expected one."""
+    return {"line": pool_comparison(Path(task_input["log"]), Expectation(**task_input["expected"]))}
 
 
-def verify_and_calibrate(question: Question) -> Answer:
-    """Tests the server (`ok`, `proof`) and, unless that fails, stores its measured memory (`line`) for later plans."""
+def verify_and_calibrate(task_input: TaskInput) -> TaskOutput:
+    """Sends test requests to the server (`ok`, and `proof` in words); unless they fail, stores the memory that its log
+    shows for later plans (`line`)."""
     from legroom.verify.openai_client import smoke_test  # an HTTP client
 
-    command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
+    command = _command_of(task_input, task_input["env"])
     ok: bool | None = True
     text = ""
-    if question["verify"]:
+    if task_input["verify"]:
         key = other_value(command.args, "--api-key") or {**os.environ, **command.env}.get("VLLM_API_KEY")
-        ok, text = smoke_test(question["url"], key)
-    line = store_calibration(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else ""
+        ok, text = smoke_test(task_input["url"], key)
+    line = store_calibration(Path(task_input["log"]), Gpus(**task_input["gpus"])) if ok is not False else ""
     return {"line": line, "ok": ok, "proof": text}
 
 
-def drain_guard(question: Question) -> Answer:
+def drain_guard(task_input: TaskInput) -> TaskOutput:
     """Makes the guard refuse new requests, waits for running ones up to `deadline_s`, and says so in `line`."""
     from legroom.actions.server_drain import GuardDrain, count_in_flight, wait_until_empty  # an HTTP client
 
     async def drain() -> str:
-        guard = GuardDrain(question["url"], question["token"])
+        guard = GuardDrain(task_input["url"], task_input["token"])
         await guard.begin()
         if await count_in_flight(guard) is None:
             return "the guard takes nothing new, and does not say how many requests it holds"
-        emptied = await wait_until_empty(guard, None, question["deadline_s"], _DRAIN_POLL_S)
-        return f"the guard takes nothing new; {emptied}"
+        drained = await wait_until_empty(guard, None, task_input["deadline_s"], _DRAIN_POLL_S)
+        return f"the guard takes nothing new; {drained}"
 
     return {"line": asyncio.run(drain())}
 
 
 def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
-    """The Python name of a flag in any spelling, and its value; a switch becomes a bool."""
+    """(Python name, value) of a flag in any spelling; the value of a switch becomes a bool, None removes the flag."""
     part = next(command_parts([name], release))
     if part.flag is None and value == "":
         return part.dest, True
@@ -182,25 +185,15 @@ def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
 
 
 _ALL_TASKS = (prepare, find_fix, apply_changes, compare_pool, verify_and_calibrate, drain_guard)
-TASKS: dict[str, Callable[[Question], Answer]] = {task.__name__: task for task in _ALL_TASKS}
+TASKS: dict[str, Callable[[TaskInput], TaskOutput]] = {task.__name__: task for task in _ALL_TASKS}
 
 
-def task_answer(task: str, question: Question) -> Answer:
-    """Runs a task; returns the document with its answer or error."""
+def output_or_error(task: str, task_input: TaskInput) -> dict[str, Any]:
+    """Runs a task; returns the JSON document with its output (`answer`) or its LegroomError (`error`)."""
     try:
-        return {"answer": TASKS[task](question)}
+        return {"answer": TASKS[task](task_input)}
     except LegroomError as error:
         return {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
-
-
-def main() -> None:
-    """Answers the task named in argv: its input is JSON on stdin, its answer JSON on stdout."""
-    die_with_parent()
-    json.dump(task_answer(sys.argv[1], json.load(sys.stdin)), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
 
 
 def keep_option_name(given: str) -> str:
@@ -214,3 +207,13 @@ def keep_option_name(given: str) -> str:
     near = difflib.get_close_matches(flag_name(name), flags_ever(), n=1)
     hint = f"did you mean {near[0]}?" if near else "write a flag of vLLM's as vLLM does, a variable in capitals"
     raise LegroomError(f"--keep {given}: vLLM has no such flag", hint)
+
+
+def main() -> None:
+    """Runs the task named in argv, with its input as JSON on stdin and its output or error as JSON on stdout."""
+    die_with_parent()
+    json.dump(output_or_error(sys.argv[1], json.load(sys.stdin)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

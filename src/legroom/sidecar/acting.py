@@ -44,14 +44,14 @@ class Actor:
         kubernetes = config.lease == "kubernetes"
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
-    def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
-        """Decide about an open incident and, if allowed, start the action in the background."""
+    def consider(self, incident: OpenIncident, watcher: Watcher, group_size: int, unhealthy: int) -> None:
+        """Decides about an open incident (`unhealthy`: servers of its group), and starts an allowed action."""
         if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
         if incident.finding is None or not incident.finding.is_seen_now:
             return  # the last scrape no longer showed it
         busy = self._busy.get(incident.group) or run_under_way(incident.server)
-        group = GroupState(incident.group, servers, unhealthy, (), busy)
+        group = GroupState(incident.group, group_size, unhealthy, (), busy)
         decision = self._decide(incident, watcher, group)
         if decision.action is None:
             self._report_refusal(incident, decision)
@@ -61,10 +61,11 @@ class Actor:
         self._spawn(incident.group, self._act(incident, watcher, group), incident)
 
     def is_acting_on(self, server: str) -> bool:
+        """Whether an action on this server is under way."""
         return server in self._acting_on.values()
 
     def with_start_reason(self, result: ScrapeResult) -> ScrapeResult:
-        """The sample with `start_requested` where its process started during an action on it; others unchanged."""
+        """The sample with `start_requested` set where an action here started its process; other results unchanged."""
         until_s = time.time() if self.is_acting_on(result.server) else self._acted_until_s.get(result.server, 0.0)
         if not isinstance(result, Sample) or (result.process_start_s or result.time_s) > until_s:
             return result
@@ -84,7 +85,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Decides again with the journal's attempts and acts under the lease; reports a refusal or failure."""
+        """Decides again, by the attempts in the journal, and acts under the lease; reports a refusal or failure."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)
@@ -112,24 +113,24 @@ class Actor:
         if decision.action == "drain":
             await self._drains.begin(incident, server, decision.reason)
             return
-        number = await self._context.journal(lambda journal: journal.incident_id(incident.key))
+        incident_id = await self._context.journal(lambda journal: journal.incident_id(incident.key))
         begins = ActionReport(incident, f"{decision.action}: {decision.reason}", str(decision.action))
         if decision.action == "scale":
             self._report(begins)
-            await self._add_replica(incident, server, number)
+            await self._add_replica(incident, server, incident_id)
             return
         finding = incident.finding
         failing = finding is not None and finding.restart_helps and finding.severity == "critical"
         change = incident.change if decision.action == "restart-with-flags" else None
         limits = self._config.group(incident.group).limits
-        order = RestartOrder(server, limits, str(decision.action), decision.reason, failing, number, change)
+        order = RestartOrder(server, limits, str(decision.action), decision.reason, failing, incident_id, change)
         outcome = await self._run_restart(order, lambda: self._report(begins))
         self._report(ActionReport(incident, outcome.text, order.name, outcome.state))
         if outcome.state == FAILED and change is not None:
             await self._restore_flags(order, outcome, incident)
 
     async def _run_restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """Carry out the restart and return its outcome; `begun` is called when it counts towards the group's budget."""
+        """Carries out the restart and returns its outcome; calls `begun` once it counts towards the group's budget."""
         begun_s = time.monotonic()
         outcome = await ServerRestart(self._context, order).run(begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
@@ -149,12 +150,12 @@ class Actor:
             return
         self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
-    async def _add_replica(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
-        """Add one replica to the server's group, journalled as an action of incident `number`, and report it."""
+    async def _add_replica(self, incident: OpenIncident, server: ServerConfig, incident_id: int | None) -> None:
+        """Adds one replica to the server's group, journalled as an action of the incident with this id; reports it."""
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
-        scaling = (number, server.group, "scale", detail)
+        scaling = (incident_id, server.group, "scale", detail)
         action = await self._context.journal(lambda journal: journal.begin_action(*scaling))
         self._begun[action] = (server.group, time.monotonic())
         try:
@@ -173,7 +174,7 @@ class Actor:
     async def recover(self) -> None:
         """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
         left = await self._context.journal(lambda journal: journal.unfinished_actions())
-        drained = await self._context.journal(leftover_drains)
+        drained = await self._context.journal(_leftover_drains)
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
         for drain in (*drains, *drained):
@@ -209,9 +210,10 @@ class Actor:
             self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
     async def act_on_request(
-        self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int
+        self, action: str, server_name: str, undo: int | None, group_size: int, unhealthy: int
     ) -> Decision:
-        """Starts a person's restart or undo in the background if limits allow; the decision. Raises ActionFailed."""
+        """Starts the `restart` that a person asks for, or the `undo` of the action with that id, in the background if
+        the limits allow it; returns the decision. Raises ActionFailed for a wrong request."""
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
             raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
@@ -222,7 +224,7 @@ class Actor:
         restore = await self._flag_change_of_action(undo, server_name) if undo is not None else None
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
-        state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
+        state = GroupState(name, group_size, unhealthy, ages_s, self._busy.get(name))
         problem = ServerProblem(server_name, "a person's request", True, False)
         decision = decide(problem, state, limits, frozenset({"restart"}))
         if decision.action is not None:
@@ -233,7 +235,7 @@ class Actor:
         return decision
 
     async def _flag_change_of_action(self, number: int, server_name: str) -> tuple[int, Override]:
-        """The journal id and old flags of an action on this server; raises ActionFailed where it changed none."""
+        """(`number`, old flags) of the action with this id on the server; ActionFailed where it changed no flags."""
         override = kept_override(number, self._context.home)
         changed = await self._context.journal(lambda journal: journal.action(number)) if override is not None else None
         if override is None or changed is None:
@@ -257,7 +259,8 @@ class Actor:
         self._report(ActionReport(None, outcome.text, order.name, outcome.state))
 
     async def _attempt_ages(self, group: str) -> Sequence[float]:
-        """Seconds since each restart, scaling or undo of the group within the last day, by journal and process."""
+        """Seconds since each restart, scaling or undo of the group in the last day, by the journal or by this process's
+        own clock, whichever is less."""
         now_s, mono_s = time.time(), time.monotonic()
         past = await self._context.journal(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
@@ -266,7 +269,7 @@ class Actor:
         return [age_s for age_s in ages.values() if age_s < DAY_S]
 
     async def _scaled_replicas(self, incident: OpenIncident) -> int | None:
-        """The present number of replicas, where the group may be scaled; else None."""
+        """The present number of replicas of the incident's group; None where it may not be scaled."""
         server = self._servers.get(incident.server)
         counted = getattr(server.platform, "replicas", None) if server is not None else None
         if counted is None or "scale" not in self._config.group(incident.group).act:
@@ -292,10 +295,11 @@ class Actor:
     def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
         """Runs the work as a task; an exception is reported, and the group is no longer busy afterwards."""
 
-        async def guarded() -> None:
+        async def run_and_report() -> None:
+            """Awaits the work; reports its exception, as a bug here must not stop the watching, and frees the group."""
             try:
                 await work
-            except Exception as error:  # a bug here must not stop the watching
+            except Exception as error:
                 if incident is not None:
                     incident.ask_again_s = time.monotonic() + REFUSED_AGAIN_S
                 self._report(ActionReport(None, f"acting failed: {error!r}", "refusal"))
@@ -305,16 +309,15 @@ class Actor:
                     if server := self._acting_on.pop(group, None):
                         self._acted_until_s[server] = time.time()
 
-        task = asyncio.get_running_loop().create_task(guarded())
+        task = asyncio.get_running_loop().create_task(run_and_report())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
         """Cancels running actions: undone before they reached the server, else left for the next process."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 REFUSED_AGAIN_S = 30.0
@@ -330,7 +333,7 @@ class Drains:
         self._servers, self._context, self._report = servers, context, report
 
     async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
-        """Stops new work at the server, journalled, once per incident. Raises ActionFailed where nothing can."""
+        """Keeps new requests from the server, journalled, once per incident; ActionFailed without a drain method."""
         drain_method = server.drain_method
         if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")
@@ -352,7 +355,8 @@ class Drains:
         self._report(ActionReport(incident, text, "drain", state))
 
     async def end(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None = None) -> None:
-        """Ends the drains that `find` returns. Retries for ever, with back-off: no server may stay drained."""
+        """Ends the drains that `find` returns. Retries for ever, with back-off: no server may stay drained. Problems
+        are reported as those of the incident, where there is one."""
         pause_s, last_problem = self._context.poll_s, ""
         while True:
             try:
@@ -369,16 +373,15 @@ class Drains:
 
     async def _end_one(self, drain: Action) -> None:
         """Lets requests in again, unless another drain of the server lasts, and marks the drain as undone."""
-        server = self._servers.get(str(drain.detail.get("server")))
-        if server is not None and server.drain_method is not None:
-            name = server.name
-            if not await self._context.journal(lambda journal: _other_drains_of_server(journal, name, drain)):
-                await server.drain_method.end()
-                self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
+        name = str(drain.detail.get("server"))
+        method = self._servers[name].drain_method if name in self._servers else None
+        if method is not None and not await self._context.journal(lambda journal: _other_drains(journal, drain)):
+            await method.end()
+            self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
         await self._context.finish(drain.id, UNDONE)
 
 
-def leftover_drains(journal: Journal) -> tuple[Action, ...]:
+def _leftover_drains(journal: Journal) -> tuple[Action, ...]:
     """Drains whose incident was closed while no sidecar ran."""
     return tuple(drain for drain in _only_drains(journal.actions()) if not _incident_is_open(journal, drain))
 
@@ -390,9 +393,9 @@ def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
     return _only_drains(incident.actions) if incident is not None else ()
 
 
-def _other_drains_of_server(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
-    """Drains of the same server for other open incidents."""
-    drains = _only_drains(journal.actions(group=drain.group))
+def _other_drains(journal: Journal, drain: Action) -> tuple[Action, ...]:
+    """The drains of the same server for other incidents that are open."""
+    server, drains = drain.detail.get("server"), _only_drains(journal.actions(group=drain.group))
     others = (other for other in drains if other.id != drain.id and other.detail.get("server") == server)
     return tuple(other for other in others if _incident_is_open(journal, other))
 

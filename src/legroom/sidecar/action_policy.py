@@ -92,7 +92,7 @@ class Decision:
 
 
 def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
-    """The action to take against a problem within the group's limits and `allowed` actions, or a refusal."""
+    """The action to take against a problem, within the limits of its group and the allowed actions, or a refusal."""
     wanted = _wanted_action(problem, allowed)
     if wanted.action is None:
         return wanted
@@ -142,7 +142,7 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
 
 
 def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
-    """Refused where the server group had `most` restarts in `window_s`, named `each` ("an hour"); None below that."""
+    """A refusal where the group had `most` restarts within `window_s` (`each` in words: "an hour"); else None."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
@@ -152,7 +152,7 @@ def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal:
 
 
 def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | None:
-    """A refusal where the last attempt is more recent than the backoff after so many; None where not."""
+    """A refusal where the back-off after the last day's attempts is not over yet; None where it is."""
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
     pause_s = limits.backoff_s(len(recent))
     if not recent or min(recent) >= pause_s:
@@ -171,5 +171,5 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """A decision to do nothing; `again_in_s`: when a refusal by time ends; `about` tells refusals of a kind apart."""
+    """The decision to do nothing, for `again_in_s` where it ends by time; `about` tells refusals of one kind apart."""
     return Decision(None, reason, again_in_s, refusal, about)

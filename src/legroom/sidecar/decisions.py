@@ -31,7 +31,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """The policy's decision; `impossible` where this server's platform does not support the action."""
+    """The policy's decision about an incident; a refusal `impossible` where the server's platform lacks the action."""
     finding = incident.finding
     assert finding is not None
     problem = ServerProblem(
@@ -77,7 +77,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
-    """The first remedy's flags that the release takes and legroom may set (not the model, TP or PP); else None."""
+    """The first remedy's flags that the release accepts and legroom may set (not the model, TP or PP); else None."""
     if plan is None:
         return None
     try:
@@ -109,7 +109,7 @@ class RemedySearch:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, incident: OpenIncident, server: ServerConfig | None, window: Window) -> None:
-        """Starts to compute the incident's remedies, once; without a plan they change no flags, and none waits."""
+        """Starts to compute the incident's remedies, once; decisions wait for them only where there is a plan."""
         if incident.remedies_asked or incident.finding is None:
             return
         incident.remedies_asked = True

@@ -44,17 +44,19 @@ class Webhook:
 
     @property
     def key(self) -> str:
-        """What the journal calls it: its host, and a digest, because one host may have several."""
+        """The webhook's name in the journal: its host, and a digest of its address, as one host may have several."""
         return f"{self.shown_host}#{hashlib.sha256(self.url.encode()).hexdigest()[:8]}"
 
     def lacks(self, incident: OpenIncident) -> bool:
-        """Whether to send an open incident again: not acknowledged, nor told at this severity (Alertmanager: ever)."""
+        """Whether it is to be told of an open incident (again): of none that is acknowledged or was sent at its present
+        severity. Alertmanager forgets alerts that are not repeated."""
         is_told = self.format != "alertmanager" and incident.told.get(self.key) == incident.severity
         return not (is_told or incident.acknowledged)
 
 
 def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> dict[str, Any]:
-    """The notification's fields about an incident as it is now; `closed_s`: the Unix time when it ended."""
+    """The fields of a notification about an incident as it is now, with `text` or its reason; `closed_s`: the Unix time
+    of its end, None while it lasts."""
     finding = incident.finding
     return {
         "incident": incident.number,
@@ -93,7 +95,7 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
 async def post_with_retries(
     hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0, tries: int = _TRIES
 ) -> None:
-    """Posts with retries. Raises `ActionFailed` after the last, or at once where a retry cannot help."""
+    """Posts a message, at most `tries` times; ActionFailed after the last, or at once where a retry cannot help."""
     import aiohttp
 
     url = hook.url
@@ -158,14 +160,14 @@ class Notifier:
                 queue.put_nowait((incident, message_of(incident, text, closed_s)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Sends notifications to all webhooks until cancelled; `lasting` gives the open incidents."""
+        """Sends notifications to all webhooks until cancelled; `lasting` returns the incidents that are open."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
                 group.create_task(self._serve_webhook(hook, queue, lasting))
             await asyncio.Event().wait()
 
     async def _serve_webhook(self, hook: Webhook, queue: _Queue, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Posts a webhook's messages in order; at first and every REPEAT_S, open incidents and ends that it lacks."""
+        """Posts a webhook's messages in order; at first and every REPEAT_S also open incidents and ends it missed."""
         clock, repeat_s = asyncio.get_running_loop().time, 0.0
         ends: collections.deque[tuple[OpenIncident, dict[str, Any]]] = collections.deque(maxlen=200)
         while True:
@@ -189,7 +191,7 @@ class Notifier:
                 queue.task_done()
 
     async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> bool:
-        """Posts a message, counts it, and notes at the incident who was told; returns whether it was taken."""
+        """Posts a message, counts it, and notes at the incident who was told; whether the webhook took it."""
         for _ in range(20):  # its number is written asynchronously
             if incident.number is None:
                 await asyncio.sleep(0.05)
@@ -234,12 +236,10 @@ class IncidentReporter:
 
     def journal_opened(self, incident: OpenIncident) -> None:
         """Queues the incident and its reason for the journal, which then sets its `number`."""
-        detail = incident.detail()
+        opened = (incident.server, incident.kind, incident.title, incident.detail(), incident.opened_s, incident.key)
 
         def open_incident(journal: Journal) -> None:
-            incident.number = journal.open_incident(
-                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
-            )
+            incident.number = journal.open_incident(*opened)
 
         self._journal.write(open_incident)
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)

@@ -88,7 +88,8 @@ class IncidentKeeper:
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Keeps an earlier process's incidents of watched servers open, for `patience_s` by kind; all open keys."""
+        """Opens an earlier process's incidents of watched servers again; they are not closed before `patience_s` (by
+        kind), in which they may be detected again. Returns the keys of all open incidents."""
         now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)
@@ -112,7 +113,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Opens, worsens and closes incidents by a server's current findings but `info` ones; returns which."""
+        """Opens, closes and worsens a server's incidents by its current findings, `info` ones left out; the changes."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():
@@ -161,7 +162,8 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
 def close_leftovers(
     journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]
 ) -> None:
-    """Closes incidents of an earlier sidecar that were not taken over."""
+    """Closes incidents of an earlier sidecar but those with a key in `kept`, which were taken over; the outcome says
+    whether the server is still watched."""
     for incident in left:
         if incident.key not in kept:
             journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

@@ -70,6 +70,8 @@ def dry_run(path: Path, config: SidecarConfig) -> DryRun:
 
 
 class _Player:
+    """Replays scrape results and collects what the sidecar would have done."""
+
     def __init__(self, config: SidecarConfig) -> None:
         self.config = config
         self.watchers: dict[str, Watcher] = {}
@@ -83,7 +85,7 @@ class _Player:
         self.until_s: float | None = None
 
     def take(self, result: ScrapeResult) -> None:
-        """Watches one recorded result: opens and closes incidents, and decides on those open."""
+        """Handles one recorded result as the sidecar would: updates the incidents and decides about the open ones."""
         self.looks += 1
         self.from_s = result.time_s if self.from_s is None else self.from_s
         self.until_s = result.time_s
@@ -105,7 +107,7 @@ class _Player:
             self._record_decision(result, incident, watcher)
 
     def _record_decision(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
-        """Appends what the sidecar would do about the incident, or why not, once each; never acts."""
+        """Appends an event with what the sidecar would do about the incident, or why it would not, once each."""
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return
@@ -123,7 +125,7 @@ class _Player:
         self._append_event(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
     def _group_state(self, name: str, now_s: float) -> GroupState:
-        """The group's servers, unhealthy ones and ages of would-be actions at that time."""
+        """The state of the group at that time: its servers, unhealthy ones, and ages of the actions so far."""
         members = [server for server, group in self.groups.items() if group == name]
         watched = [self.watchers[server] for server in members if server in self.watchers]
         unhealthy = sum(any(finding.severity == "critical" for finding in each.findings) for each in watched)

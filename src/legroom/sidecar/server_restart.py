@@ -92,7 +92,8 @@ class ServerRestart:
         self._launched = False
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """Drains, restarts and waits. Raises `ActionFailed` or `JournalUnavailable` only before `begun` is called."""
+        """Drains and restarts the server, and waits until it answers. Calls `begun` once the journal has the restart;
+        raises `ActionFailed` or `JournalUnavailable` only before that."""
         order = self._order
         before = await self._platform.state()
         running = await self._context.scrape(order.server)
@@ -137,7 +138,7 @@ class ServerRestart:
         }
 
     async def _drain_server(self) -> None:
-        """Drain the server and wait until it is empty, not where it is failing; _Abandoned where that does not work."""
+        """Drains the server and waits until it has no request, unless it is failing; _Abandoned where that fails."""
         order, drain_method = self._order, self._drain_method
         await self._record_stage("draining", {"door": drain_method.name})
         try:
@@ -158,7 +159,8 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Write or restore flags where ordered, else _Abandoned, then restart through the platform (systemd ...)."""
+        """Writes or restores flags where ordered, and restarts the server by its platform; _Abandoned where the flags
+        cannot be written."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.
@@ -170,10 +172,8 @@ class ServerRestart:
                 raise _Abandoned(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
-        token = f"{self._id}-{time.time():.0f}"
-        await self._platform.restart(
-            platform.RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched)
-        )
+        token, deadline_s = f"{self._id}-{time.time():.0f}", order.limits.restart_deadline_s
+        await self._platform.restart(platform.RestartRequest(token, deadline_s, self._mark_launched))
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
@@ -182,7 +182,8 @@ class ServerRestart:
         self._launched = True
 
     async def _wait_until_back(self, before: platform.State, started_s: float | None) -> None:
-        """Waits for metrics of the new process; ActionFailed after the restart deadline."""
+        """Waits until another process than `before`, or than the one started at `started_s`, answers with metrics;
+        ActionFailed after the restart deadline."""
         limit_s = self._order.limits.restart_deadline_s
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
@@ -201,7 +202,7 @@ class ServerRestart:
         return False
 
     async def _is_new_process(self, before: platform.State, started_s: float | None, result: Sample) -> bool:
-        """Whether another process than before answers, by start time, else identity; True where neither is known."""
+        """Whether another process than before answered, by start time or else identity; True where neither is known."""
         if started_s is not None and result.process_start_s is not None:
             return result.process_start_s != started_s
         if before.identity is None:
@@ -211,7 +212,7 @@ class ServerRestart:
         return False
 
     async def _unfinished_requests(self) -> float | None:
-        """Running and waiting requests by a scrape now; None where it does not tell."""
+        """Running and waiting requests, by a scrape now; None where it fails or does not show them."""
         result = await self._context.scrape(self._order.server)
         if not isinstance(result, Sample) or result.running is None:
             return None
@@ -230,6 +231,7 @@ class ServerRestart:
         return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
+        """Ends the drain, and records the restart as failed."""
         return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
@@ -242,11 +244,12 @@ class ServerRestart:
         return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
 
     async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
+        """Records the final state (done, failed, undone) in the journal, and returns it."""
         await self._context.finish(self._id, state, {"outcome": text})
         return RestartOutcome(state, text, self._id)
 
     async def _end_drain(self, text: str, patient: bool = True) -> str:
-        """End the drain and return `text`, with the problem added where that fails; `patient`: retry for 30 s."""
+        """Ends the drain and returns `text`, with the problem appended where it fails; `patient`: retries for 30 s."""
         end_s = time.monotonic() + (30.0 if patient else 0.0)
         while True:
             try:
@@ -262,7 +265,7 @@ class ServerRestart:
             return text
 
     async def resume(self, action: Action) -> RestartOutcome:
-        """Finish or undo a restart that a killed legroom left unfinished."""
+        """Finishes or undoes the restart of this action, which a killed legroom left unfinished."""
         self._id = action.id
         launched = action.stage("launched")
         if launched is None:
@@ -290,7 +293,8 @@ class ServerRestart:
         return await self._record_undone("legroom was killed before the restart took effect")
 
     async def _has_restarted(self, before: platform.State, started_s: float | None, launched_s: float) -> bool:
-        """Whether the server was restarted, checked until the platform's settle time is over."""
+        """Whether another process than `before` (or than that started at `started_s`) runs; checked until the platform
+        has had its `settle_s` since `launched_s`."""
         end_s = time.monotonic() + max(0.0, self._platform.settle_s - max(0.0, time.time() - launched_s))
         while True:
             with contextlib.suppress(platform.ActionFailed):

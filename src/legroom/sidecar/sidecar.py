@@ -179,7 +179,7 @@ class Sidecar:
                 self._reporter.note(incident, under_way)
             incident.meanwhile = under_way or ""
         if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server, under_way)):
-            watcher.restart_holds()
+            watcher.reset_pending_durations()
             self._update_metrics(result, watcher, group)
             return
         self._under_way.pop(result.server, None)
@@ -206,7 +206,7 @@ class Sidecar:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
     def _is_expected(self, server: str, what: str | None) -> bool:
-        """Whether `what`, a `legroom run`'s work on the server, explains a failed scrape (None: no); logs a new one."""
+        """Whether `what` a `legroom run` does to the server (None: nothing) explains a failed scrape; logs it once."""
         if what is not None and self._under_way.get(server) != what:
             self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what
@@ -236,7 +236,7 @@ class Sidecar:
         self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
-        """(servers of the group, those of them that are unhealthy, being restarted or never scraped)."""
+        """(number of servers of the group, number of them that are critical, being restarted or never scraped)."""
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
         unhealthy = [it for it in watched if _is_critical(it) or it.window.server in self._under_way]
@@ -319,7 +319,7 @@ class Sidecar:
         await self._journal.call(lambda journal: journal.note(incident_id, text, detail))
 
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """Starts a requested action: `accepted`, `reason`, and `again_in_s`, when a refusal by time ends."""
+        """Starts the action that a person asks for: `accepted`, `reason`, and `again_in_s`, when a refusal ends."""
         if not self._has_taken_over:
             raise JournalUnavailable("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
@@ -332,25 +332,24 @@ def _is_critical(watcher: Watcher) -> bool:
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 
-def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None) -> int:
+def run_sidecar(config: SidecarConfig) -> int:
     """Runs the sidecar until SIGTERM or SIGINT; returns 0. LegroomError where another uses the same journal."""
-    log, journal = log or _to_stderr, config.journal or journal_path()
+    journal = config.journal or journal_path()
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"
-    with single_process(lock, log, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
-        asyncio.run(_run_until_signal(config, log))
+    with single_process(lock, _to_stderr, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
+        asyncio.run(_run_until_signal(config))
     return 0
 
 
-async def _run_until_signal(config: SidecarConfig, log: Callable[[str], None]) -> None:
-    sidecar = Sidecar(config, log)
-    loop = asyncio.get_running_loop()
+async def _run_until_signal(config: SidecarConfig) -> None:
+    sidecar = Sidecar(config, _to_stderr)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, sidecar.stop)
+        asyncio.get_running_loop().add_signal_handler(number, sidecar.stop)
     acting = sorted(config.act - {"notify"})
-    log(f"watching {_sources_text(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
-    await sidecar.run(combined_source(config, log))
-    log("stopped")
+    _to_stderr(f"watching {_sources_text(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
+    await sidecar.run(combined_source(config, _to_stderr))
+    _to_stderr("stopped")
 
 
 def _sources_text(config: SidecarConfig) -> str:

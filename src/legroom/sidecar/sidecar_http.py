@@ -38,6 +38,7 @@ def make_app(served: Sidecar) -> web.Application:
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:
+        """Acknowledges the `incident` in the body, by `by`."""
         body = await _json_body(request)
         number = _row_id(body.get("incident"))
         if number is None:
@@ -46,6 +47,7 @@ def make_app(served: Sidecar) -> web.Application:
         return web.json_response({"acknowledged": number})
 
     async def act(request: web.Request) -> web.Response:
+        """Starts the `action` in the body on its `server`: 202, or 409 where the policy refuses."""
         body = await _json_body(request)
         undo = body.get("undo")
         if undo is not None and _row_id(undo) is None:
@@ -55,6 +57,7 @@ def make_app(served: Sidecar) -> web.Application:
 
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
+        """The handler's answer; an error where the Host is another machine's or a token is needed, or it fails."""
         if not served.any_host and not is_loopback_host(host_name(", ".join(request.headers.getall("Host", ())))):
             # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
             return web.json_response({"error": "this address is not one of this machine's own"}, status=421)

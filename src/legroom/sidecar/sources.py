@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import Endpoint
@@ -22,23 +22,9 @@ ExpectedServers = Callable[[], frozenset[str]]
 _DISCOVERY_INTERVAL_S = 60.0
 
 
-def ignore_removed(_: str) -> None:
-    pass
-
-
-def no_servers() -> frozenset[str]:
-    """The expected servers of a source that expects none."""
-    return frozenset()
-
-
-class Source(Protocol):
-    """Passes scrape results on, for ever."""
-
-    def __call__(
-        self, take: OnScrape, removed: OnRemoved = ignore_removed, expected: ExpectedServers = no_servers, /
-    ) -> Coroutine[Any, Any, None]:
-        """Calls `removed` for a server no longer listed, or `expected` (found by an earlier process) and not listed."""
-        ...
+Source = Callable[[OnScrape, OnRemoved, ExpectedServers], Coroutine[Any, Any, None]]
+"""Passes scrape results to its first argument, for ever. Calls the second with each server that is no longer listed, or
+that the third returns, as an earlier process found it, and is not listed."""
 
 
 class _Discovery:
@@ -48,25 +34,23 @@ class _Discovery:
         self._sources, self._removed, self.expected = sources, removed, expected
         self._not_listed_by: dict[str, set[str]] = {}
 
-    def report_removed(self, source: str, now: frozenset[str], before: frozenset[str]) -> frozenset[str]:
-        """Reports servers that this source no longer lists, expected ones once no source does; returns `now`."""
+    def report_removed(self, source: str, listed: frozenset[str], before: frozenset[str]) -> frozenset[str]:
+        """Reports servers that this source lists no longer, and expected ones that none lists; returns `listed`."""
         expected = self.expected()
-        for server in sorted((before | expected) - now):
+        for server in sorted((before | expected) - listed):
             sources = self._not_listed_by.setdefault(server, set())
             sources.add(source)
             if server not in expected or len(sources) == self._sources:
                 del self._not_listed_by[server]
                 self._removed(server)
-        return now
+        return listed
 
 
 def combined_source(config: SidecarConfig, log: Log) -> Source:
     """All sources of a configuration, run concurrently. Raises LegroomError for an invalid address."""
     prometheus = prometheus_source(config.prometheus) if config.prometheus is not None else None
 
-    async def run_all(
-        take: OnScrape, removed: OnRemoved = ignore_removed, expected: ExpectedServers = no_servers, /
-    ) -> None:
+    async def run_all(take: OnScrape, removed: OnRemoved, expected: ExpectedServers) -> None:
         discovery = _Discovery((prometheus is not None) + (config.kubernetes is not None), removed, expected)
         try:
             async with asyncio.TaskGroup() as group:
@@ -92,6 +76,7 @@ def _first_of_group(error: BaseException | None) -> BaseException | None:
 
 
 def prometheus_source(config: PrometheusConfig) -> PrometheusSource:
+    """The source with the settings of watch.toml; LegroomError for an invalid address."""
     return PrometheusSource(
         config.url, config.matchers, config.token, verify_tls=config.verify_tls, ca_file=config.ca_file
     )
@@ -101,7 +86,7 @@ async def _poll_prometheus(
     source: PrometheusSource, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
     """Polls at the interval until cancelled, passing results on and reporting removed servers."""
-    last_problem, listed = "", no_servers()
+    last_problem, listed = "", frozenset[str]()
     async with open_session() as session:
         while True:
             next_s = asyncio.get_running_loop().time() + interval_s
@@ -120,16 +105,15 @@ async def _scrape_pods(
     config: KubernetesConfig, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
     """Discovers pods by label and scrapes them until cancelled; while discovery fails, the known ones."""
-    pods, last_problem, listed = KubernetesPods(config.context), "", no_servers()
+    pods, last_problem, listed = KubernetesPods(config.context), "", frozenset[str]()
     endpoints: dict[str, Endpoint] = {}
     while True:
         try:
             endpoints = await asyncio.to_thread(discovered_endpoints, pods, config.selector, config.namespace)
             servers = frozenset(endpoint.server for endpoint in endpoints.values())
             listed = discovery.report_removed("kubernetes", servers, listed)
-            last_problem = _log_change(
-                last_problem, "" if endpoints else f"no pod has the labels {config.selector}", log
-            )
+            problem = "" if endpoints else f"no pod has the labels {config.selector}"
+            last_problem = _log_change(last_problem, problem, log)
         except LegroomError as error:
             last_problem = _log_change(last_problem, error.message, log)  # known pods are still scraped
         if endpoints:

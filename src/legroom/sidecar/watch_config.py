@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from legroom.actions.command_platform import CommandPlatform
 from legroom.actions.docker_platform import ComposeService, DockerContainer
-from legroom.actions.kubernetes_platform import Workload
+from legroom.actions.kubernetes_platform import WORKLOAD_KINDS, Workload
 from legroom.actions.platform import FlagChange, Platform
 from legroom.actions.run_platform import RunChild
 from legroom.actions.server_drain import CommandDrain, DrainMethod, GuardDrain, PlatformDrain, ReadinessFileDrain
@@ -214,7 +214,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The actions and limits of each group: its own, else the general ones; ConfigError for one without server."""
+    """The groups by name, with their own actions and limits or the general ones; ConfigError for an empty group."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups
@@ -228,7 +228,7 @@ def _group_configs(
 
 
 def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
-    """The limits of the table, with the given ones for keys left out."""
+    """The limits in the table, and those of `given` for keys that it leaves out."""
     if table is None:
         return given
     with table:
@@ -277,8 +277,7 @@ def _webhook(table: TomlTable) -> Webhook:
         raise table.error("url", "must begin with http:// or https://, then a host and a port that exist")
     with table:
         token, style = table.secret("token"), table.choice("format", FORMATS, "json")
-        known = next(known for known in FORMATS if known == style)
-        return Webhook(url, known, {"Authorization": f"Bearer {token}"} if token else {})
+        return Webhook(url, style, {"Authorization": f"Bearer {token}"} if token else {})
 
 
 def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
@@ -312,14 +311,11 @@ def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
     if table is None:
         return None
     with table:
-        return KubernetesConfig(
-            table.require("selector", str), table.find("namespace", str), table.find("context", str)
-        )
+        selector, namespace = table.require("selector", str), table.find("namespace", str)
+        return KubernetesConfig(selector, namespace, table.find("context", str))
 
 
-# Platforms and drain methods of [[servers]]
-
-DRAINS_BY_ITSELF = (Workload, RunChild)
+_DRAINS_BY_ITSELF = (Workload, RunChild)
 _PLATFORMS = ("systemd", "docker", "compose", "kubernetes", "supervisord", "run", "command")
 
 
@@ -336,12 +332,9 @@ def platform_of(table: TomlTable, server: str) -> Platform:
             raise table.error("file", "is missing: the Compose file")
         return ComposeService(path, table.require("service", str), table.integer("stop_s", 60, most=3600))
     if kind == "kubernetes":
-        of_pods = table.choice("kind", ("deployment", "stateful_set"), "deployment")
+        workload_kind = table.choice("kind", WORKLOAD_KINDS, "deployment")
         name, namespace = table.require("workload", str), table.get("namespace", str, "default")
-        container, context = table.find("container", str), table.find("context", str)
-        return Workload(
-            name, namespace, "stateful_set" if of_pods == "stateful_set" else "deployment", container, context
-        )
+        return Workload(name, namespace, workload_kind, table.find("container", str), table.find("context", str))
     if kind == "supervisord":
         return SupervisordProgram(table.require("program", str), table.path("config"), table.path("program_file"))
     if kind == "run":
@@ -353,7 +346,7 @@ def platform_of(table: TomlTable, server: str) -> Platform:
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
     """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's if its token is set."""
     if table is None:
-        if isinstance(platform, DRAINS_BY_ITSELF):
+        if isinstance(platform, _DRAINS_BY_ITSELF):
             return PlatformDrain(platform.name)
         token = os.environ.get(GUARD_TOKEN)
         return GuardDrain(place.server, token, place.verify_tls, place.ca_file) if token else None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ MAX_HISTORY = 720
 """An hour at the default interval."""
 _WITH_LONG_HISTORY, _SHORT_HISTORY = 100, 24
 """Only the first hundred servers keep a long history: thousands would be most of the process's memory."""
-ONCE_SCRAPES, ONCE_GAP_S = 3, 1.0
+ONCE_SCRAPES = 3
 """Rates need two scrapes; a third confirms them."""
 _IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "refused_load", "plan_drift"})
 """Detectors whose condition is meaningful in a single scrape."""
@@ -109,10 +110,10 @@ class WatchSession:
         self._append_history(result, now, watcher)
         changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
-            made = self._journal_opened(incident, watcher)
+            made = self._try_journal(partial(self._journal_opened, incident, watcher))
             self.changes.appendleft(IncidentChange(incident, False, result.time_s, made))
         for incident in changed.closed:
-            self._journal_closed(incident, OVER, result.time_s)
+            self._report_closed(incident, OVER, result.time_s)
         if isinstance(result, Sample) and self._journal is not None:
             self._samples.append(result)
             if result.time_s - self._written_s >= 10.0:
@@ -134,7 +135,7 @@ class WatchSession:
     def remove_server(self, server: str) -> None:
         """Forgets a server that no source lists any more and closes its incidents."""
         for incident in self._keeper.forget(server):
-            self._journal_closed(incident, UNWATCHED, time.time())
+            self._report_closed(incident, UNWATCHED, time.time())
         for known in (self.views, self.history, self._watchers):
             known.pop(server, None)
 
@@ -148,14 +149,13 @@ class WatchSession:
             kept.append(HistoryPoint(result.time_s))
             return
         step = watcher.window.steps[-1] if watcher.window.steps else None
-        tokens, preemptions = (
-            (step.total(name) or 0.0) / step.seconds if step else 0.0 for name in ("generation_tokens", "preemptions")
-        )
+        names = ("generation_tokens", "preemptions")
+        tokens, preemptions = ((step.total(name) or 0.0) / step.seconds if step else 0.0 for name in names)
         running, waiting = now.running or 0.0, now.waiting or 0.0
         kept.append(HistoryPoint(result.time_s, now.kv_use, running, waiting, tokens, preemptions))
 
     def add_immediate_findings(self, server: str) -> ServerView:
-        """Adds findings of conditions that are bad in the last scrape alone (`--once`); the server's view."""
+        """Adds findings of conditions that the last scrape alone shows (`--once`); returns the server's view."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
         at_once = {}
@@ -183,65 +183,57 @@ class WatchSession:
     def close(self) -> None:
         """Closes open incidents and writes what is buffered."""
         for incident in self._keeper.all():
-            self._journal_closed(incident, "lasted when watching ended", time.time())
+            self._report_closed(incident, "lasted when watching ended", time.time())
         self._write_samples()
         if self._recorder is not None:
             self._recorder.close()
 
-    # The journal. Its failure never stops the watching.
+    def _journal_opened(self, incident: OpenIncident, watcher: Watcher, journal: Journal) -> int | None:
+        """Journals a new incident and its remedies; its id, None where another process has journalled it."""
+        finding = incident.finding
+        assert finding is not None  # it was just found
+        for earlier in journal.incidents(server=incident.server, open_only=True):
+            if earlier.kind == incident.kind:
+                if _has_live_owner(earlier):
+                    return None
+                journal.close_incident(earlier.id, "lasted when its watcher was ended", finding.time_s)
+        detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
+        made = journal.open_incident(
+            incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
+        )
+        journal.note(made, finding.reason, time_s=finding.time_s)
+        self._ids[incident.key] = made
+        from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
-    def _journal_opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
-        """Journals a new incident and its remedies; its id, None without a journal or where another process has it."""
-        finding, journal = incident.finding, self._journal
-        if journal is None or finding is None:
-            return None
-        try:
-            for earlier in journal.incidents(server=incident.server, open_only=True):
-                if earlier.kind == incident.kind:
-                    if _has_live_owner(earlier):
-                        return None
-                    journal.close_incident(earlier.id, "lasted when its watcher was ended", finding.time_s)
-            detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
-            made = journal.open_incident(
-                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
-            )
-            journal.note(made, finding.reason, time_s=finding.time_s)
-            self._ids[incident.key] = made
-            from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
-
-            remedies = remedies_for(finding, watcher.window, self.plan_of(incident.server))
-            text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
-            journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, finding.time_s)
-        except Exception as error:
-            self._stop_journaling(error)
-            return None
+        remedies = remedies_for(finding, watcher.window, self.plan_of(incident.server))
+        text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
+        journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, finding.time_s)
         return made
 
-    def _journal_closed(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+    def _report_closed(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+        """Records the end of an incident in `changes` and the journal."""
         made = self._ids.pop(incident.key, None)
         self.changes.appendleft(IncidentChange(incident, True, time_s, made))
-        if made is not None and self._journal is not None:
-            try:
-                self._journal.close_incident(made, outcome, time_s)
-            except Exception as error:
-                self._stop_journaling(error)
+        if made is not None:
+            self._try_journal(lambda journal: journal.close_incident(made, outcome, time_s))
 
     def _write_samples(self) -> None:
         samples, self._samples = self._samples, []
-        if samples and self._journal is not None:
-            try:
-                self._journal.add_samples(samples)
-            except Exception as error:
-                self._stop_journaling(error)
+        if samples:
+            self._try_journal(lambda journal: journal.add_samples(samples))
 
-    def _stop_journaling(self, error: Exception) -> None:
-        """Goes on without the journal where it is unavailable; raises any other error."""
-        from legroom.live.journal.journal_records import JournalUnavailable
+    def _try_journal(self, call: Callable[[Journal], int | None]) -> int | None:
+        """The result of a call on the journal; None without one, or where it fails: watching goes on without it."""
+        if self._journal is None:
+            return None
+        from legroom.live.journal.journal_records import JournalUnavailable  # SQLite, where there is no journal
 
-        if not isinstance(error, JournalUnavailable):
-            raise error
-        self.log(f"{error.message}: watching without it")
-        self._journal = None
+        try:
+            return call(self._journal)
+        except JournalUnavailable as error:
+            self.log(f"{error.message}: watching without it")
+            self._journal = None
+            return None
 
 
 def _has_live_owner(incident: Incident) -> bool:
@@ -257,8 +249,8 @@ def _has_live_owner(incident: Incident) -> bool:
     return True
 
 
-def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
-    """Scrapes each server a few times, then adds immediate findings."""
+def check_once(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    """Scrapes each server a few times, `gap_s` apart, then adds what the last scrape alone shows."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -332,7 +324,8 @@ async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[S
     """Scrape for ever and pass each server's view to `show` after every scrape."""
     from legroom.sidecar.sources import combined_source  # slow to import
 
-    await combined_source(config, session.log)(lambda result: show(session.take(result)), session.remove_server)
+    source = combined_source(config, session.log)
+    await source(lambda result: show(session.take(result)), session.remove_server, frozenset)
 
 
 def replayed_views(path: Path, session: WatchSession) -> Iterator[ServerView]:

@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 from legroom.errors import LegroomError
@@ -15,6 +16,7 @@ from legroom.live.gpu_memory import bytes_on_gpus_of, nvml_devices, server_proce
 from legroom.live.metrics.endpoint import port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
+from legroom.process_table import resident_bytes
 from legroom.records import dataclass
 from legroom.simulation.traces import synthetic
 from legroom.units import cdiv
@@ -60,15 +62,14 @@ class Load:
 
 
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
-    """The requests of a preset, `512/128`, a mix or a trace file, cut to the context; LegroomError for other text."""
+    """The requests of a preset, of lengths such as `512/128`, of a mix or of a trace file, cut to the context; `count`
+    are drawn unless the text says how many. LegroomError for other texts."""
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
         answer = max(1, min(128, context // 8))
-        words = text
-        if text in PRESETS:
-            lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
-            words = PRESETS[text].format(**lengths)
+        lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
+        words = PRESETS[text].format(**lengths) if text in PRESETS else text
         words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
         trace = synthetic.read((words if "requests=" in words else f"{words} requests={count}"), seed)
     else:
@@ -87,7 +88,7 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
 
 
 def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
-    """A request cut to the context: the output to half of it, then the prompt to the rest."""
+    """The request, where it exceeds the context with its output cut to half of it and its prompt to the rest."""
     if prompt + output <= context:
         return LoadRequest(prompt, output, prefix)
     short_output = min(output, max(1, context // 2))
@@ -129,17 +130,12 @@ def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
-    taken, count = 0, 0
-    for blocks in sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True):
-        taken += blocks
-        if taken > pool.usable_blocks or count >= most:
-            break
-        count += 1
-    return max(1, count)
+    sizes = sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True)
+    return max(1, sum(taken <= pool.usable_blocks for taken in accumulate(sizes[:most])))
 
 
 def token_ids(request: LoadRequest, vocabulary: tuple[int, ...], seed: int) -> list[int]:
-    """The prompt's token ids: shared prefixes, then random tokens."""
+    """The prompt's token ids: its shared prefixes, the same in each request, then random ones by the seed."""
     own = random.Random(seed)
     ids: list[int] = []
     for name, start, stop in request.prefix:
@@ -216,7 +212,7 @@ class LoadMonitor:
             await asyncio.sleep(self._interval_s)
 
     async def sample(self) -> Sample | None:
-        """Scrape once; None where that fails."""
+        """Scrapes once and keeps the figures; the sample, or None where that fails, with the reason in `problem`."""
         try:
             sample = await scrape(self._server.session, self._server.metrics, 4.0)
         except ScrapeFailed as error:
@@ -227,12 +223,13 @@ class LoadMonitor:
         if self._memory and at - self._memory_at >= _MEMORY_INTERVAL_S:
             self._memory_at, memory = at, self._memory.read()
         self.last = sample
-        running, waiting, own = sample.running or 0, sample.waiting or 0, self._open_requests()
-        self.samples.append(LoadSample(at, sample.kv_use_max, running, waiting, sample.preemptions, memory, own))
+        running, waiting, preemptions = sample.running or 0, sample.waiting or 0, sample.total("preemptions")
+        own = self._open_requests()
+        self.samples.append(LoadSample(at, sample.kv_use_max, running, waiting, preemptions, memory, own))
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:
-        """Wait until no request runs or waits; False after `limit_s` seconds or a failed scrape."""
+        """Waits until the server has no request and takes a last sample; False after `limit_s` or a failed scrape."""
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             sample = await self.sample()
@@ -256,14 +253,4 @@ def memory_reader(url: str) -> MemoryReader | None:
     if cards:
         total_bytes = sum(card.total_bytes for card in cards)
         return MemoryReader("GPU memory (NVML)", lambda: bytes_on_gpus_of(server_pids), total_bytes)
-    return MemoryReader("resident memory of its processes", lambda: _resident_bytes(pids))
-
-
-def _resident_bytes(pids: tuple[int, ...]) -> int | None:
-    """The resident memory of the processes together; None where one is gone or may not be read."""
-    import psutil
-
-    try:
-        return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)
-    except psutil.Error:
-        return None
+    return MemoryReader("resident memory of its processes", lambda: resident_bytes(pids))

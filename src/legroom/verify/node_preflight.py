@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.errors import UNREACHABLE, LegroomError
@@ -49,11 +50,10 @@ class NodeState:
     """GPUs excluded by CUDA_VISIBLE_DEVICES."""
 
     def to_json(self) -> dict[str, Any]:
-        gpus = (
-            {"name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes} for card in self.gpus
-        )
+        names = ("name", "total_bytes", "used_bytes")
+        gpus = [{name: getattr(card, name) for name in names} for card in self.gpus]
         limits = {"shm_bytes": self.shm_bytes, "memory_limit_bytes": self.memory_limit_bytes}
-        return {"gpus": list(gpus), "driver": self.driver, **limits}
+        return {"gpus": gpus, "driver": self.driver, **limits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,14 @@ class Preflight:
         return {
             "ok": self.ok,
             "node": self.node.to_json(),
-            "checks": [{"name": each.name, "finding": each.finding, "message": each.message} for each in self.checks],
+            "checks": [asdict(check) for check in self.checks],
             "plan": plan_json(self.plan) if self.plan is not None else None,
         }
 
 
 def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: str | None = None) -> Preflight:
-    """Check a server's flags against the node; a `LegroomError` where it has no GPU."""
+    """Checks whether a server with these flags can run on the node; `host_memory` overrides the node's memory limit.
+    LegroomError where the node has no GPU."""
     if not node.gpus and node.hidden_gpus:
         hidden = f"CUDA_VISIBLE_DEVICES hides all {node.hidden_gpus} GPUs of this container"
         raise LegroomError(hidden, _HIDDEN_HINT, UNREACHABLE)
@@ -106,14 +107,14 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
 
 
 def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
-    """The card as a machine, with other processes' memory; the driver's reserve, which CUDA hides, is left out."""
+    """A machine with `count` of these cards and the memory that is in use on it; NVML counts the driver's reserve as
+    used, CUDA does not count it at all."""
+    name, reserved = card.name, 0
     try:
-        known = gpu(card.name)
-    except LegroomError:
+        reserved = max(card.total_bytes - gpu(name).total_bytes, 0)
+    except LegroomError:  # not in the facts
         name = f"{card.total_bytes / MIB:.0f}MiB"
-        return Machine(name, count, used=str(card.used_bytes), host_memory=host_memory)
-    reserved = max(card.total_bytes - known.total_bytes, 0)
-    return Machine(card.name, count, used=str(max(card.used_bytes - reserved, 0)), host_memory=host_memory)
+    return Machine(name, count, used=str(max(card.used_bytes - reserved, 0)), host_memory=host_memory)
 
 
 def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
@@ -157,18 +158,18 @@ def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]
     there, wanted = node.shm_bytes, plan.host.shm_bytes
     if there is None or needed < 2:
         return
+    text = f"/dev/shm has {human_bytes(there)}"
     if there <= _DOCKER_SHM_BYTES:
         fix = f"mount an emptyDir with medium Memory of {gib(wanted, 0)}"
-        text = f"/dev/shm has {human_bytes(there)}, and {needed} ranks talk through it: {fix}"
-        yield NodeCheck("shm", "failure", text)
+        yield NodeCheck("shm", "failure", f"{text}, and {needed} ranks talk through it: {fix}")
     elif there < wanted:
-        yield NodeCheck("shm", "warning", f"/dev/shm has {human_bytes(there)}, and {gib(wanted, 0)} may be used")
+        yield NodeCheck("shm", "warning", f"{text}, and {gib(wanted, 0)} may be used")
     else:
-        yield NodeCheck("shm", "ok", f"/dev/shm has {human_bytes(there)}")
+        yield NodeCheck("shm", "ok", text)
 
 
 def read_node_state(visible_devices: str | None = None) -> NodeState:
-    """The state of this node; `visible_devices` is the server's CUDA_VISIBLE_DEVICES."""
+    """The state of this node, with the GPUs that the server's CUDA_VISIBLE_DEVICES selects (None: all)."""
     gpus, driver = nvml_devices(), _driver_version()
     if not gpus:
         gpus, driver = gpus_from_nvidia_smi()

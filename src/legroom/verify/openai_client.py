@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _MAX_ERROR_CHARACTERS = 300
+_SMOKE_TIMEOUT_S = 120.0
 _UNSUPPORTED = re.compile(r"does not support \w+ API")
 _GUARD_CODES = frozenset({"prompt_too_long", "output_too_long"})
 
@@ -147,7 +148,7 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Use the token ids of a sample text, which the model has; no change where the server does not tokenize."""
+        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server does not tokenize."""
         try:
             answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
@@ -157,7 +158,7 @@ class ServerClient:
             self.vocabulary = ids
 
     async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
-        """Switch to text prompts and measure their tokens per word; the outcome of that request."""
+        """Switches from token ids to text prompts and measures `tokens_per_word`; the outcome of that request."""
         self.accepts_token_ids = False
         outcome = await self.complete(model, _filler_text(_SAMPLE_WORDS), 1)
         if outcome.ok and outcome.prompt_tokens:
@@ -165,7 +166,7 @@ class ServerClient:
         return outcome
 
     def text_of(self, tokens: int) -> str:
-        """A text of about 2 % fewer tokens than this, by the measured tokens per word."""
+        """A filler text of about this many tokens, 2 % fewer to be safe, by the measured `tokens_per_word`."""
         return _filler_text(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
@@ -176,7 +177,7 @@ class ServerClient:
         return await self.post("/v1/completions", body, is_stream=True)
 
     async def post(self, path: str, body: Mapping[str, Any], is_stream: bool = False) -> RequestOutcome:
-        """The outcome of one POST request; an answer that is no stream is read but not used."""
+        """The outcome of one POST request; only of a stream are first token and tokens counted."""
         import aiohttp
 
         started_s = time.monotonic()
@@ -192,7 +193,8 @@ class ServerClient:
             too_long = "a line of the stream is too long to be read"
             return RequestOutcome(error=too_long, total_s=time.monotonic() - started_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _failed_outcome(error, started_s)
+            broken = f"the connection broke: {type(error).__name__}"
+            return RequestOutcome(error=broken, total_s=time.monotonic() - started_s)
         return RequestOutcome(total_s=time.monotonic() - started_s)
 
     async def _request(
@@ -276,35 +278,31 @@ def _parse_event(data: bytes) -> Mapping[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def _failed_outcome(error: Exception, started_s: float) -> RequestOutcome:
-    """The outcome of a request whose connection broke, with the seconds until then."""
-    return RequestOutcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - started_s)
-
-
 def _filler_text(count: int) -> str:
+    """A text of `count` words."""
     return " ".join(("hello", "world")[number % 2] for number in range(count))
 
 
 def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
-    """Whether a short and a full-context request are served, and in words; None where no endpoint applies."""
+    """(whether a short and a full-context request are served, and in words); None where no known endpoint applies."""
     try:
         return asyncio.run(_run_smoke_test(url, api_key))
     except LegroomError as error:
         return False, f"the server is healthy but does not serve: {error.message}"
 
 
-async def _run_smoke_test(url: str, api_key: str | None, timeout_s: float = 120.0) -> tuple[bool | None, str]:
-    """Whether a short and a full-context request are served, and in words; None where no request applies."""
+async def _run_smoke_test(url: str, api_key: str | None) -> tuple[bool | None, str]:
+    """As `smoke_test`, but raises LegroomError where the server does not answer."""
     async with ServerClient(url, api_key, verify_tls=False) as server:
-        served = await server.served(timeout_s)
+        served = await server.served(_SMOKE_TIMEOUT_S)
         name, length = served.model, served.max_model_len or 0
         for what, path in ({"completion": "/v1/completions"} | POOLING_ENDPOINTS).items():
-            outcome = await _send_tokens(server, path, name, 0, timeout_s)
+            outcome = await _send_tokens(server, path, name, 0)
             if outcome.refusal is not None and outcome.refusal.is_unserved:
                 continue
             text = f"serves {name}: one {what}"
             if outcome.ok and length > 16:
-                outcome = await _send_tokens(server, path, name, length, timeout_s)
+                outcome = await _send_tokens(server, path, name, length)
                 if outcome.refusal is not None and outcome.refusal.is_by_guard:
                     return True, f"{text} and none of {length:,} tokens, which the guard does not let in"
                 text += f" and a request of {length:,} tokens"
@@ -312,8 +310,8 @@ async def _run_smoke_test(url: str, api_key: str | None, timeout_s: float = 120.
     return None, f"serves {name}, but no completions, and pools nothing, so no request was tried"
 
 
-async def _send_tokens(server: ServerClient, path: str, model: str, length: int, timeout_s: float) -> RequestOutcome:
-    """One request of `length` tokens in all, as token ids; a short text for 0. A slow prompt runs at 1,000 tokens/s."""
+async def _send_tokens(server: ServerClient, path: str, model: str, length: int) -> RequestOutcome:
+    """The outcome of a request of `length` tokens in all, or of a short text for 0."""
     if path == "/v1/completions":
         answer = 4
         prompt = [3] * (length - answer) if length else "Hello"
@@ -321,7 +319,7 @@ async def _send_tokens(server: ServerClient, path: str, model: str, length: int,
     else:
         body = {"model": model, "input": [3] * length if length else "Hello"}
     try:
-        async with asyncio.timeout(timeout_s + length / 1000):
+        async with asyncio.timeout(_SMOKE_TIMEOUT_S + length / 1000):  # a slow prompt runs at 1,000 tokens/s
             return await server.post(path, body)
     except TimeoutError:
         return RequestOutcome(error="the request took too long")

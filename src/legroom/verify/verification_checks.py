@@ -135,12 +135,11 @@ def load_checks(
     ]
 
 
-def _pool_was_cycled(run: LoadRun, pool: KvPool | None, rounds: int = 3) -> bool:
-    """Whether every block was used `rounds` times; on a CPU the first use of a block allocates its pages."""
-    if pool is None:
-        return True
+def _pool_was_cycled(run: LoadRun, pool: KvPool | None) -> bool:
+    """Whether the load's tokens fill the KV pool three times, so that each block was surely used, whose first use on a
+    CPU allocates memory; True where the pool is unknown."""
     tokens = sum(outcome.prompt_tokens + outcome.output_tokens for outcome in run.outcomes)
-    return tokens >= rounds * pool.num_blocks * pool.block_size
+    return pool is None or tokens >= 3 * pool.num_blocks * pool.block_size
 
 
 def all_answered_check(run: LoadRun) -> Check:
@@ -165,7 +164,7 @@ def preemption_check(run: LoadRun, limits: PassCriteria) -> Check:
 
 
 def kv_use_check(run: LoadRun, load: Load, pool: KvPool | None, context: int) -> Check:
-    """Passes where the pool held at most what these requests need; unknown where use or need is."""
+    """Passes where the blocks in use were never more than these requests need; unknown where either is."""
     peak = run.peak_kv_use
     if peak is None or pool is None:
         return Check("kv use", None, "not measured: the server shows neither the use nor the size of its pool")
@@ -220,7 +219,8 @@ def memory_check(
     total_bytes: int | None,
     pool_was_cycled: bool = True,
 ) -> Check:
-    """Passes where memory grows little after the load's first third; `total_bytes` of the GPUs, None for RSS."""
+    """Passes where memory grows little after the load's first third. `source`: what was measured, empty for nothing;
+    `total_bytes`: of the GPUs, None for resident memory."""
     readings = [(sample.at_s, sample.memory_bytes) for sample in samples if sample.memory_bytes is not None]
     if not source:
         return Check("memory", None, "not measured: the server's processes cannot be seen from here")
@@ -237,7 +237,6 @@ def memory_check(
         return Check("memory", True, text)
     text += f": it grew by {human_bytes(growth)}"
     if total_bytes is None and not pool_was_cycled:
-        return Check(
-            "memory", None, f"{text}, but not every block of the pool was used yet, and a first use takes memory"
-        )
+        more = "not every block of the pool was used yet, and a first use takes memory"
+        return Check("memory", None, f"{text}, but {more}")
     return Check("memory", False, text)

@@ -48,7 +48,7 @@ class VerificationRequest:
 
 
 def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
-    """Verify a server (LegroomError for a remote one without `load_remote`); Ctrl-C returns the results so far."""
+    """Verifies a server; Ctrl-C ends it early. LegroomError for a remote one without `load_remote`, or a wrong load."""
     endpoint(request.url)  # fails on a malformed address before anything else
     if not is_loopback(request.url) and not request.load_remote:
         why = "the server is not on this machine, and a verification loads it as far as it goes"
@@ -63,6 +63,7 @@ def _num_lengths(request: VerificationRequest) -> int:
 
 
 async def _run_verification(request: VerificationRequest, progress: Progress) -> Verification:
+    """The results of a new `VerificationRun` with its own session."""
     async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
         return await VerificationRun(request, server, progress).result()
 
@@ -74,6 +75,7 @@ class VerificationRun:
         self.checks: list[Check] = []
         self.notes: list[str] = []
         self.served: ServedModel | None = None
+        self.model = ""
         self.pool: load_run.KvPool | None = None
         self.load: load_run.LoadRun | None = None
         self.memory: load_run.MemoryReader | None = None
@@ -98,6 +100,7 @@ class VerificationRun:
     async def _run_steps(self) -> None:
         """Runs health, plan, completion, full-context and load checks in turn, up to the first failed request."""
         self.served = await self.server.served()
+        self.model = self.served.model
         context = self.served.max_model_len or _ASSUMED_CONTEXT
         length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
         self.checks.append(Check("health", True, f"up, serves {self.served.model}; {length}"))
@@ -114,6 +117,7 @@ class VerificationRun:
         await self._run_load(context)
 
     async def _first_sample(self) -> Sample | None:
+        """The server's metrics before the load; None where they cannot be read, which is noted."""
         try:
             sample = await scrape(self.server.session, self.server.metrics)
         except ScrapeFailed as error:
@@ -125,15 +129,14 @@ class VerificationRun:
 
     async def _send_short_completion(self) -> bool:
         """Whether a short completion was answered; a model without completions is checked for pooling."""
-        assert self.served is not None
-        await self.server.learn_vocabulary(self.served.model)
+        await self.server.learn_vocabulary(self.model)
         outcome = await self.send(load_run.LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
             await self._check_pooling()
             return False
         if outcome.refusal is not None and outcome.refusal.status in (400, 422):
             refused_ids = outcome.error
-            outcome = await self.server.measure_tokens_per_word(self.served.model)
+            outcome = await self.server.measure_tokens_per_word(self.model)
             if outcome.ok:
                 text = "lengths are those of text, about 2 % short"
                 self.notes.append(f"the server takes no token ids ({refused_ids}): {text}")
@@ -160,11 +163,10 @@ class VerificationRun:
 
     async def _pooling_request(self, path: str, length: int) -> RequestOutcome:
         """The outcome of a pooling request of `length` tokens; an error past the deadline."""
-        assert self.served is not None
         prompt = load_run.token_ids(load_run.LoadRequest(length, 0), self.server.vocabulary, 1)
         try:
             async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
-                return await self.server.post(path, {"model": self.served.model, "input": prompt})
+                return await self.server.post(path, {"model": self.model, "input": prompt})
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 
@@ -183,13 +185,14 @@ class VerificationRun:
         return self._check_full_context(outcome, total)
 
     def _check_full_context(self, outcome: RequestOutcome, tokens: int) -> bool:
-        """Record the check; whether to continue with the load."""
+        """Records the check of a request of full context; returns whether to continue with the load."""
         by_guard = outcome.refusal is not None and outcome.refusal.is_by_guard
         text = f"not tried: the guard refuses it ({outcome.error})" if by_guard else _duration_text(outcome, tokens)
         self.checks.append(Check("full context", None if by_guard else outcome.ok, text))
         return outcome.ok or by_guard
 
     async def _run_load(self, context: int) -> None:
+        """Sends the load, its requests cut to the context, and adds the checks of it."""
         request = self.request
         lengths = _num_lengths(request)
         load = load_run.read_load(request.load, context, lengths, request.seed)
@@ -223,14 +226,13 @@ class VerificationRun:
         return load_run.safe_concurrency(load, pool, context, most)
 
     async def send(self, request: load_run.LoadRequest, seed: int) -> RequestOutcome:
-        assert self.served is not None
-        left_s = self.deadline_s - time.monotonic()
+        """The outcome of one completion of the load, whose prompt the seed determines; an error past the deadline."""
         prompt: list[int] | str = self.server.text_of(request.prompt_len)
         if self.server.accepts_token_ids:
             prompt = load_run.token_ids(request, self.server.vocabulary, seed)
         try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                return await self.server.complete(self.served.model, prompt, request.output_len)
+            async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
+                return await self.server.complete(self.model, prompt, request.output_len)
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 
@@ -283,13 +285,12 @@ class LoadSender:
         """Sends all requests, the concurrency rising over the first third, and waits for all of them."""
         requests = self.load.requests
         ramp = max(1, len(requests) // 3)
+        first_seed = 1000 + self.verification.request.seed
         for number, request in enumerate(requests):
             allowed = min(self.concurrency, 1 + (self.concurrency - 1) * number // ramp)
             while len(self.open) >= allowed:
                 await self._wait_for_one()
-            self.open.add(
-                asyncio.create_task(self.verification.send(request, 1000 + number + self.verification.request.seed))
-            )
+            self.open.add(asyncio.create_task(self.verification.send(request, first_seed + number)))
         while self.open:
             await self._wait_for_one()
 
@@ -302,9 +303,8 @@ class LoadSender:
 
 def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:
     """The preemptions between two samples, below 0 after a restart; None where either is unknown."""
-    if first is None or last is None or first.preemptions is None or last.preemptions is None:
-        return None
-    return round(last.preemptions - first.preemptions)
+    before, after = (sample.total("preemptions") if sample is not None else None for sample in (first, last))
+    return None if before is None or after is None else round(after - before)
 
 
 def _duration_text(outcome: RequestOutcome, tokens: int) -> str:

@@ -88,7 +88,7 @@ class BlackBoxRecorder:
         self._recent.append(black_box.MemoryReading(round(now_s, 1), **shared, **host))
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """Record a refused request; PyTorch's allocator calls this in the thread that made it."""
+        """Records an allocation that failed; PyTorch's allocator calls this in the thread that asked for it."""
         try:
             frames = list(stack.with_callers(sys._getframe(1)))
             request = black_box.FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
@@ -97,7 +97,7 @@ class BlackBoxRecorder:
             _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
-        """Add the text of an out-of-memory error that vLLM logged to its record, or record it now."""
+        """Adds the text of an out-of-memory error that vLLM logged to the record of it, or makes one."""
         try:
             if worker_rank() is None:
                 return  # the engine core logs its workers' errors again
@@ -113,7 +113,7 @@ class BlackBoxRecorder:
             _log_failure(problem)
 
     def _is_last_failure(self, request: black_box.FailedRequest) -> bool:
-        """Whether the last record is of the same failure; the text is then added to it."""
+        """Whether the last record is of the same failure; if so, adds the error's text to it."""
         if self._last is None or time.time() - self._last[0] >= _SAME_FAILURE_S:
             return False
         written_s, record, path = self._last
@@ -203,14 +203,11 @@ def _result_or_none(make: Any, *arguments: Any) -> Any:
 def _process_versions() -> black_box.WorkerProcess:
     """The worker's pid and rank, vLLM's and PyTorch's versions, and cuda, rocm or cpu."""
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
-    versions = getattr(torch, "version", None)
-    platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
-    return black_box.WorkerProcess(os.getpid(), worker_rank(), _module_version(vllm), _module_version(torch), platform)
-
-
-def _module_version(module: Any) -> str | None:
-    version = getattr(module, "__version__", None)
-    return None if version is None else str(version)
+    built_for = getattr(torch, "version", None)
+    platform = "rocm" if getattr(built_for, "hip", None) else "cuda" if getattr(built_for, "cuda", None) else "cpu"
+    versions = (getattr(module, "__version__", None) for module in (vllm, torch))
+    of_vllm, of_torch = (None if version is None else str(version) for version in versions)
+    return black_box.WorkerProcess(os.getpid(), worker_rank(), of_vllm, of_torch, platform)
 
 
 def _host_memory() -> black_box.WorkerHostMemory:
@@ -219,7 +216,8 @@ def _host_memory() -> black_box.WorkerHostMemory:
 
 
 def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> black_box.CardMemory:
-    """Total, free, own and other processes' bytes of the GPU, and a limit below the total; None where unknown."""
+    """The GPU's total and free memory, that of this process and of others, and PyTorch's limit where it is below the
+    total. `free_bytes` and `limit_bytes` are the allocator's, None where it did not tell."""
     use = _result_or_none(card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     if use is None:

@@ -35,6 +35,7 @@ _UNSET = ("auto", "None")
 
 
 def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame, its caller, the caller's caller and so on; nothing for None."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -134,9 +135,10 @@ def _known_requests(frames: list[FrameType]) -> _KnownRequests:
 
 def _request_facts(request: Any) -> _RequestFacts:
     """Lengths and sampling parameters of a request of the scheduler or the V1 model runner."""
-    prompt = getattr(request, "prompt_token_ids", None)
-    length = None if prompt is None else len(prompt)
-    return _RequestFacts(length, *(_sampling_parameter(request, name) for name in ("logprobs", "prompt_logprobs")))
+    prompt, parameters = getattr(request, "prompt_token_ids", None), getattr(request, "sampling_params", None)
+    values = (getattr(parameters, name, None) for name in ("logprobs", "prompt_logprobs"))
+    known = (value if isinstance(value, int) else None for value in values)
+    return _RequestFacts(None if prompt is None else len(prompt), *known)
 
 
 def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
@@ -147,16 +149,10 @@ def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
     lengths = getattr(states.prompt_len, "np", states.prompt_len)  # a copy of GPU memory from 0.20 on
     uses = getattr(prompts, "uses_prompt_logprobs", None)
     counts = getattr(prompts, "num_prompt_logprobs", None)  # 0.20 on
-    wants = uses is not None and bool(uses[index])
-    return _RequestFacts(
-        int(lengths[index]), None, (int(counts[index]) if counts is not None else 1) if wants else None
-    )
-
-
-def _sampling_parameter(request: Any, name: str) -> int | None:
-    """An integer field of the request's SamplingParams; None where unset or not an integer."""
-    value = getattr(getattr(request, "sampling_params", None), name, None)
-    return value if isinstance(value, int) else None
+    prompt_logprobs = None
+    if uses is not None and uses[index]:
+        prompt_logprobs = int(counts[index]) if counts is not None else 1
+    return _RequestFacts(int(lengths[index]), None, prompt_logprobs)
 
 
 def engine_settings(frames: list[FrameType]) -> dict[str, Any]:

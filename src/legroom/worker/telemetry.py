@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -104,17 +104,14 @@ def observe_allocator(recorder: BlackBoxRecorder) -> None:
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
     if attach is None or later is None:
         return  # a build for CPUs
-    later(lambda: _attach_recorder(attach, recorder))
 
+    def attach_recorder() -> None:
+        try:
+            attach(recorder.out_of_memory)
+        except Exception as error:
+            LOG.warning("legroom cannot watch for refused requests: the allocator takes no observer: %r", error)
 
-def _attach_recorder(attach: Any, recorder: BlackBoxRecorder) -> None:
-    """Registers the recorder as the CUDA allocator's out-of-memory observer; a failure is only logged."""
-    try:
-        attach(recorder.out_of_memory)
-    except Exception as error:
-        logging.getLogger("legroom.worker").warning(
-            "legroom cannot watch for refused requests: the allocator takes no observer: %r", error
-        )
+    later(attach_recorder)
 
 
 class _ErrorLog(logging.Handler):
@@ -131,6 +128,7 @@ class _ErrorLog(logging.Handler):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is of memory, of the GPU or the host, by its type or its text."""
     if type(error).__name__ in _ERRORS:
         return True
     text = str(error)[:4000].lower()
@@ -189,19 +187,21 @@ def _remove_if_owner(folder: TelemetryFolder, owner: int) -> None:
 
 
 def _start_thread(task: Callable[[], None]) -> None:
+    """Runs the task in a daemon thread; its exception is only logged, as the server goes on without."""
+
     def until_it_fails() -> None:
         try:
             task()
-        except Exception as error:  # the server goes on without
+        except Exception as error:
             LOG.warning("memory of the workers is not reported: %r", error)
 
     threading.Thread(target=until_it_fails, name="legroom-worker-memory", daemon=True).start()
 
 
-def _register_collector(folder: TelemetryFolder, every_s: float = 0.5) -> None:
-    """Export the gauges once vLLM has imported prometheus_client, for which it sets the environment just before."""
+def _register_collector(folder: TelemetryFolder) -> None:
+    """Exports the gauges, once vLLM has imported prometheus_client, for which it sets the environment just before."""
     while "prometheus_client" not in sys.modules:
-        time.sleep(every_s)
+        time.sleep(0.5)
     from prometheus_client import REGISTRY
 
     from legroom.worker.page import WorkerCollector

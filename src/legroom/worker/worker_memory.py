@@ -251,17 +251,9 @@ def card_use(cuda: Any, device: int) -> CardUse:
     card = next((gpu for gpu in nvml_devices() if gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")), None)
     if card is None:
         return CardUse(str(device))
-    own = _own_bytes(card.processes, card.used_bytes)
+    is_alone = len(card.processes) == 1  # in a container it is listed under another PID
+    own = dict(card.processes).get(os.getpid()) or (card.used_bytes if is_alone else None)
     # Not used bytes minus own bytes: the driver reserves a part of the card, 0.6 GiB of an H200.
     rest = [size for pid, size in card.processes if pid != os.getpid()]
-    alone = len(card.processes) == 1
-    others = 0 if alone else sum(rest) if own is not None and all(rest) else None
+    others = 0 if is_alone else sum(rest) if own is not None and all(rest) else None
     return CardUse(str(card.index), card.name, card.total_bytes, card.used_bytes, own, others)
-
-
-def _own_bytes(processes: tuple[tuple[int, int], ...], used_bytes: int) -> int | None:
-    """Bytes of this process, or of the only one listed (a container hides its PID); None where neither is."""
-    own = [size for pid, size in processes if pid == os.getpid()]
-    if own:
-        return own[0] or (used_bytes if len(processes) == 1 else None)
-    return used_bytes if len(processes) == 1 else None

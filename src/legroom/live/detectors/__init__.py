@@ -50,26 +50,27 @@ DETECTORS: tuple[type[Detector], ...] = (
 
 
 def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
-    """One detector of each kind, with these thresholds, for one server."""
+    """One new detector of each kind for one server, which compares with its `plan` where there is one."""
     return tuple(kind(levels, plan) for kind in DETECTORS)
 
 
 class Watcher:
+    """The window and the detectors of one server, and its current findings."""
+
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
         self.detectors = make_detectors(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()
 
-    def take(self, result: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
+    def take(self, result: ScrapeResult) -> tuple[DetectorFinding, ...]:
         """Adds a scrape result to the window and returns the current findings, most severe first."""
         self.window.add(result)
-        time_s = result.time_s if now_s is None else now_s
-        updates = (detector.update(self.window, time_s) for detector in self.detectors)
+        updates = (detector.update(self.window, result.time_s) for detector in self.detectors)
         self.findings = tuple(finding for finding in updates if finding is not None)
         return self.findings
 
-    def restart_holds(self) -> None:
-        """Makes problems that are no findings yet wait for their whole duration again."""
+    def reset_pending_durations(self) -> None:
+        """Starts the minimum duration of every problem that is no finding yet from zero again."""
         for detector in self.detectors:
             if not detector.is_active:
                 detector.reset_durations()

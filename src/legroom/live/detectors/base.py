@@ -99,18 +99,18 @@ class Detector(ABC):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The condition in the last scrape; None where the server does not report what is needed."""
 
-    def _hold_of(self, given: Hold | str) -> Hold:
-        """The hold itself, or the threshold of this name; one in seconds becomes a hold of one scrape."""
-        duration = getattr(self.levels, given) if isinstance(given, str) else given
+    def _as_hold(self, hold_or_name: Hold | str) -> Hold:
+        """The given minimum duration, or the threshold of that name; one in seconds becomes a `Hold` of one scrape."""
+        duration = getattr(self.levels, hold_or_name) if isinstance(hold_or_name, str) else hold_or_name
         return duration if isinstance(duration, Hold) else Hold(1, duration)
 
     @property
     def warm_up_s(self) -> float:
         """How long a server must be watched before no finding means no problem: rates are over a minute."""
-        return 60.0 + self._hold_of(self.begins_after).seconds
+        return 60.0 + self._as_hold(self.begins_after).seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
-        """Measures the last scrape; the finding while it lasts, with the numbers of the last bad scrape, else None."""
+        """Evaluates the last scrape; the finding while it lasts, with the last bad scrape's numbers, None otherwise."""
         if self._last_s is not None and now_s < self._last_s:
             self.reset_durations()
         self._last_s = now_s
@@ -120,7 +120,7 @@ class Detector(ABC):
             self._calm_since_s, self._calm_scrapes = None, 0
             self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
             self._bad_scrapes += 1
-            hold, seconds = self._hold_of(self.begins_after), now_s - self._bad_since_s
+            hold, seconds = self._as_hold(self.begins_after), now_s - self._bad_since_s
             self.is_active = self.is_active or _has_held(hold, self._bad_scrapes, seconds)
         elif condition is not None and self.is_active and not condition.is_calm:
             self._calm_since_s, self._calm_scrapes = None, 0
@@ -139,18 +139,17 @@ class Detector(ABC):
             return
         self._calm_since_s = now_s if self._calm_since_s is None else self._calm_since_s
         self._calm_scrapes += 1
-        if _has_held(self._hold_of(self.ends_after), self._calm_scrapes, now_s - self._calm_since_s):
+        if _has_held(self._as_hold(self.ends_after), self._calm_scrapes, now_s - self._calm_since_s):
             self.is_active = False
             self.reset_durations()
 
     def reset_durations(self) -> None:
-        """Forget for how long the condition has held or been gone."""
+        """Forgets for how long the condition has been bad or calm."""
         self._bad_since_s = self._calm_since_s = None
         self._bad_scrapes = self._calm_scrapes = 0
 
     def finding(self, window: Window, now_s: float, condition: Condition) -> DetectorFinding:
         """A new finding of this detector for a bad condition, starting at `now_s`."""
-        restart_helps = self.restart_helps if condition.restart_helps is None else condition.restart_helps
         return DetectorFinding(
             kind=self.kind,
             server=window.server,
@@ -164,13 +163,12 @@ class Detector(ABC):
             cause=self.cause,
             entry=self.entry,
             situation=self.situation,
-            restart_helps=restart_helps,
+            restart_helps=self.restart_helps if condition.restart_helps is None else condition.restart_helps,
         )
 
 
 def _has_held(hold: Hold, scrapes: int, seconds: float) -> bool:
-    """Whether a condition has lasted for the hold's scrapes and nine tenths of its seconds."""
-    # Scrapes may come a tenth of the duration early.
+    """Whether so many scrapes and seconds in a row reach the minimum duration; scrapes may come a tenth of it early."""
     return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 
 

@@ -16,13 +16,14 @@ class LongPromptBurst(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where prompts of the last 30 s are long for the pool and against earlier ones; None: no history."""
+        """Bad where recent prompts are long for the KV pool and far longer than before; None without earlier ones."""
         levels = self.levels
         if not window.is_answering or not window.steps:
             return None
         recent = window.recent(levels.long_prompt_over_s)
+        earlier = [step for step in window.steps if step.time_s < recent[0].time_s]
         tokens, prompts = _prompt_counts(recent)
-        if tokens is None or not _covers_seconds_before(window, recent[0], levels.long_prompt_before_s):
+        if tokens is None or sum(step.seconds for step in earlier) < levels.long_prompt_before_s:
             return None
         mean = tokens / prompts if prompts else 0.0
         # A prompt is served by one engine.
@@ -30,7 +31,7 @@ class LongPromptBurst(Detector):
         is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
         if prompts < levels.long_prompt_least or not is_long:
             return GOOD
-        old_tokens, old_prompts = _prompt_counts([step for step in window.steps if step.time_s < recent[0].time_s])
+        old_tokens, old_prompts = _prompt_counts(earlier)
         # The mean of fewer requests is noise.
         usual = (old_tokens or 0.0) / old_prompts if old_prompts >= 5.0 else None
         if usual is not None and mean < levels.long_prompt_times * usual:
@@ -45,19 +46,8 @@ class LongPromptBurst(Detector):
         return Condition(True, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
 
 
-def _covers_seconds_before(window: Window, first: WindowStep, seconds: float) -> bool:
-    """Whether the steps before `first` cover this many seconds."""
-    covered_s = 0.0
-    for step in reversed(window.steps):
-        if step.time_s < first.time_s:
-            covered_s += step.seconds
-        if covered_s >= seconds:
-            return True
-    return False
-
-
 def _prompt_counts(steps: list[WindowStep]) -> tuple[float | None, float]:
-    """Prompt tokens (None where not reported) and the number of prompts over these steps."""
+    """(prompt tokens, or None where not reported; number of prompts) over these steps."""
     shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
     count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)
     return (sum(shown) if shown else None), count

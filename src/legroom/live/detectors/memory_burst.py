@@ -42,7 +42,7 @@ class MemoryBurst(Detector):
         return Condition(True, reason, {"retries": self._retries, "reserved_bytes": float(sample.reserved_bytes)})
 
     def _is_explained(self, sample: Sample) -> bool:
-        """Whether fragmentation, another process or growth took the memory."""
+        """Whether fragmentation, another process or growth since the first scrape explains the allocator's retry."""
         levels, first = self.levels, self._first or sample
         allocated, reserved = sample.allocated_bytes or 0, sample.reserved_bytes or 0
         in_pieces = reserved - allocated

@@ -41,7 +41,7 @@ class MemoryCreep(Detector):
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Refits the slope of used memory when a point was added, else the last result; None with too few points."""
+        """Bad where memory has a clear upward slope, fitted again when a point was added; None with too few points."""
         since_s = window.restarts[-1] if window.restarts else 0.0
         points = [point for point in window.points if point.time_s >= since_s]
         # No slope is fitted across a gap in time.
@@ -56,7 +56,7 @@ class MemoryCreep(Detector):
         return self._last
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
-        """The (time, bytes) series to fit a slope to: reserved by workers or used on GPUs, each with its name."""
+        """The (time, bytes) points to fit a slope to, each list with its name: reserved by workers, or used on GPUs."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
         by_workers = len(reserved) >= len(used)

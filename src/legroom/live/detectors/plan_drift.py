@@ -80,12 +80,9 @@ class PlanDrift(Detector):
         low, high = _tolerated_deviation(plan, self.levels)
         if low <= deviation <= high:
             return GOOD
-        which = engine_label(engine.key, window)
-        more = ""
-        if engine.max_concurrency and plan.kv.max_concurrency > 0:
-            more = (
-                f"; {engine.max_concurrency:.1f} full-length requests at once instead of {plan.kv.max_concurrency:.1f}"
-            )
+        which, more, planned_requests = engine_label(engine.key, window), "", plan.kv.max_concurrency
+        if engine.max_concurrency and planned_requests > 0:
+            more = f"; {engine.max_concurrency:.1f} full-length requests at once instead of {planned_requests:.1f}"
         reason = f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
         reason += f"({deviation:+.0%}){more}"
         numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": deviation}
@@ -109,7 +106,7 @@ def _planned_tokens(plan: PlanDocument) -> float | None:
 
 
 def _tolerated_deviation(plan: PlanDocument, levels: Thresholds) -> tuple[float, float]:
-    """The lowest and highest accepted deviation, as shares of the planned pool."""
+    """(lowest, highest) accepted deviation of a pool from the planned one, as shares of it: such as (-0.05, 0.05)."""
     middle, band = plan.layout.kv_cache_bytes, plan.confidence.get("kv_cache_bytes")
     low, high = (band.low or 0, band.high or 0) if band else (0, 0)
     own = (low / middle - 1, high / middle - 1) if min(middle, low, high) > 0 else (0.0, 0.0)

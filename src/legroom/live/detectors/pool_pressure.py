@@ -14,7 +14,7 @@ class PoolPressure(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where since the last scrape a KV pool was full and requests queued or were preempted; None: unscraped."""
+        """Bad where a KV pool was full in the last step and requests queued or were preempted; None without a step."""
         if not window.is_answering or not window.steps:
             return None
         known = (engine for engine in window.steps[-1].engines if engine.kv_use is not None)

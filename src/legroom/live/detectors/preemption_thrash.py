@@ -15,7 +15,7 @@ class PreemptionThrash(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where an engine recomputed too large a share of a minute's tokens; None: no preemption counter."""
+        """Bad where an engine recomputed too large a share of a minute's tokens; None without preemption counters."""
         if not window.is_answering:
             return None
         steps = window.recent(self.levels.preemption_over_s)
@@ -28,7 +28,7 @@ class PreemptionThrash(Detector):
         return worst_condition(conditions)
 
     def _engine_condition(self, steps: list[EngineStep], window: Window) -> Condition:
-        """Bad where preemptions recompute too many tokens or, that unknown, are many per finished request."""
+        """Bad where preemptions recompute too many tokens or, where that is unknown, are many per finished request."""
         levels = self.levels
         preempted = sum(step.preemptions or 0.0 for step in steps)
         if preempted < levels.preemptions_least:
@@ -53,10 +53,9 @@ class PreemptionThrash(Detector):
 
 
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
-    """(share of computed tokens that preemptions repeat, or None; `were` if counted, else `were, by estimate,`)."""
-    useful = sum(
-        (step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0) for step in steps
-    )
+    """(share of computed tokens that preemptions repeat, or None; in words, whether that is counted or estimated)."""
+    computed = ((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) for step in steps)
+    useful = sum(computed) + sum(step.generation_tokens or 0.0 for step in steps)
     counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]
     if counters:
         again, how = sum(counters), "were"

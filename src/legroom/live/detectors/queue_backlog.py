@@ -16,7 +16,7 @@ class QueueBacklog(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where many wait, as many as run, and for long, in all engines and the guard; None: not reported."""
+        """Bad where requests wait in engines or guard: many, as many as run, and for long; None where not reported."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels
@@ -36,18 +36,16 @@ class QueueBacklog(Detector):
         if waiting < levels.queue_least or waiting < levels.queue_per_running_ratio * running or not is_long:
             return GOOD
         use = max((engine.peak_kv_use for engine in last.engines if engine.kv_use is not None), default=None)
-        served = (
-            f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s" if rate and wait_s else "none finished"
-        )
+        served = "none finished"
+        if rate and wait_s:
+            served = f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s"
         more = f", {grows:.2g} more every second" if grows else ""
         holds = ""
         if in_guard:
             holds = f"; the guard holds {in_guard:,.0f} of them until the pool has room"
         elif use is not None:
-            is_full = use >= levels.pool_calm_ratio
-            holds = (
-                f"; the KV pool is {use:.0%} full, so {'the pool' if is_full else 'the batch limit'} holds them back"
-            )
+            limit = "the pool" if use >= levels.pool_calm_ratio else "the batch limit"
+            holds = f"; the KV pool is {use:.0%} full, so {limit} holds them back"
         reason = f"{counted(waiting, 'request')} wait behind {running:,.0f} running{more}; {served}{holds}"
         numbers = {"waiting": waiting, "running": running, "finished_per_s": rate or 0.0}
         if wait_s is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted, engine_label
 from legroom.live.metrics.window import EngineStep, Window
 
@@ -18,7 +20,7 @@ class StuckEngine(Detector):
     begins_after = "stuck_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where a process is stopped, or an engine runs requests without progress; None: not reported."""
+        """Bad where a process is stopped, or an engine runs requests without progress; None where not reported."""
         if not window.is_answering:
             return None
         if window.latest is not None and window.latest.stopped_engines:
@@ -37,31 +39,21 @@ class StuckEngine(Detector):
         return min(stuck, key=lambda condition: condition.severity == "warning", default=GOOD)
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
-        """The bad condition of an engine that makes no progress; a warning where it may still be compiling."""
-        which, running, still_s = engine_label(engine.key, window), engine.running or 0.0, _idle_s(window, engine.key)
+        """The bad condition of an engine that makes no progress; a warning where it may still be compiling kernels."""
+        which, running = engine_label(engine.key, window), engine.running or 0.0
+        idle_steps = takewhile(
+            lambda step: any(each.key == engine.key and not each.has_progress for each in step.engines),
+            reversed(window.steps),
+        )
+        still_s = sum(step.seconds for step in idle_steps)
+        totals = [each for each in (window.latest.engines if window.latest else ()) if each.key == engine.key]
+        has_computed = any(total.prompt_tokens or total.generation_tokens for total in totals)
         reason = (
             f"{counted(running, 'request')} run{f' on {which}' if which else ''}, and for {still_s:.0f} s no token "
             "came and no other figure moved"
         )
         numbers = {"running": running, "still_s": still_s}
-        if still_s >= self.levels.stuck_first_s or _has_computed(window, engine.key):
+        if still_s >= self.levels.stuck_first_s or has_computed:
             return Condition(True, reason, numbers, which)
         reason += "; it has computed nothing since its start, so it may be compiling kernels"
         return Condition(True, reason, numbers, which, severity="warning", restart_helps=False)
-
-
-def _has_computed(window: Window, key: tuple[str, str]) -> bool:
-    """Whether the engine has counted a token since it started."""
-    engines = window.latest.engines if window.latest is not None else ()
-    return any(engine.key == key and bool(engine.prompt_tokens or engine.generation_tokens) for engine in engines)
-
-
-def _idle_s(window: Window, key: tuple[str, str]) -> float:
-    """The seconds up to the latest step in which this (model, engine) made no progress."""
-    total = 0.0
-    for step in reversed(window.steps):
-        engine = next((candidate for candidate in step.engines if candidate.key == key), None)
-        if engine is None or engine.has_progress:
-            break
-        total += step.seconds
-    return total

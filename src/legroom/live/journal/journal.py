@@ -69,9 +69,8 @@ class Journal:
                 db.execute("PRAGMA synchronous = FULL")
                 version = schema_version(db)
                 if version not in (0, VERSION):
-                    other = (
-                        f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
-                    )
+                    age = "a newer" if version > VERSION else "an older"
+                    other = f"{age} legroom (version {version} of its tables)"
                     raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
                 create_tables(db)
             except BaseException:
@@ -99,7 +98,7 @@ class Journal:
         time_s: float | None = None,
         key: str | None = None,
     ) -> int:
-        """Opens an incident and returns its id. A second call with the same `key` returns the first one's."""
+        """Opens an incident (now, without `time_s`) and returns its id; of the first one with the same `key`."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
         columns = "key, server, kind, title, detail, opened_s"
         with self._write_transaction() as db:
@@ -109,6 +108,7 @@ class Journal:
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
 
     def incident_id(self, key: str) -> int | None:
+        """The id of the incident that was opened with this key; None where there is none."""
         with self._read_transaction() as db:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
@@ -116,12 +116,13 @@ class Journal:
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
+        """Adds a remark to an incident, at `time_s` or now."""
         values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)", values)
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
-        """Closes an incident, unless it is closed already."""
+        """Closes an incident at `time_s` or now, unless it is closed already."""
         update = "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL"
         with self._write_transaction() as db:
             db.execute(update, (self._given_or_now(time_s), masked(outcome), incident_id))
@@ -168,42 +169,39 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome, also of a finished one, and merges `detail`, masked; ValueError for others."""
+        """Sets an action's outcome, also again, and adds `detail` to what is recorded; ValueError for another word."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
         with self._write_transaction() as db:
             row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
-            merged = {**(json.loads(row[0]) if row else {}), **_masked_detail(detail or {})}
+            merged = {**(json.loads(row[0]) if row else {}), **masked(dict(detail or {}))}
             db.execute(update, (outcome, self._given_or_now(None), json.dumps(merged), action_id))
 
     def unfinished_actions(self) -> tuple[Action, ...]:
         """Actions without an outcome: legroom was killed during them."""
-        with self._read_transaction():
-            return self._select_actions("state IN (?, ?)", UNFINISHED)
+        return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
-        """Actions that began at or after `since_s` (of one group), oldest first."""
-        with self._read_transaction():
-            if group is None:
-                return self._select_actions("begun_s >= ?", (since_s,))
-            return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
+        """Actions that began at or after `since_s`, of one group or all, oldest first."""
+        if group is None:
+            return self._select_actions("begun_s >= ?", (since_s,))
+        return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
     def action(self, action_id: int) -> Action | None:
         """The action with its stages; None where there is no such id."""
-        with self._read_transaction():
-            return next(iter(self._select_actions("id = ?", (action_id,))), None)
+        return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
     def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
         """The actions that match an SQL condition, each with its stages, by id."""
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []
-        for row in self._db.execute(query, tuple(values)).fetchall():
-            reached = (
-                ActionStage(at_s, name, json.loads(more)) for at_s, name, more in self._db.execute(stages, row[:1])
-            )
-            actions.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
+        with self._read_transaction() as db:
+            for row in db.execute(query, tuple(values)).fetchall():
+                rows = db.execute(stages, row[:1])
+                reached = tuple(ActionStage(at_s, name, json.loads(more)) for at_s, name, more in rows)
+                actions.append(Action(*row[:-1], json.loads(row[-1]), reached))  # type: ignore[call-arg]
         return tuple(actions)
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
@@ -219,6 +217,7 @@ class Journal:
         return bool(row and row[0] == holder)
 
     def release_lease(self, group: str, holder: str) -> None:
+        """Ends this holder's lease of a group; another holder's stays."""
         with self._write_transaction() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
 
@@ -227,7 +226,7 @@ class Journal:
         self.add_rows((sample.server, sample.time_s, stored_values(sample)) for sample in samples)
 
     def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
-        """Stores rows of server, time and the values of `samples.FIELDS`."""
+        """Stores rows of server, Unix time and the values of `sample_store.FIELDS`."""
         with self._write_transaction():
             self._samples.add(rows)
         self._samples.cache_ids()
@@ -235,18 +234,19 @@ class Journal:
     def samples(
         self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
     ) -> tuple[JournalPoint, ...]:
-        """A server's samples between two times, rolled up where they would be more than `max_points`."""
+        """A server's samples from `since_s` until `until_s` or now, rolled up where they exceed `max_points`."""
         with self._read_transaction():
             if schema_version(self._db) < VERSION:  # an old journal on a disk that cannot be written
                 return ()
             return self._samples.points(server, since_s, self._given_or_now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
+        """The names of all servers with samples."""
         with self._read_transaction():
             return tuple(self._samples.servers())
 
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
-        """Rolls up samples and deletes what is past its retention."""
+        """Rolls up samples and deletes samples, incidents and actions that are past their retention."""
         now_s, retention = self._given_or_now(now_s), retention or Retention()
         for server_id in self._samples.servers().values():
             with self._write_transaction():  # one transaction a server: a writer of incidents never waits long
@@ -321,11 +321,6 @@ def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: 
     return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
 
 
-def _masked_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
-    masked_detail: dict[str, Any] = masked(dict(detail))
-    return masked_detail
-
-
 def _to_json_text(detail: Mapping[str, Any]) -> str:
     """The detail as JSON text, with secrets masked."""
-    return json.dumps(_masked_detail(detail), default=str)
+    return json.dumps(masked(dict(detail)), default=str)

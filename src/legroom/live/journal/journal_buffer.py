@@ -53,10 +53,11 @@ class BufferedJournal:
 
     @property
     def waiting(self) -> int:
+        """How many writes and samples are buffered."""
         return len(self._writes) + len(self._samples)
 
     def write(self, write: Write) -> bool:
-        """Writes now, after what is buffered, or buffers it. Returns whether it was written."""
+        """Calls `write` on the journal, after all that is buffered, or buffers it; whether it was written."""
         self._writes.append(write)
         return self._flush()
 
@@ -117,7 +118,7 @@ class BufferedJournal:
         return True
 
     def _check_file(self) -> None:
-        """Closes a file that was removed or replaced, and moves an overwritten one aside: SQLite would go on (WAL)."""
+        """Closes a file that was removed or replaced, and moves an overwritten one aside: SQLite notices neither."""
         if self._open is None:
             return
         try:
@@ -131,7 +132,7 @@ class BufferedJournal:
             self._move_file_aside()
 
     def _move_aside_if_damaged(self, error: JournalUnavailable) -> bool:
-        """Moves a damaged file away, so that the next write starts a new one; not a file that was just made."""
+        """Moves a file away that SQLite calls damaged, unless it was just made; whether the next write starts anew."""
         return is_damaged(error.__cause__) and not self._is_new and self._move_file_aside()
 
     def _move_file_aside(self) -> bool:
@@ -156,7 +157,7 @@ class BufferedJournal:
         self._open = None
 
     def _reopen(self, _: Journal | None = None) -> None:
-        """Open the file again, or raise JournalUnavailable; closes no earlier one. The unused argument fits writes."""
+        """Opens the file, or raises JournalUnavailable. It takes an unused argument, so that it is a `Write`."""
         opened = Journal.open(self._path, busy_s=self._busy_s)
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -166,7 +167,7 @@ class BufferedJournal:
         self._open = opened
 
     def _write_or_drop(self, write: Write, entries: int) -> bool:
-        """Writes, or drops a write of `entries` entries that fails for good; False where it is to be tried again."""
+        """Writes, or drops what SQLite will never accept, and counts its `entries` as lost; False: try it again."""
         try:
             return self._try_write(write)
         except Exception as error:  # a bug, which must not block the writes behind it

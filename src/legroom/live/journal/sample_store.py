@@ -124,10 +124,10 @@ class SampleStore:
             older = list(self._sample_rows(server_id, step_s, math.ceil(since_s * 1000), end_ms))
             rows = older + rows
             end_ms = int(rows[0][1] or 0) - 1000 * step_s if rows else end_ms
-        return tuple(_points_of_rows(rows))
+        return tuple(_to_points(rows))
 
     def _sample_rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
-        """(step in s, Unix time, values...) rows at a step, rolled up here where not yet rolled up."""
+        """(step in s, Unix time in ms, values...) rows: samples for step 0, else roll-ups, made where not stored."""
         within = "WHERE server_id = ? AND time_ms >= ? AND time_ms < ?"
         span = (server_id, since_ms, end_ms)
         if step_s == 0:
@@ -153,6 +153,7 @@ class SampleStore:
             self._db.execute(f"INSERT OR REPLACE INTO rollups {_ROLL_UP}", spec)
 
     def delete_old(self, server_id: int, now_s: float, retention: Retention) -> None:
+        """Deletes samples and roll-ups that are older than their retention."""
         raw_ms = int((now_s - retention.raw_s) * 1000)
         self._db.execute("DELETE FROM samples WHERE server_id = ? AND time_ms < ?", (server_id, raw_ms))
         delete = "DELETE FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms < ?"
@@ -173,8 +174,8 @@ class SampleStore:
             self._ids = self.servers()
 
 
-def _points_of_rows(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
-    """Rows as points, each with the preemptions added since the row before; a lower total counts as a restart."""
+def _to_points(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
+    """(step, time in ms, values...) rows as points, each with the preemptions since the row before it."""
     before: float | None = None
     for step_s, time_ms, *values in rows:
         total = values[_PREEMPTIONS]

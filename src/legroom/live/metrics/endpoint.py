@@ -38,13 +38,7 @@ class Endpoint:
         return self.url.removesuffix(METRICS_PATH)
 
 
-def endpoint(
-    address: str,
-    token: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    verify_tls: bool = True,
-    ca_file: str | None = None,
-) -> Endpoint:
+def endpoint(address: str, token: str | None = None, verify_tls: bool = True, ca_file: str | None = None) -> Endpoint:
     """The endpoint of `host:8000` or `https://user:pass@host/vllm/metrics`; LegroomError for other texts."""
     given = address.strip()
     url = given if "://" in given else f"http://{given}"
@@ -57,17 +51,17 @@ def endpoint(
     if not usable:
         hint = "write it like http://host:8000 (http or https)"
         raise LegroomError(f"{masked_url(url)} is not the address of a server", hint)
-    all_headers = dict(headers or {})
+    headers = {}
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        all_headers.setdefault("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
     if token:
-        all_headers["Authorization"] = f"Bearer {token}"
+        headers["Authorization"] = f"Bearer {token}"
     path = parts.path.rstrip("/")
     if not path.endswith(METRICS_PATH):
         path = path.removesuffix("/v1") + METRICS_PATH
     url = urlunsplit((parts.scheme, _host_and_port(parts), path, "", ""))
-    return Endpoint(url, all_headers, verify_tls, ca_file, parts.query)
+    return Endpoint(url, headers, verify_tls, ca_file, parts.query)
 
 
 def masked_url(address: str) -> str:
@@ -115,6 +109,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def _host_and_port(parts: SplitResult) -> str:
+    """`host:8000` or `[::1]:8000`, without the port where none is given."""
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return f"{host}:{parts.port}" if parts.port is not None else host

@@ -141,7 +141,7 @@ def _parse_labels(text: bytes) -> _Labels | None:
 
 
 def _to_labels(named: dict[str, str]) -> _Labels:
-    """The (model, engine) key, the bucket bound `le` (NaN where none), and the labels unless it is a bucket."""
+    """A series' labels with the (model, engine) key and the bucket bound `le`: NaN where it is no bucket."""
     model, engine = named.get("model_name", named.get("model", "")), _engine_name(named)
     if not (model.isprintable() and engine.isprintable()):
         model, engine = _CONTROLS.sub("", model), _CONTROLS.sub("", engine)
@@ -157,14 +157,14 @@ def _engine_name(named: Mapping[str, str]) -> str:
     return f"{engine} of {replica}" if replica else engine
 
 
-_Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
-"""Label set -> (rank, value), so that a value under two names is summed once."""
+_RankedValues = dict[frozenset[tuple[str, str]], tuple[int, float]]
+"""Label set -> (`Slot.rank` of the metric's name, value), so that a value under two names is summed once."""
 
 
-def _newest_values(parts: _Parts) -> list[tuple[dict[str, str], float]]:
-    """The label sets and values of the series' newest name, where a page has it under several."""
-    newest = min((rank for rank, _ in parts.values()), default=0)
-    return [(dict(labels), value) for labels, (rank, value) in parts.items() if rank == newest]
+def _values_of_newest_name(values: _RankedValues) -> list[tuple[dict[str, str], float]]:
+    """(labels, value) of each series of a metric, only under the newest of the metric's names on the page."""
+    newest = min((rank for rank, _ in values.values()), default=0)
+    return [(dict(labels), value) for labels, (rank, value) in values.items() if rank == newest]
 
 
 class _Buckets:
@@ -185,7 +185,7 @@ class _Page:
         self.ranks: dict[tuple[tuple[str, str], str], int] = {}
         self.configs: list[dict[str, str]] = []
         self.server: dict[str, float] = {}
-        self.rejections: _Parts = {}
+        self.rejections: _RankedValues = {}
         self.guards: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
         self.series = 0
@@ -213,10 +213,10 @@ class _Page:
                 self.ranks[key] = rank
                 self.engine(labels.key)[field] = value
         elif part in {"success", "rejections"}:
-            parts = self.rejections if part == "rejections" else self.engine(labels.key).setdefault("success", {})
+            values = self.rejections if part == "rejections" else self.engine(labels.key).setdefault("success", {})
             label_set = frozenset(labels.named.items())
-            if label_set not in parts or rank <= parts[label_set][0]:
-                parts[label_set] = rank, value
+            if label_set not in values or rank <= values[label_set][0]:
+                values[label_set] = rank, value
         elif part == "config":
             self.configs.append(labels.named)
         elif part == "reason":
@@ -236,7 +236,7 @@ class _Page:
             self.server[field] = self.server.get(field, 0.0) + value
 
     def _add_to_histogram(self, engine: dict[str, Any], slot: Slot, le: float, value: float) -> None:
-        """Adds a bucket, sum or count to the engine's histogram, unless a preferred name has filled it."""
+        """Adds a bucket, sum or count to the engine's histogram, unless a newer name of the metric has filled it."""
         buckets = engine.get(slot.field)
         if buckets is None or slot.rank < buckets.rank:
             buckets = engine[slot.field] = _Buckets(slot.rank)
@@ -258,7 +258,8 @@ def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _histogram(buckets: _Buckets) -> Histogram | None:
-    """The histogram, of one bucket where only its count is known; None for one missing, falling or no number."""
+    """The histogram of the collected buckets, of a single one where only the count is known; None where the last bucket
+    is missing, counts fall or a value is no number."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
     if any(a > b for a, b in pairwise(bounds)):  # Prometheus answers in no order
         bounds, counts = map(tuple, zip(*sorted(zip(bounds, counts, strict=True)), strict=True))
@@ -330,7 +331,7 @@ _OTHER_FORMATS = {"a web page (HTML)": (b"<!doctype", b"<html", b"<head", b"<bod
 
 
 def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
-    """The sample of a page: its engines by key, with whole histograms; broken ones become notes."""
+    """The sample of a page, its engines sorted by model and number; a broken histogram becomes a note."""
     engines = []
     for key in sorted(page.engines):
         fields = page.engines[key]
@@ -346,7 +347,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
         time_s=time_s,
         server=server,
         engines=tuple(engines),
-        rejections=sum(value for _, value in _newest_values(page.rejections)) if page.rejections else None,
+        rejections=sum(value for _, value in _values_of_newest_name(page.rejections)) if page.rejections else None,
         process_start_s=start_s,
         guards=tuple(GuardSample(name, **fields) for name, fields in sorted(page.guards.items())),
         notes=tuple(page.notes),
@@ -354,10 +355,10 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
     )
 
 
-def _finished_counts(success: _Parts) -> dict[str, float]:
+def _finished_counts(success: _RankedValues) -> dict[str, float]:
     """Totals `finished` and, of these, `aborted` and `errored`, from `request_success` by reason; {} without it."""
     counts: dict[str, float] = {}
-    for labels, value in _newest_values(success):
+    for labels, value in _values_of_newest_name(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
         for field in ("finished", bad) if bad else ("finished",):
             counts[field] = counts.get(field, 0.0) + value

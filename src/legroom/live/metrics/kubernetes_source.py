@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -26,7 +27,7 @@ class Pod:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Its metrics endpoint, by the prometheus.io annotations, else by port name."""
+        """The pod's metrics endpoint, by its prometheus.io annotations, else by port name."""
         scheme = self.annotations.get(_SCHEME_NOTE, "http")
         path = self.annotations.get(_PATH_NOTE, "/metrics")
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -38,12 +39,9 @@ class Pod:
         noted = self.annotations.get(_PORT_NOTE, "")
         if noted.isdecimal():
             return int(noted)
-        by_name = dict(self.ports)
-        known = next((by_name[name] for name in _PORT_NAMES if name in by_name), None)
-        if known is not None:
-            return known
-        numbers = [number for _, number in self.ports]
-        return DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
+        by_name, numbers = dict(self.ports), [number for _, number in self.ports]
+        fallback = DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
+        return next((by_name[name] for name in _PORT_NAMES if name in by_name), fallback)
 
 
 class KubernetesPods:
@@ -53,7 +51,7 @@ class KubernetesPods:
         self._api = api if api is not None else _api_client(context)
 
     def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods with an address that match the label selector; None: in all namespaces. Raises LegroomError."""
+        """Running pods that match the label selector, in one namespace or (None) all; LegroomError on a failure."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
         try:
@@ -82,16 +80,21 @@ def _api_client(context: str | None) -> Any:
     except ImportError as error:
         raise LegroomError("reading pods needs the Kubernetes client", "pip install 'legroom[kubernetes]'") from error
     try:
-        if context is not None:
-            raise config.ConfigException  # a named context goes before the pod's own cluster
-        config.load_incluster_config()
-    except config.ConfigException:
-        try:
-            config.load_kube_config(context=context)
-        except (config.ConfigException, OSError) as error:
-            hint = "set KUBECONFIG, or run inside the cluster"
-            raise LegroomError("no Kubernetes cluster is configured here", hint, UNREACHABLE) from error
+        load_kubernetes_config(config, context)
+    except (config.ConfigException, OSError) as error:
+        hint = "set KUBECONFIG, or run inside the cluster"
+        raise LegroomError("no Kubernetes cluster is configured here", hint, UNREACHABLE) from error
     return client.CoreV1Api()
+
+
+def load_kubernetes_config(config: Any, context: str | None) -> None:
+    """Configures the client, by its module `kubernetes.config`, for the pod's own cluster; for the kubeconfig's, in a
+    named context or outside of a pod. Raises its ConfigException."""
+    if context is None:
+        with contextlib.suppress(config.ConfigException):
+            config.load_incluster_config()
+            return
+    config.load_kube_config(context=context)
 
 
 def _running_pod(item: Any) -> Pod | None:

@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 import zlib
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ _MAX_SERVERS = 10_000
 """Bounds memory, at five times the largest fleet of bench/watch_fleet.py."""
 _FORGET_AFTER_POLLS = 120
 """Ten minutes at the default interval: a restarted Prometheus knows no server for a while."""
+_POLL_TIMEOUT_S = 20.0
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
@@ -75,7 +76,6 @@ class PrometheusSource:
         *,
         verify_tls: bool = True,
         ca_file: str | None = None,
-        buckets: bool = False,
     ) -> None:
         base = endpoint(address, token, verify_tls=verify_tls, ca_file=ca_file)
         root = base.url.removesuffix("/metrics").removesuffix("/api")
@@ -86,8 +86,6 @@ class PrometheusSource:
         if not _MATCHERS.fullmatch(self._matchers):
             hint = 'write them like namespace="prod",job=~"vllm.*"'
             raise LegroomError(f"{matchers!r} is not a list of label matchers", hint)
-        self._buckets = buckets
-        """Whether to query latency buckets too: a hundred more series per server."""
         self._last_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
         self._polled_s = 0.0
@@ -107,13 +105,12 @@ class PrometheusSource:
 
     def expect(self, servers: Iterable[str]) -> None:
         """Adds servers of an earlier process, which are reported as failed if Prometheus cannot scrape them."""
-        for server in servers:
-            if server not in self._last_s:
-                self._last_s[server] = 0.0
-                self._targets.add(server)
+        for server in set(servers) - self._last_s.keys():
+            self._last_s[server] = 0.0
+            self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
-        """The PromQL for values, for scrape times and for `up`."""
+        """The PromQL queries for all values, for the time of each server's last scrape, and for `up`."""
         return (
             self._values_query(self._matchers),
             f"timestamp({_selector(_timestamped_series(), self._matchers)})",
@@ -121,65 +118,59 @@ class PrometheusSource:
         )
 
     def _values_query(self, matchers: str) -> str:
-        """The PromQL for all series read of vLLM, and for the resident memory of the same targets."""
+        """The PromQL for all series of vLLM with these label matchers, and the resident memory of the same targets."""
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
-        parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
-        names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
+        # Buckets would be a hundred more series per server.
+        latencies = [name for role in _LATENCIES for name in metrics.names_of(role)]
+        names += [f"{name}_{part}" for name in latencies for part in ("sum", "count")]
         names += [name for name in (*SERVER_SERIES, *GUARD_SERIES) if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
-        memory, of_vllm = (
-            _selector(name, matchers) for name in ("process_resident_memory_bytes", _timestamped_series())
-        )
+        memory = _selector("process_resident_memory_bytes", matchers)
+        of_vllm = _selector(_timestamped_series(), matchers)
         return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
-    async def poll(
-        self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
-    ) -> list[ScrapeResult]:
-        """Samples of servers scraped since the last call, failures of missing ones; `is_past`: as of `time_s`."""
+    async def poll(self, session: aiohttp.ClientSession, time_s: float, *, is_past: bool = False) -> list[ScrapeResult]:
+        """Samples of the servers that were scraped since the last call, and a failure of each missing one; `is_past`:
+        as Prometheus would have answered at `time_s`, not now."""
         form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
-            return await self._poll_in_turns(session, form, time_s, timeout_s)
-        (values, _), (times, _), (up, _) = await self._post_queries(session, form, self.queries(), timeout_s)
+            return await self._poll_in_turns(session, form, time_s)
+        (values, _), (times, _), (up, _) = await self._post_queries(session, form, self.queries())
         with _gc_paused():
             return self._results_of_rows(values, times, up, time_s)
 
     async def _poll_in_turns(
-        self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float, timeout_s: float
+        self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float
     ) -> list[ScrapeResult]:
-        """Samples of the servers that are due only, and failures of those that are missing."""
-        (times, evaluated_s), (up, _) = await self._post_queries(session, form, self.queries()[1:], timeout_s)
+        """Of a large fleet: samples of the servers that are due now only, and failures of those that are missing."""
+        (times, evaluated_s), (up, _) = await self._post_queries(session, form, self.queries()[1:])
         scraped = _scrape_times(times)
-        turn = self._due_servers(scraped, time_s)
+        due = self._due_servers(scraped, time_s)
         if evaluated_s is not None:
             # At the same evaluation time, or a scrape in between would get the earlier scrape's time.
             form = {"time": f"{evaluated_s:.3f}"}
-        series = await self._series_of(turn, times, session, form, timeout_s)
+        series = await self._query_series(due, times, session, form)
         with _gc_paused():
-            samples = self._take_samples(turn, series, len(scraped))
+            samples = self._take_samples(due, series, len(scraped))
             return samples + self._missing_servers(scraped, _up_by_server(up), time_s)
 
     async def _post_queries(
-        self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
+        self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str]
     ) -> list[_Answer]:
-        """The rows of several PromQL queries, posted at the same time."""
-        return await _gather(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
+        """(rows, evaluation time) of each PromQL query, all posted at the same time with the other POST fields."""
+        return await _gather(*(self._post_query(session, form | {"query": query}) for query in queries))
 
-    async def _series_of(
-        self,
-        servers: Mapping[str, float],
-        rows: _Rows,
-        session: aiohttp.ClientSession,
-        form: dict[str, str],
-        timeout_s: float,
+    async def _query_series(
+        self, servers: Collection[str], rows: _Rows, session: aiohttp.ClientSession, form: dict[str, str]
     ) -> _SeriesByServer:
-        """Query Prometheus (`form`: POST fields) for the series of these servers, matched by the labels of `rows`."""
+        """The series of these servers, which are selected by their labels in `rows`; `form`: further POST fields."""
         # Prometheus runs 20 queries at once by default (--query.max-concurrency).
         gate = asyncio.Semaphore(4)
 
         async def query_part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
-                rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)}, timeout_s)
+                rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)})
             with _gc_paused():
                 return _series_by_server(rows)
 
@@ -191,11 +182,12 @@ class PrometheusSource:
     def _results_of_rows(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
         """Samples of the due servers and failures of the missing ones, from the rows of one poll."""
         series, scraped = _series_by_server(values), _scrape_times(times)
-        turn = self._due_servers({server: scraped.get(server, time_s) for server in series}, time_s)
-        return self._take_samples(turn, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
+        due = self._due_servers({server: scraped.get(server, time_s) for server in series}, time_s)
+        return self._take_samples(due, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
 
     def _due_servers(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """Server -> scrape time of those to sample now; remembers the scrape times of all."""
+        """Of server -> time of its last scrape, those to take a sample of now; remembers the times of all. Of a large
+        fleet it is a part that fits the time since the last poll, the longest due first."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
@@ -206,14 +198,18 @@ class PrometheusSource:
             self._scraped_s[server] = at_s
             if at_s > before_s and at_s >= self._due_s.get(server, 0.0):
                 due.append((self._due_s.get(server, 0.0), server, at_s))
-        taken = self._due_now(due, len(scraped), _sample_interval_s(len(scraped)), time_s)
-        return {server: at_s for _, server, at_s in taken}
+        apart_s, passed_s = _sample_interval_s(len(scraped)), max(time_s - self._polled_s, 0.0)
+        self._polled_s = time_s
+        if passed_s < apart_s:
+            new, waiting = [each for each in due if not each[0]], sorted(each for each in due if each[0])
+            due = new + waiting[: math.ceil(len(scraped) * passed_s / apart_s)]
+        return {server: at_s for _, server, at_s in due}
 
-    def _take_samples(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
-        """The samples of the servers whose turn it is; notes when each was read and is due again."""
+    def _take_samples(self, due: Mapping[str, float], series: _SeriesByServer, fleet_size: int) -> list[ScrapeResult]:
+        """The samples of the due servers (server -> scrape time); notes when each was read and is due again."""
         results: list[ScrapeResult] = []
-        apart_s = _sample_interval_s(servers)
-        for server, at_s in turn.items():
+        apart_s = _sample_interval_s(fleet_size)
+        for server, at_s in due.items():
             sample = sample_of_series(series.get(server, ()), at_s, server)
             if sample is not None:
                 number = zlib.crc32(server.encode()) % _TURNS
@@ -223,21 +219,11 @@ class PrometheusSource:
                 results.append(sample)
         return results
 
-    def _due_now(
-        self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
-    ) -> list[tuple[float, str, float]]:
-        """Of (due time, server, scrape time) those to poll now, longest due first; caps a large fleet after a pause."""
-        passed_s, self._polled_s = max(time_s - self._polled_s, 0.0), time_s
-        if not apart_s or passed_s >= apart_s:
-            return due
-        new = [each for each in due if not each[0]]
-        waiting = sorted(each for each in due if each[0])
-        return new + waiting[: math.ceil(servers * passed_s / apart_s)]
-
     def _missing_servers(
         self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float
     ) -> list[ScrapeResult]:
-        """A failure per scrape interval of each known server without figures, unless Prometheus removed its target."""
+        """A failure, once a scrape interval, of each known server that is not `present`; not of one whose target
+        Prometheus has removed. `is_up`: the value of `up` by server."""
         self._targets |= is_up.keys() & present.keys()
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
@@ -259,11 +245,13 @@ class PrometheusSource:
             failures.append(ScrapeFailure(time_s, server, "unreachable", f"{server}: {why}"))
         return failures
 
-    async def query(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
+    async def query(self, session: aiohttp.ClientSession, query: str) -> _Rows:
         """The label sets and values of any instant query."""
-        return (await self._post_query(session, {"query": query}, timeout_s))[0]
+        return (await self._post_query(session, {"query": query}, timeout_s=60.0))[0]
 
-    async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
+    async def _post_query(
+        self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float = _POLL_TIMEOUT_S
+    ) -> _Answer:
         """(rows of an instant query, its evaluation time in seconds or None without rows); raises ScrapeFailed."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
@@ -289,9 +277,9 @@ async def _gather(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
             task.cancel()
 
 
-def _sample_interval_s(servers: int) -> float:
-    """The least seconds between two samples of a server: more than 0 in a large fleet only."""
-    return _LARGE_FLEET_APART_S if servers > _LARGE_FLEET else 0.0
+def _sample_interval_s(fleet_size: int) -> float:
+    """The least seconds between two samples of one server: more than 0 in a large fleet only."""
+    return _LARGE_FLEET_APART_S if fleet_size > _LARGE_FLEET else 0.0
 
 
 def _series_by_server(values: _Rows) -> _SeriesByServer:
@@ -299,11 +287,8 @@ def _series_by_server(values: _Rows) -> _SeriesByServer:
     by_server: _SeriesByServer = {}
     for labels, value in values:
         server = server_of_labels(labels)
-        series = by_server.get(server)
-        if series is not None:
-            series.append((labels["__name__"], labels, value))
-        elif len(by_server) < _MAX_SERVERS:
-            by_server[server] = [(labels["__name__"], labels, value)]
+        if server in by_server or len(by_server) < _MAX_SERVERS:
+            by_server.setdefault(server, []).append((labels["__name__"], labels, value))
     return by_server
 
 
@@ -337,8 +322,8 @@ def _selector(names: str, matchers: str) -> str:
     return f'{{__name__=~"{names}"{more}}}'
 
 
-def _server_matchers(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
-    """Label matchers for all series of these servers, a few hundred servers per matcher."""
+def _server_matchers(servers: Collection[str], rows: _Rows) -> Iterator[str]:
+    """PromQL label matchers for all series of these servers, whose labels are in `rows`; some hundred servers each."""
     values_by_label: dict[str, dict[str, None]] = {}
     for labels, _ in rows:
         if server_of_labels(labels) in servers:

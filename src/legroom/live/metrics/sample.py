@@ -52,11 +52,6 @@ class Histogram:
         """The number of observations: the value of the last bucket."""
         return self.counts[-1]
 
-    @property
-    def mean(self) -> float | None:
-        """Sum over count of the observations; None without any."""
-        return self.sum / self.count if self.count > 0 else None
-
     def since(self, older: Histogram | None) -> Histogram | None:
         """The observations since an older sample; None after a restart or with other bounds."""
         if older is None or older.bounds != self.bounds:
@@ -205,11 +200,6 @@ class Sample:
     def waiting(self) -> float | None:
         """Requests that wait in the engines and in front of them, in the guard; None where neither shows them."""
         return _sum_known([self.total("waiting"), *(guard.waiting for guard in self.guards)])
-
-    @property
-    def preemptions(self) -> float | None:
-        """The preemption counters of all engines together; None where no engine shows one."""
-        return self.total("preemptions")
 
     @property
     def num_blocks(self) -> int | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 4.0
 """Below the default interval of 5 s."""
+_MAX_CONCURRENT = 64
 MAX_BYTES = 16 * 1024 * 1024
 """A vLLM engine answers with 60 kB, so this is hundreds of engines."""
 MAX_QUERY_BYTES = 512 * 1024 * 1024
@@ -48,7 +49,7 @@ def open_session() -> aiohttp.ClientSession:
 async def scrape(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> Sample:
-    """Fetch and parse a server's /metrics; raises ScrapeFailed."""
+    """The sample in a server's /metrics, taken at `time_s` or now; raises ScrapeFailed."""
     body = await fetch(session, target, timeout_s)
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
@@ -61,7 +62,7 @@ async def scrape(
 async def scrape_result(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> ScrapeResult:
-    """Scrapes a server; a failure is returned, not raised."""
+    """Like `scrape`, but a failure is returned and not raised."""
     try:
         return await scrape(session, target, timeout_s, time_s)
     except ScrapeFailed as error:
@@ -158,13 +159,12 @@ async def scrape_fleet(
     *,
     rounds: int | None = None,
     timeout_s: float = TIMEOUT_S,
-    max_concurrent: int = 64,
 ) -> None:
-    """Scrape every server once per interval, for ever or `rounds` times, spread evenly; results go to `take`."""
-    # A server that has not answered by its next turn is skipped once.
+    """Scrapes every server once per interval, spread evenly, and passes each result to `take`: `rounds` times, or for
+    ever (None). A server that has not answered by its next turn is skipped once."""
     if not targets:
         return
-    gate = asyncio.Semaphore(max_concurrent)
+    gate = asyncio.Semaphore(_MAX_CONCURRENT)
     async with open_session() as session:
 
         async def scrape_one(target: Endpoint) -> None:

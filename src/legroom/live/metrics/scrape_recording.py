@@ -43,9 +43,9 @@ def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
     for guard in sample.guards:
         own = f"api_server={_quoted_label(guard.api_server)}"
-        yield from (
-            (f"{name}{{{own}}}", getattr(guard, field)) for name, field in exposition.GUARD_SERIES.items() if field
-        )
+        for name, field in exposition.GUARD_SERIES.items():
+            if field:
+                yield f"{name}{{{own}}}", getattr(guard, field)
         for reason, field in exposition.GUARD_REASONS.items():
             yield f'legroom_guard_rejected_total{{{own},reason="{reason}"}}', getattr(guard, field)
     for name, field in exposition.SERVER_SERIES.items():
@@ -60,7 +60,7 @@ def _quoted_label(text: str) -> str:
 
 
 def _series_name(role: str, base: str, **extra: str) -> str:
-    """A series with its labels in Prometheus's text format, under the first name known for the role."""
+    """A series of the role's metric in Prometheus's text format; `base`: labels as text, `extra`: more labels."""
     more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra.items())
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 
@@ -180,12 +180,6 @@ class Recorder:
         with self._write_errors():
             self._file.close()
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def replay(path: Path) -> Iterator[ScrapeResult]:
     """The scrape results of a recording; a truncated last line is ignored. LegroomError where it is damaged."""
@@ -216,7 +210,7 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
 
 
 def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
-    """The result that a line recorded; updates the known series names and the server's last values."""
+    """The result that one line records. Adds its new series to `numbered`, and updates the server's `last` values."""
     time_s, server = float(entry["t"]), str(entry["s"])
     # A time after the year 5138 is damage.
     if not abs(time_s) < 1e11:

@@ -108,7 +108,6 @@ class WindowStep:
 class MemoryPoint:
     time_s: float
     memory_used_bytes: int | None = None
-    allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     host_rss_bytes: int | None = None
     api_server_rss_bytes: int | None = None
@@ -143,7 +142,8 @@ def _engine_step(new: samples.EngineSample, old: samples.EngineSample, seconds: 
 def _guard_step(
     new: Iterable[samples.GuardSample], old: Mapping[str, samples.GuardSample]
 ) -> samples.GuardSample | None:
-    """What the guards counted since the last sample of each, and what waits now; None without a guard."""
+    """All guards together: what they counted since the last sample of each (`old`, by API server), and the requests
+    that wait now; None without a guard."""
     pairs = [(guard, old.get(guard.api_server)) for guard in new]
     if not pairs:
         return None
@@ -157,12 +157,12 @@ def _guard_step(
 class Window:
     """The recent scrapes of one server, added in order."""
 
-    def __init__(self, server: str, max_steps: int = MAX_STEPS, window_s: float = WINDOW_S) -> None:
+    def __init__(self, server: str, window_s: float = WINDOW_S) -> None:
         self.server = server
         self._window_s = window_s
         self.latest: samples.Sample | None = None
         """The last sample, also while scrapes fail."""
-        self.steps: deque[WindowStep] = deque(maxlen=max_steps)
+        self.steps: deque[WindowStep] = deque(maxlen=MAX_STEPS)
         self.failures: deque[samples.ScrapeFailure] = deque(maxlen=64)
         """Failed scrapes since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
@@ -186,7 +186,7 @@ class Window:
         return snapshot
 
     def add(self, result: samples.ScrapeResult) -> None:
-        """Takes in a scrape, or forgets all before it where the clock went back; a sample becomes a step."""
+        """Adds a scrape, of which a sample ends a step; where the clock went back, all earlier steps are forgotten."""
         is_sample = isinstance(result, samples.Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
@@ -223,12 +223,13 @@ class Window:
             self.points.append(point)
 
     def _step_to(self, sample: samples.Sample) -> WindowStep | None:
-        """The step from the last sample; None without one, after too long a gap, or where another replica answered."""
+        """The step from the last sample to this one; None after too long a gap, or where another replica answered."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
             return None
-        seconds = sample.time_s - before.time_s
-        if not SHORTEST_STEP_S <= seconds <= self._max_step_s:
+        seconds, usual_s = sample.time_s - before.time_s, self.interval_s
+        first_gap_s = _GAP_S if self.failures else _FIRST_GAP_S
+        if not SHORTEST_STEP_S <= seconds <= (first_gap_s if usual_s is None else max(_GAP_S, 6.0 * usual_s)):
             return None
         old = {engine.key: engine for engine in before.engines}
         pairs = ((engine, old.get(engine.key)) for engine in sample.engines)
@@ -239,14 +240,6 @@ class Window:
         guards, waited = _guard_step(sample.guards, self._guards), sum(guard.waiting for guard in before.guards)
         refused = _increase(sample.rejections, before.rejections, restarted) or 0.0
         return WindowStep(sample.time_s, seconds, engines, restarted, guards, waited, refused)
-
-    @property
-    def _max_step_s(self) -> float:
-        """The longest gap in seconds between two samples that are still compared."""
-        usual = self.interval_s
-        if usual is None:
-            return _GAP_S if self.failures else _FIRST_GAP_S
-        return max(_GAP_S, 6.0 * usual)
 
     def _is_other_replica(self, sample: samples.Sample) -> bool:
         """Whether another process answered that started long ago: several servers behind one address."""
@@ -308,12 +301,12 @@ class Window:
         return total
 
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
-        """One value for each share of the last `seconds`' observations; None without observations."""
+        """A histogram's quantile over the last `seconds` for each share (0.5: median); None without observations."""
         seen = self.histogram(field, seconds)
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Prefix-cache hits per query (0 to 1) over `seconds`; without counters the V0 gauge; None where unknown."""
+        """Prefix-cache hits per queried token (0 to 1), by counters or else by V0's gauge; None where unknown."""
         queried = self.increase("prefix_queries", seconds)
         if queried:
             return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)

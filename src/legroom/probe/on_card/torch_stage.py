@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
     used = _nvidia_smi("memory.used")  # before this process has a CUDA context
-    used_before = int(used[0]) * MIB if used and used[0].isdigit() else None
+    used_before = int(used) * MIB if used.isdigit() else None
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         _append_result(args.results, "no_gpu", {"torch": torch.__version__})
@@ -57,31 +57,31 @@ def main() -> None:
 
 
 def _append_result(path: str, name: str, finding: dict[str, Any]) -> None:
+    """Appends a measurement to the results file, as a line of JSON."""
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - plain Python that runs anywhere
         file.write(json.dumps({"finding": name, **finding}) + "\n")
 
 
-def _nvidia_smi(fields: str) -> list[str]:
-    """The `--query-gpu` fields of the first visible GPU, without units; empty where nvidia-smi fails."""
+def _nvidia_smi(field: str) -> str:
+    """A `--query-gpu` field of the first visible GPU, without its unit; empty where nvidia-smi fails."""
     # The first id of CUDA_VISIBLE_DEVICES; 0 where it is not set.
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={device}"]
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", f"--id={device}"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return [field.strip() for field in output.strip().splitlines()[0].split(",")] if output.strip() else []
+        return ""
+    return output.strip().partition("\n")[0].strip()
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
     """Name, versions and memory of the card, with the bytes that a CUDA context takes."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
-    driver = _nvidia_smi("driver_version")
     return {
         "name": torch.cuda.get_device_properties(0).name,
         "count": torch.cuda.device_count(),
-        "driver": driver[0] if driver else "",
+        "driver": _nvidia_smi("driver_version"),
         "cuda": torch.version.cuda or "",
         "torch": torch.__version__,
         "total_bytes": total,
@@ -123,6 +123,7 @@ def _copy_rates(torch: Any) -> dict[str, Any]:
 
 
 def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
+    """Bytes per second of copies from one tensor into the other, after a first copy that is not timed."""
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -154,6 +155,7 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
 
 
 def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
+    """A new CUDA graph of so many kernels on the tensor."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(nodes):
