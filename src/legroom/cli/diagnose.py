@@ -60,11 +60,8 @@ def run(args: argparse.Namespace) -> int:
     refuse_two_models(args.line, args.model)
     hints = Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
     readings = [read_log(pieces, name, hints) for name, pieces in _log_sources(args)]
-    print_answer(
-        args.json,
-        lambda: readings_json(readings),
-        lambda style: readings_text(readings, style, args.lang, args.all_runs, args.explain_math),
-    )
+    options = (args.lang, args.all_runs, args.explain_math)
+    print_answer(args.json, lambda: readings_json(readings), lambda style: readings_text(readings, style, *options))
     return exit_code(readings)
 
 

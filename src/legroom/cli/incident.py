@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     points = journal.samples(incident.server, incident.opened_s - _BEFORE_S, min(until_s, now_s), _MAX_POINTS)
     if args.svg:
         write_file(args.svg, incident_svg(incident, points, now_s), "picture")
-    print_answer(
-        args.json, lambda: incident_json(incident, points), lambda style: incident_text(incident, points, now_s, style)
-    )
+    document = incident_json(incident, points)
+    print_answer(args.json, document, lambda style: incident_text(incident, points, now_s, style))
     return OK

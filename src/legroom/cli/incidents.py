@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()
-    since_s = now_s - seconds_ago(args.since) if args.since else None
+    since_s = now_s - duration_seconds(args.since) if args.since else None
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
@@ -53,16 +53,13 @@ def run(args: argparse.Namespace) -> int:
         for name in _journal_names(args.server):
             incidents += journal.incidents(since_s, name, limit, args.open_only)
     incidents = sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
-    print_answer(
-        args.json,
-        lambda: {"incidents": [incident.to_json() for incident in incidents]},
-        lambda style: incidents_text(incidents, now_s, style),
-    )
+    document = {"incidents": [incident.to_json() for incident in incidents]}
+    print_answer(args.json, document, lambda style: incidents_text(incidents, now_s, style))
     return OK
 
 
 def _journal_names(server: str | None) -> list[str | None]:
-    """The names a server may have in the journal: as given, or as an address; None stands for any."""
+    """The names of a server in the journal: as given, and as an address; [None], which is any server, for None."""
     if server is None:
         return [None]
     from legroom.live.metrics.endpoint import endpoint
@@ -73,8 +70,8 @@ def _journal_names(server: str | None) -> list[str | None]:
         return [server]
 
 
-def seconds_ago(text: str, option: str = "--since") -> float:
-    """Seconds of a duration such as `90min`, `12h` or `2d`; LegroomError for another text."""
+def duration_seconds(text: str, option: str = "--since") -> float:
+    """Seconds of a duration such as `90min`, `12h` or `2d`; a LegroomError that names `option` for another text."""
     match = _AGO.fullmatch(text.strip().lower())
     if not match or not float(match[1]):
         raise LegroomError(f"{option} {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar
@@ -34,6 +35,11 @@ exit codes: 0 something matches (and fits), 1 nothing does
 """
 
 
+_NO_SUCH_NAME = (
+    "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json, too.\n"
+)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in a name")
     where = parser.add_argument_group("which of them a GPU serves")
@@ -60,9 +66,8 @@ def run(args: argparse.Namespace) -> int:
     options = ("gpus", "context", "users", "gpu_used", "sort", "vllm")
     for name in (f"--{each.replace('_', '-')}" for each in options if getattr(args, each) is not None):
         raise LegroomError(f"{name} needs a GPU", f"add one, as in legroom models --gpu rtx4090 {name} ...")
-    print_answer(
-        args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _table_text(models, style)
-    )
+    document = {"models": [model.as_json() for model in models]}
+    print_answer(args.json, document, lambda style: _table_text(models, style))
     return OK if models else ANSWER_IS_NO
 
 
@@ -77,17 +82,15 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     question = CardQuestion.of(machine, args.vllm, parse_length(context, "--context"), users)
     with progress_bar("planning") as bar:
         answer = models_on_card(models, question, progress=bar, order=args.sort or "size")
-    print_answer(
-        args.json, answer.as_json, lambda style: card_models_text(answer, style) if models else _table_text([], style)
-    )
+    text = partial(card_models_text, answer) if models else _NO_SUCH_NAME
+    print_answer(args.json, answer.as_json, text)
     return OK if answer.fitting else ANSWER_IS_NO
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:
+    """A row for each model with its parameters and two of its Hugging Face ids, or that none was found."""
     if not models:
-        return (
-            "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json, too.\n"
-        )
+        return _NO_SUCH_NAME
     rows = [tuple(style.paint(word, "dim") for word in ("name", "parameters", "Hugging Face ids"))]
     for model in models:
         parameters = f"{model.parameters / 1e9:,.2f} B" if model.parameters else ""

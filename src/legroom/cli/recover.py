@@ -62,11 +62,8 @@ def run(args: argparse.Namespace) -> int:
         print_text(lambda style: snapshot_text(snapshot, holders, style))
         sys.stdout.flush()
     freed = _free_and_journal(dead) if dead and _is_confirmed(args, dead) else ()
-    print_answer(
-        args.json,
-        lambda: _report_json(snapshot, holders, freed, restart),
-        lambda style: _outcome_text(freed, restart, style),
-    )
+    document = _report_json(snapshot, holders, freed, restart)
+    print_answer(args.json, document, lambda style: _outcome_text(freed, restart, style))
     if restart_note:
         note(restart_note)
     left = len(dead) - sum(result.is_free for result in freed)
@@ -93,6 +90,7 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
+    """Frees what dead servers hold and writes it into the journal; without a journal, with a note, where it fails."""
     from legroom.live.journal.journal import Journal
     from legroom.live.journal.journal_records import JournalUnavailable
     from legroom.recover.free_memory import free_dead_holders
@@ -113,13 +111,8 @@ def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, s
 
     given = args.line is not None or args.log is not None
     known = last_killed_run() if not given else None
-    crashed = CrashedServer(
-        args.line or (known.command if known else None),
-        args.log or (known.log if known else None),
-        args.gpu,
-        gpu_count(args.gpus, "--gpus"),
-        args.vllm,
-    )
+    line, log = (known.command, known.log) if known else (args.line or None, args.log or None)
+    crashed = CrashedServer(line, log, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
     if crashed.command is None and crashed.log is None:
         return None, ""
     try:
@@ -148,22 +141,19 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
 def _report_json(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
+    """The document of `legroom recover --json`."""
     from legroom.planning.plan_json import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 
+    instead: dict[str, Any] | None = None
+    if restart:
+        layout = layout_json(restart.plan.layout) if restart.plan else None
+        instead = {"command": list(restart.command), "why": restart.why, "layout": layout}
+    shown = ("index", "name", "total_bytes", "used_bytes")
     return {
-        "gpus": [
-            {"index": card.index, "name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes}
-            for card in snapshot.gpus
-        ],
+        "gpus": [{name: getattr(card, name) for name in shown} for card in snapshot.gpus],
         "holders": [holder_json(holder) for holder in holders],
         "freed": [freed_json(result) for result in freed],
-        "restart": {
-            "command": list(restart.command),
-            "why": restart.why,
-            "layout": layout_json(restart.plan.layout) if restart.plan else None,
-        }
-        if restart
-        else None,
+        "restart": instead,
         "notes": list(snapshot.notes),
     }

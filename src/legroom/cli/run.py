@@ -98,8 +98,7 @@ def run(args: argparse.Namespace) -> int:
     with Announcer() as announcer:
         where = prepared["gpus"]["name"] or "no GPU"
         head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
-        plan_lines = [head + prepared["expected"]["text"], *prepared["notes"]]
-        for line in plan_lines:
+        for line in (head + prepared["expected"]["text"], *prepared["notes"]):
             announcer.say(line)
         if not args.dry_run:
             return _run_supervisor(options, prepared, announcer, args.json)
@@ -111,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
-    """Run vLLM under supervision until it ends, and return its exit code; JSON is printed at the end."""
+    """Runs vLLM under supervision until it ends and returns its exit code; with `as_json` prints a document then."""
     from legroom.run.supervisor import Supervisor
 
     if not as_json:
@@ -119,21 +118,19 @@ def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer:
     supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
     code = supervisor.run()
     last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
-    print_json(
-        _first_command_json(prepared)
-        | last
-        | {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
-    )
+    ended = {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
+    print_json(_first_command_json(prepared) | last | ended)
     return code
 
 
 def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
-    """The first command of `legroom run --json`: model, release, GPUs, URL, expectation, notes, words."""
+    """Of `legroom run --json`: model, release, GPUs, URL, expected memory, notes and the first command's words."""
     names = ("model", "vllm", "gpus", "url", "expected", "notes")
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 
 
 def _run_options(args: argparse.Namespace) -> RunOptions:
+    """The parsed options; LegroomError for a number out of range or a --save that cannot be written."""
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
     from legroom.units import parse_length, parse_whole

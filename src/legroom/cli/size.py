@@ -71,9 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
-    shared_options.add_sweep_options(
-        parser.add_argument_group("how it is computed"), "1; one per core with --rate or --matrix"
-    )
+    computed = parser.add_argument_group("how it is computed")
+    shared_options.add_sweep_options(computed, "1; one per core with --rate or --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     from legroom.deployments.described import deployment_from_words, server_env
     from legroom.planning.sizing import named_gpus, prices_with_file, size_models
 
-    by_rate = _is_rate(args)
+    over_time = _has_load_over_time(args)
     named = release(args.vllm) if args.vllm else None
     deployment = deployment_from_words(args.vllm_words, named, env=server_env(os.environ))
     used, serve_args = deployment.release, deployment.args
@@ -108,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     cards = named_gpus(args.gpu)
     for remark in dict.fromkeys(card.note for card in cards if card.note and args.gpu != "all"):
         note(f"note: {remark}")
-    if by_rate:
+    if over_time:
         return _run_rate(args, models, used, serve_args, cards)
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
@@ -124,8 +123,8 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.fits else ANSWER_IS_NO
 
 
-def _is_rate(args: argparse.Namespace) -> bool:
-    """Whether the load is one over time, not a number of requests at once; LegroomError where both are mixed."""
+def _has_load_over_time(args: argparse.Namespace) -> bool:
+    """Whether --users, --rate or --trace say what the load is; LegroomError where --concurrency does too."""
     named = ("trace", "rate", "users", "prompt", "answer", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and given[0] not in named[:3]:

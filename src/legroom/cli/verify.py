@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verification_request(args: argparse.Namespace) -> VerificationRequest:
+    """What the options ask of the server; LegroomError for a bad number or a path that cannot be written."""
     from legroom.verify.verification_checks import PassCriteria, planned_pool
     from legroom.verify.verification_run import VerificationRequest
 
