@@ -82,7 +82,7 @@ class DoctorReport:
         return OK if self.node.gpus else UNREACHABLE
 
     def text(self, style: Style) -> str:
-        """At most ten lines: the sum, the machine, the servers, then the findings."""
+        """At most ten lines: how many findings of each rank there are, the machine, the servers, then the findings."""
         counts = ", ".join(f"{sum(each.rank == rank for each in self.findings)} {rank}" for rank in _RANKS)
         rows = [("machine", _machine_line(self.node)), *(("server", server.line) for server in self.servers)]
         rows += [(each.rank, f"{each.about}: {each.message}") for each in self.findings]
@@ -113,6 +113,7 @@ def doctor() -> DoctorReport:
 
 
 def _machine_line(node: NodeState) -> str:
+    """The machine in one line: its GPUs, the driver, the sizes of /dev/shm and of the memory limit."""
     names = [card.name for card in node.gpus]
     cards = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no NVIDIA GPU"
     sizes = {"/dev/shm": node.shm_bytes, "memory limit": node.memory_limit_bytes}
@@ -149,7 +150,7 @@ def _proc_strings(pid: int, name: str) -> list[str]:
 def _checkup_of_server(
     snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
 ) -> ServerCheckup:
-    """The checkup of one running server; appends to `found` what its plan, metrics, log and the kernel show."""
+    """The checkup of the server with this PID and command line (`words`); appends to `found` what is wrong with it."""
     about, log = f"PID {pid}", _log_file(pid)
     env = dict(word.split("=", 1) for word in _proc_strings(pid, "environ") if "=" in word)
     line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
@@ -176,7 +177,7 @@ def _checkup_of_server(
 def _with_plan(
     checkup: ServerCheckup, deployment: Deployment, node: NodeState, found: list[DoctorFinding]
 ) -> ServerCheckup:
-    """The checkup with the planned peak and verdict; adds what `legroom preflight` finds in its container."""
+    """The checkup with the plan's peak and verdict, if it can be planned; appends preflight's findings to `found`."""
     pid, about = checkup.pid, f"PID {checkup.pid}"
     limit = cgroup.limit if (cgroup := Cgroup.of(pid)) is not None else None
     shared = shm_bytes(f"/proc/{pid}/root/dev/shm")
@@ -199,7 +200,7 @@ def _with_plan(
 
 
 def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
-    """The card less the GPU memory of these processes; as empty where the driver does not list processes."""
+    """The card as if the processes with these PIDs held nothing; as if empty where the driver lists no processes."""
     others = card.used_bytes - sum(size for pid, size in card.processes if pid in own) if card.processes else 0
     return replace(card, used_bytes=max(others, 0))
 
@@ -212,7 +213,7 @@ def _installed_release(pid: int, interpreter: str) -> str | None:
 
 
 def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | None]:
-    """State by metrics and vLLM release, each None where not answered; both in another network namespace."""
+    """(state by its metrics, vLLM release), None where it does not answer or has a network namespace of its own."""
     from legroom.live.running_server import running_server
     from legroom.sidecar.watch_config import simple_config
     from legroom.sidecar.watch_session import WatchSession, check_once
@@ -229,13 +230,13 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
 
 
 def _log_file(pid: int) -> str | None:
-    """The file that a process's output goes to; None where it is a terminal, a pipe or a journal."""
+    """The path of the file that a process prints to; None where that is a terminal, a pipe or a journal."""
     targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
     return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
 
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
-    """(severity, sentence) of what metrics, log and kernel show; "not read" where `view` or the log is missing."""
+    """(rank, sentence) of what metrics, log and kernel show; "not read" where `view` or `log` is None."""
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 

@@ -222,9 +222,8 @@ def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     # The exported server does not inherit this shell's environment.
     deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
-    document = plan_document(
-        plan_deployment(deployment, shared_options.described_machine(args, deployment), advice=False)
-    )
+    machine = shared_options.described_machine(args, deployment)
+    document = plan_document(plan_deployment(deployment, machine, advice=False))
     return _require_fit(replace(document, env={**deployment.given_env, **document.env}))
 
 

@@ -110,7 +110,7 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
         num_chunks = parse_bytes(match["size"], "--tier") // round_up(block_bytes * blocks_per_chunk, _PAGE_BYTES)
     if num_chunks < 1:
         raise LegroomError(f"--tier {text}: too small for one chunk of KV cache", "give the tier more room")
-    copies = dict.fromkeys(("load_s_per_block", "store_s_per_block"), seconds)
+    copies: dict[str, Any] = dict.fromkeys(("load_s_per_block", "store_s_per_block"), seconds)
     disk_s = None if disk is None else _disk_s_per_chunk(text, disk, block_bytes * blocks_per_chunk)
     return TierSettings(num_chunks, block_bytes=block_bytes, **copies, disk_s_per_chunk=disk_s, **options)
 

@@ -61,7 +61,10 @@ def plan_verdict(
     hub: bool = False,
     search_until_s: float = math.inf,
 ) -> Verdict:
-    """The worst outcome of a manifest's servers; `default_gpu`: of pods naming none, `hub`: fetch unknown configs."""
+    """The worst outcome of a manifest's servers and the sentences that explain it.
+
+    `default_gpu` is the GPU of pods that name none; with `hub`, configs that are not bundled are fetched.
+    """
     # A single-change search stops at `search_until_s` of the monotonic clock.
     from legroom.planning.file_plans import planned_servers, started_servers
     from legroom.planning.machine import Machine
@@ -100,7 +103,7 @@ def plan_verdict(
 
 
 def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) -> FileServer:
-    """The server with fixes in its shown plan; unchanged where it fits. `search_until_s` is monotonic time."""
+    """The server with flags that fix it in its plan; unchanged where it fits. `search_until_s`: monotonic clock."""
     shown = server.shown
     if shown is None or shown.verdict == "fits":
         return server
@@ -115,7 +118,7 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
 
 
 def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus: int) -> list[str]:
-    """Problems of servers whose memory suffices: settings their controller drops, idle GPUs."""
+    """Sentences on servers whose memory suffices: settings that their controller ignores, GPUs that stay idle."""
     warnings = [remark for server in servers for remark in server.remarks]
     if idle_gpus and len(servers) == 1 and plans:
         used = plans[0].args.gpus_needed
@@ -211,7 +214,7 @@ class VerdictCache:
         return key, verdict
 
     async def decide(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict within the deadline, else NoVerdict; the search for fixes goes on in the background, cached."""
+        """The verdict, or NoVerdict after the deadline; the search for fixes may go on, for the next request."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._search_task(key, manifest)) is None:

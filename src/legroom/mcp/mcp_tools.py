@@ -97,7 +97,7 @@ class LegroomServer(MCPServer[Any]):
     """An MCP server that refuses unknown arguments, and says of wrong ones what to write."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        """Calls a tool; the SDK itself drops arguments that the tool does not have."""
+        """Calls a tool; a ToolError names an argument that is wrong, or unknown: the SDK itself drops unknown ones."""
         schema = next((tool.input_schema for tool in await self.list_tools() if tool.name == name), None)
         if schema is not None and (unknown := sorted(set(arguments) - set(schema["properties"]))):
             where = "; vLLM's own arguments go into `flags`" if "flags" in schema["properties"] else ""
@@ -117,7 +117,7 @@ class LegroomServer(MCPServer[Any]):
 
 
 def build_server(*, local_files: bool) -> MCPServer[Any]:
-    """The MCP server; `local_files` says whether callers may name files of this machine."""
+    """The MCP server with all tools; `local_files` says whether callers may name files of this machine."""
     server = LegroomServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     tools = ServerTools(local_files)
     for tool, hints in (

@@ -39,9 +39,8 @@ def pack_headline(result: PackResult) -> str:
     how = "in any order" if isinstance(result.order, str) else "in the order below"
     left = gib(result.headroom_bytes)
     if result.verdict == "tight":
-        return (
-            f"{servers} on {where}, starting {how}: tight, {left} free at the peak is less than the estimates may miss"
-        )
+        why = f"tight, {left} free at the peak is less than the estimates may miss"
+        return f"{servers} on {where}, starting {how}: {why}"
     they = "it starts" if len(result.needs) == 1 else f"they start {how}"
     return f"{servers} on {where}: {they}, and after any restart; {left} free at the peak"
 
@@ -86,7 +85,7 @@ def _capacity_text(packed: Packed | None) -> str:
 
 
 def _failing(result: PackResult) -> list[Packed]:
-    """Servers that fail for another reason than a lack of memory."""
+    """The servers whose plan fails although the GPUs lack no memory."""
     return [packed for packed in result.packed if packed.plan.memory.failure and not result.short_bytes]
 
 
@@ -140,6 +139,7 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 
 def _note_lines(result: PackResult, style: Style) -> Iterator[str]:
+    """The notes of all plans, each once, and how a server gets its MIG slice."""
     notes = dict.fromkeys(note for packed in result.packed for note in packed.plan.notes)
     if result.request.cards[0].is_slice:
         notes["each server gets its slice by CUDA_VISIBLE_DEVICES=MIG-..., the UUID that `nvidia-smi -L` prints"] = None

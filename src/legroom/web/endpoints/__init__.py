@@ -94,7 +94,7 @@ def answer(name: str, request: Any) -> Document:
 
 
 def in_requested_language(document: Document, request: Mapping[str, Any]) -> Document:
-    """The document with legroom's own sentences in the request's `language`; texts of logs stay as they are."""
+    """The document with legroom's sentences in the `language` of the request; texts of a log are not translated."""
     if request.get("language", "en") == "en":
         return document
     from legroom.render.translation import in_language
@@ -108,7 +108,7 @@ def error_document(error: LegroomError) -> Document:
 
 
 def call(name: str, request_json: str) -> str:
-    """`answer` with JSON text on both sides, for the static edition; errors are documents too."""
+    """The JSON text of `answer` to a request's JSON text, for the static edition; an error is a document too."""
     try:
         request = json.loads(request_json)
     except (ValueError, RecursionError):
