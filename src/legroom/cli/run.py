@@ -7,14 +7,15 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.run.run_options import RunOptions
-    from legroom.run.supervisor import Announcer
+from legroom.run.run_file import check_writable
+from legroom.run.run_options import RunOptions
+from legroom.run.supervisor import Announcer, Supervisor
+from legroom.run.task_process import run_task
+from legroom.units import parse_length, parse_whole
 
 USAGE = "legroom run [options] -- vllm serve MODEL [flags]"
 DESCRIPTION = """\
@@ -81,9 +82,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Plans, starts and supervises the server until it ends; --dry-run only prints the planned command."""
-    from legroom.run.supervisor import Announcer
-    from legroom.run.task_process import run_task
-
     # Opens closed standard streams (`>&-`) on /dev/null, so that no other file gets their descriptors.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -111,8 +109,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
     """Runs vLLM under supervision until it ends and returns its exit code; with `as_json` prints a document then."""
-    from legroom.run.supervisor import Supervisor
-
     if not as_json:
         return Supervisor(options, prepared, announcer.say).run()
     supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
@@ -131,10 +127,6 @@ def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run_options(args: argparse.Namespace) -> RunOptions:
     """The parsed options; LegroomError for a number out of range or a --save that cannot be written."""
-    from legroom.run.run_file import check_writable
-    from legroom.run.run_options import RunOptions
-    from legroom.units import parse_length, parse_whole
-
     if args.save:
         check_writable(args.save)
     return RunOptions(

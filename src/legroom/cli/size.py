@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar
+from legroom.deployments.described import deployment_from_words, server_env
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.facts.releases import release
+from legroom.facts.gpus import Gpu
+from legroom.facts.releases import Release, release
+from legroom.planning.sizing import named_gpus, prices_with_file, size_models
 from legroom.units import parse_length, parse_whole
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -91,12 +93,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Prints which GPUs, and how many, hold the models or serve the rate; exit status 1 where none does."""
-    import os
-
-    from legroom.api.size_report import SizeReport
-    from legroom.deployments.described import deployment_from_words, server_env
-    from legroom.planning.sizing import named_gpus, prices_with_file, size_models
-
     over_time = _has_load_over_time(args)
     named = release(args.vllm) if args.vllm else None
     deployment = deployment_from_words(args.vllm_words, named, env=server_env(os.environ))
@@ -109,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if over_time:
         return _run_rate(args, models, used, serve_args, cards)
+    from legroom.api.size_report import SizeReport
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
@@ -143,7 +140,6 @@ def _run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
     """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
-    from legroom.planning.sizing import prices_with_file
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import FleetTask, fleet_report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 from legroom.cli.output import note, print_answer, print_json_line, print_text
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 from legroom.files import read_text
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import JournalUnavailable
+from legroom.live.metrics.endpoint import endpoint
+from legroom.planning.plan_document import read_plan
+from legroom.render.incident_text import local_time_text
+from legroom.render.watch_text import servers_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from legroom.live.journal.journal import Journal
     from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
     from legroom.sidecar.watch_session import WatchSession
@@ -78,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
             raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
     if args.rehearse:
         from legroom.drawing.text import plural
-        from legroom.render.incident_text import local_time_text
         from legroom.sidecar.policy_dry_run import dry_run
 
         result = dry_run(Path(args.rehearse), _watch_config(args))
@@ -112,7 +115,6 @@ def _has_terminal() -> bool:
 
 def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> int:
     """Check every server once, print its state, and return the exit code that the states give."""
-    from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import check_once
 
     session = _watch_session(args, None, config)
@@ -181,8 +183,6 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 def _print_replay(args: argparse.Namespace) -> int:
     """Prints a recording's changes and last state, or JSON lines; the exit status says if an incident opened."""
-    from legroom.render.incident_text import local_time_text
-    from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed_views
 
     session = _watch_session(args, None, _watch_config(args))
@@ -205,7 +205,6 @@ def _print_replay(args: argparse.Namespace) -> int:
 
 def _watch_session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
     """A session with the thresholds, the plans to compare with, and the recorder of --record."""
-    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_session import WatchSession
 
     recorder = None
@@ -221,9 +220,6 @@ def _watch_session(args: argparse.Namespace, journal: Journal | None, config: Si
 
 def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
     """The journal; None, with a note on stderr, where it cannot be opened."""
-    from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import JournalUnavailable
-
     try:
         return Journal.open(config.journal)
     except JournalUnavailable as error:
@@ -233,8 +229,6 @@ def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
 
 def _watch_config(args: argparse.Namespace) -> SidecarConfig:
     """The configuration of --config, else the default, with the servers and settings of the other options."""
-    from legroom.live.metrics.endpoint import endpoint
-    from legroom.planning.plan_document import read_plan
     from legroom.sidecar import watch_config
 
     token = _bearer_token(args)
