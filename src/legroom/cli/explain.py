@@ -6,6 +6,9 @@ import argparse
 
 from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.explain.catalog_entries import entries, entry, search, search_json
+from legroom.explain.entry import summary_json
+from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
 
 USAGE = "legroom explain [LR203 | WORDS] [--lang en|zh] [--json]"
 DESCRIPTION = """\
@@ -35,10 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one catalog entry, the hits of --search or the list of all; exit status 1 where nothing is found."""
-    from legroom.explain.catalog_entries import entries, entry, search, search_json
-    from legroom.explain.entry import summary_json
-    from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
-
     if args.words and args.search:
         raise LegroomError("explain what?", "legroom explain LR203, or legroom explain WORDS")
     lang, word = args.lang, args.words[0].lower() if len(args.words) == 1 else ""

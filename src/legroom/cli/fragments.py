@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.fragments.fragment_report import AllocatorReading
+from legroom.fragments.fragment_report import AllocatorReading, fragment_report
+from legroom.fragments.fragment_sources import read_source
+from legroom.render.fragments_text import fragments_svg, fragments_text
+from legroom.units import parse_bytes
 
 DESCRIPTION = """\
 Show what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole segments, the pools of CUDA
@@ -46,11 +46,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints where reserved GPU memory lies unused; exit status 1 where that is a problem."""
-    from legroom.fragments.fragment_report import fragment_report
-    from legroom.fragments.fragment_sources import read_source
-    from legroom.render.fragments_text import fragments_svg, fragments_text
-    from legroom.units import parse_bytes
-
     needed = parse_bytes(args.need, "--need") if args.need else None
     first = _reading_of_gpu(read_source(args.source), args.gpu)
     later = _reading_of_gpu(read_source(args.later), first.device) if args.later else None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
+from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK
+from legroom.facts.gpus import Gpu, all_gpus, gpu_names
 from legroom.units import gib
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
-    from legroom.facts.gpus import Gpu
 
 DESCRIPTION = "List the GPUs that --gpu takes, with the memory that CUDA reports for each. Needs no network."
 EPILOG = """\
@@ -34,8 +31,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the known GPUs whose names contain all the words; exit status 1 where none does."""
-    from legroom.facts.gpus import all_gpus, gpu_names
-
     words = [word.lower() for word in args.words]
     names = gpu_names()
     texts = {card: " ".join((card.name, card.vendor, *names[card.name])).lower() for card in all_gpus()}

@@ -39,12 +39,9 @@ exit codes: 0 clean, 1 something was found, 2 a file could not be read
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     basis = parser.add_argument_group("what files are checked against")
-    basis.add_argument(
-        "--vllm",
-        metavar="VERSION",
-        help="vLLM release, or any for rules that are meant for all (default: what an image, a pip install or "
-        "legroom's own header names, else the plan's, else the newest)",
-    )
+    about = "vLLM release, or any for rules that are meant for all (default: what an image, a pip install or legroom's "
+    about += "own header names, else the plan's, else the newest)"
+    basis.add_argument("--vllm", metavar="VERSION", help=about)
     basis.add_argument("--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)")
     basis.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
     basis.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar
 from legroom.cli.shared_options import gpu_count
+from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.bundled import Bundled, bundled_names, find
 from legroom.units import parse_length, parse_whole
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
-    from legroom.facts.bundled import Bundled
 
 DESCRIPTION = """\
 List the models whose facts come with legroom: they can be planned without a network.
@@ -56,8 +53,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the bundled models whose names contain all the words, with --gpu those that it serves; 1 for none."""
-    from legroom.facts.bundled import bundled_names, find
-
     words = [word.lower() for word in args.words]
     every = (model for name in bundled_names() if (model := find(name)))
     models = [named for model in every if (named := model.with_words(words))]

@@ -138,10 +138,9 @@ def _mig_slice(card: str, profile: str) -> Gpu:
     try:
         return gpu(f"{card} mig {profile.strip().lower()}")
     except LegroomError:
-        raise LegroomError(
-            f"--gpus {profile!r} is neither a number nor a MIG slice of {card} that legroom knows",
-            "write it like --gpus 2, or --gpus 3g.71gb,3g.71gb; `legroom gpus mig` lists the slices",
-        ) from None
+        why = f"--gpus {profile!r} is neither a number nor a MIG slice of {card} that legroom knows"
+        hint = "write it like --gpus 2, or --gpus 3g.71gb,3g.71gb; `legroom gpus mig` lists the slices"
+        raise LegroomError(why, hint) from None
 
 
 def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:

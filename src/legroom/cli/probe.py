@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer
+from legroom.drawing.text import columns
 from legroom.errors import OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.planning.card_store import CardRecord
+from legroom.planning.card_store import CardRecord, store_card
+from legroom.probe.card_probe import probe_card, python_of_vllm
+from legroom.units import human_bytes
 
 DESCRIPTION = """\
 Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
@@ -49,9 +49,6 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 def run(args: argparse.Namespace) -> int:
     """Measures this machine's GPU, prints the record and, without --dry-run, stores it."""
-    from legroom.planning.card_store import store_card
-    from legroom.probe.card_probe import probe_card, python_of_vllm
-
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
     python = python_of_vllm(args.python)
@@ -92,8 +89,6 @@ def _served_words(command: list[str]) -> list[str]:
 
 def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
     """A table of what the probe measured on the card, and whether it was stored."""
-    from legroom.drawing.text import columns
-    from legroom.units import human_bytes
 
     def measured(value: int | None, form: Callable[[int], str]) -> str:
         return "not measured" if value is None else form(value)

@@ -116,13 +116,9 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_tier_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a second tier of KV cache (vLLM's --kv-offloading-size)")
-    group.add_argument(
-        "--tier",
-        metavar="cpu=SIZE[@RATE]",
-        help="host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; "
-        "policy=lru|arc, blocks_per_chunk=N, store_threshold=N, prompt_only=yes|no and disk=RATE "
-        "(files behind it) may follow after commas",
-    )
+    about = "host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; policy=lru|arc, "
+    about += "blocks_per_chunk=N, store_threshold=N, prompt_only=yes|no and disk=RATE (files behind it) may follow "
+    group.add_argument("--tier", metavar="cpu=SIZE[@RATE]", help=f"{about}after commas")
     group.add_argument("--tier-curve", action="store_true", help="replay tiers of several sizes too: hits over size")
 
 

@@ -161,10 +161,11 @@ def _planned_settings(
     if args.blocks is None and plan.verdict == "does_not_fit":
         failure = plan.memory.failure
         longest = failure.estimated_max_len if failure else None
-        raise LegroomError(
-            f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
-            f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
+        hint = (
+            f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do"
         )
+        why = f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool"
+        raise LegroomError(why, hint)
     taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
@@ -172,10 +173,9 @@ def _planned_settings(
         resolved["num_blocks"] = args.blocks
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         resolved = as_one_group(trace, resolved)
-        notes.append(
-            f"searched with one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of "
-            "this trace's mean length; replay the chosen flags without --choose for the groups themselves"
-        )
+        pool = f"one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of this trace's"
+        remark = "mean length; replay the chosen flags without --choose for the groups themselves"
+        notes.append(f"searched with {pool} {remark}")
     if resolved["engine"] == "V0" and resolved["enable_chunked_prefill"]:
         notes.append("this release prefills in chunks here; the V0 rules are simulated with whole prompts")
     cost = None

@@ -86,24 +86,20 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
-    kind = match["kind"]
+    kind, rate = match["kind"], match["rate"]
     if kind == "disk":
-        raise LegroomError(
-            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
-            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
-        )
+        why = f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed"
+        raise LegroomError(why, "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s")
     if kind != "cpu":
         raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
     options = _tier_options(text, match["options"])
     disk = options.pop("disk", None)
     blocks_per_chunk = options.get("blocks_per_chunk", 1)
-    rate = match["rate"]
     seconds = 0.0
     if rate:
         _require_block_bytes(text, block_bytes)
         seconds = block_bytes / max(1, parse_bytes(rate, "the rate of --tier"))
-    counted = re.fullmatch(r"([\d_]+) ?blocks", match["size"])
-    if counted:
+    if counted := re.fullmatch(r"([\d_]+) ?blocks", match["size"]):
         num_chunks = int(counted[1]) // blocks_per_chunk
     else:
         _require_block_bytes(text, block_bytes)

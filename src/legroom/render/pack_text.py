@@ -120,12 +120,11 @@ def _start_order_lines(result: PackResult, style: Style) -> Iterator[str]:
     first = result.request.shifts[0]
     now = [name for name in result.order if name in first.awake]
     later = [name for name in result.order if name not in first.awake]
-    yield from wrap(
-        f"Start {', '.join(now)} first. A server has to be awake to start: put those that are not awake in the next "
-        f"shift to sleep, then start {', '.join(later)}. From then on, sleep first, then wake.",
-        style.width,
-        _MARGIN,
+    rule = "A server has to be awake to start: put those that are not awake in the next shift to sleep"
+    order = (
+        f"Start {', '.join(now)} first. {rule}, then start {', '.join(later)}. From then on, sleep first, then wake."
     )
+    yield from wrap(order, style.width, _MARGIN)
 
 
 def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
@@ -133,8 +132,8 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
     for number, packed in enumerate(result.packed):
         if number:
             yield ""
-        variables = sorted({"CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH} & packed.plan.args.env.keys())
-        env = {name: packed.plan.args.env[name] for name in variables}
+        set_by_pack = ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
+        env = {name: value for name, value in sorted(packed.plan.args.env.items()) if name in set_by_pack}
         yield from command_lines(ready_command(packed.plan), style, env)
 
 

@@ -112,14 +112,10 @@ def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
     kv = plan.memory.kv
     if kv.num_blocks <= 0:
         return y
-    for line in (
-        pool_text(kv, "KV block"),
-        f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens; "
-        f"the longest that fits is {count(kv.longest_len)}",
-    ):
-        page.text(_LEFT, y + 12, line)
-        y += 19
-    return y
+    holds = f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens"
+    page.text(_LEFT, y + 12, pool_text(kv, "KV block"))
+    page.text(_LEFT, y + 31, f"{holds}; the longest that fits is {count(kv.longest_len)}")
+    return y + 38
 
 
 def _draw_all_advice(page: Svg, plan: Plan, y: float) -> float:
