@@ -10,15 +10,18 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.deployments.deployment import KEPT_ENV, Deployment, deployment_from_command
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory, bytes_held_by, visible
 from legroom.live.kernel_memory import Cgroup, machine_kills
 from legroom.records import dataclass
 from legroom.recover.machine_snapshot import MachineSnapshot, link_target_or_empty, read_machine
+from legroom.recover.orphans import classify_holders
 from legroom.units import human_bytes
 from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
 from legroom.vllm.args import served_port
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
@@ -123,8 +126,6 @@ def _machine_line(node: NodeState) -> str:
 
 def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[DoctorFinding]:
     """What is wrong with the machine itself: leftovers of dead servers, kernel kills, and what was not readable."""
-    from legroom.recover.orphans import classify_holders
-
     if not node.gpus:
         message = "neither NVML nor nvidia-smi answers: no memory, no processes, no driver of a card"
         yield DoctorFinding("not read", "GPU", message)
@@ -237,9 +238,6 @@ def _log_file(pid: int) -> str | None:
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
     """(rank, sentence) of what metrics, log and kernel show; "not read" where `view` or `log` is None."""
-    from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.vllm_logs.log_sources import pieces_of_file
-
     if view is None:
         yield "not read", "metrics: it has a network of its own; run doctor inside its container"
     elif view.state == "unreachable":

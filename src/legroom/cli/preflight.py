@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from legroom.cli.output import print_answer
 from legroom.cli.shared_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.verify.node_preflight import preflight, read_node_state
 
 __all__ = ["add_options", "parse", "run"]
 
@@ -43,8 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks this node for the described server and prints the checks; exit status 1 where it does not hold it."""
-    from legroom.verify.node_preflight import preflight, read_node_state
-
     args.vllm = args.vllm or _installed_release()
     try:
         deployment = described_server(args)
@@ -65,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _installed_release() -> str | None:
     """The installed vLLM's version without its local part (`+cu128`); None where there is none."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("vllm").partition("+")[0]
     except PackageNotFoundError:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
-from legroom.deployments.described import WISHES
+from legroom.deployments.described import WISHES, deployment_from_words, server_env
 from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
 from legroom.units import parse_whole
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
     from legroom.sweeps import SweepExecutor
 
@@ -108,9 +109,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Deployment:
     """The server that the options describe; `environ`: the variables it inherits, by default this process's."""
-    from legroom.deployments.described import deployment_from_words, server_env
-    from legroom.facts.releases import release as known_release
-
     release = known_release(args.vllm) if args.vllm else None
     base = _described_base(args, release)
     env = server_env(os.environ if environ is None else environ)

@@ -127,13 +127,9 @@ def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str
     """The annotations and labels of the object, its pod template, its job template and that one's pods."""
     spec = _mapping_or_empty(manifest.get("spec"))
     job = _mapping_or_empty(spec.get("jobTemplate"))
-    for owner in (
-        manifest,
-        _mapping_or_empty(spec.get("template")),
-        job,
-        _mapping_or_empty(_mapping_or_empty(job.get("spec")).get("template")),
-    ):
-        metadata = _mapping_or_empty(owner.get("metadata"))
+    pods_of_job = _mapping_or_empty(job.get("spec")).get("template")
+    for owner in (manifest, spec.get("template"), job, pods_of_job):
+        metadata = _mapping_or_empty(_mapping_or_empty(owner).get("metadata"))
         yield _mapping_or_empty(metadata.get("annotations"))
         yield _mapping_or_empty(metadata.get("labels"))
 

@@ -11,25 +11,20 @@ from legroom.live.fleet import UNKNOWN, FleetGroup, FleetView
 from legroom.live.server_view import ServerView, State
 from legroom.units import human_bytes
 
-COLOURS: dict[State, Colour] = {
-    "healthy": "green",
-    "idle": "grey",
-    "warning": "orange",
-    "critical": "red",
-    "unreachable": "red",
+_LOOKS: dict[State, tuple[Colour, str, str]] = {
+    "healthy": ("green", "●", "*"),
+    "idle": ("grey", "○", "o"),
+    "warning": ("orange", "▲", "!"),
+    "critical": ("red", "■", "X"),
+    "unreachable": ("red", "×", "x"),
 }
-_MARKS: dict[State, tuple[str, str]] = {
-    "healthy": ("●", "*"),
-    "idle": ("○", "o"),
-    "warning": ("▲", "!"),
-    "critical": ("■", "X"),
-    "unreachable": ("×", "x"),
-}
+"""Colour, symbol, and symbol without Unicode."""
+COLOURS = {state: colour for state, (colour, _, _) in _LOOKS.items()}
 
 
 def state_mark(state: State, style: Style) -> str:
     """A symbol and the state, coloured."""
-    return style.paint(f"{style.pick(*_MARKS[state])} {state}", COLOURS[state])
+    return style.paint(f"{style.pick(*_LOOKS[state][1:])} {state}", COLOURS[state])
 
 
 def servers_text(views: Sequence[ServerView], style: Style) -> str:
@@ -103,7 +98,7 @@ _FLEET_COLUMNS = ("model", "pool", "release", "servers", "KV mean", "KV peak", "
 def fleet_text(view: FleetView, window: str, style: Style) -> str:
     """A table of the watched servers by model, pool and release, with how many could go, and advice."""
     servers = sum(group.servers for group in view.groups)
-    rows = [_FLEET_COLUMNS, *(_fleet_row(group) for group in view.groups)]
+    rows = [_FLEET_COLUMNS, *map(_fleet_row, view.groups)]
     lines = [style.paint(_fleet_headline(view, servers, window), "bold"), "", *columns(rows, "<<<>>>>>>"), ""]
     advice = [(group, each) for group in view.groups for each in group.advice]
     for _, each in advice[:_MAX_ADVICE]:

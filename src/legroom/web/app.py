@@ -150,18 +150,14 @@ async def _openapi(page: bool, request: Request) -> Response:
     return JSONResponse(openapi_document(live=page))
 
 
-async def _not_found(request: Request) -> Response:
-    """404, or 405 where the path is an API endpoint asked with a method it does not take."""
+async def _not_found(request: Request, hint: str = "/openapi.json says what there is") -> Response:
+    """404 with this hint, or 405 where the path is an API endpoint that takes another method."""
     path = request.url.path
-    if path.removeprefix("/api/") in ENDPOINTS and path.startswith("/api/"):
-        return _method_not_allowed(path)
-    return error_response(404, f"there is nothing at {path}", "/openapi.json says what there is")
-
-
-def _method_not_allowed(path: str) -> Response:
-    answer = error_response(405, f"{path} wants a POST", "see /openapi.json")
-    answer.headers["allow"] = "POST"
-    return answer
+    if path.startswith("/api/") and path.removeprefix("/api/") in ENDPOINTS:
+        answer = error_response(405, f"{path} wants a POST", "see /openapi.json")
+        answer.headers["allow"] = "POST"
+        return answer
+    return error_response(404, f"there is nothing at {path}", hint)
 
 
 async def _serve_page_file(request: Request) -> Response:
@@ -172,12 +168,9 @@ async def _serve_page_file(request: Request) -> Response:
         redirect = RedirectResponse(request.url.path, 303)
         redirect.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return redirect
-    path = request.path_params["path"]
-    if path.removeprefix("api/") in ENDPOINTS and path.startswith("api/"):
-        return _method_not_allowed(f"/{path}")
-    file = page_file(path, "served")
+    file = page_file(request.path_params["path"], "served")
     if file is None:
-        return error_response(404, f"there is nothing at {request.url.path}", "the page is at /")
+        return await _not_found(request, "the page is at /")
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers={"etag": file.etag})
     return Response(file.body, headers={"etag": file.etag, "cache-control": "no-cache"}, media_type=file.media_type)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from legroom.version import __version__
-from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
+from legroom.web.endpoints import ENDPOINTS, ApiEndpoint, Document
 from legroom.web.schemas import request_name, response_name, schemas
 
 _ERRORS = {
@@ -62,9 +62,7 @@ def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
     return {"get": _operation(f"{endpoint.name}_get", endpoint.summary, "The document", document, errors), "post": post}
 
 
-def _operation(
-    name: str, summary: str, description: str, content: dict[str, Any], errors: dict[str, Any]
-) -> dict[str, Any]:
+def _operation(name: str, summary: str, description: str, content: Document, errors: Document) -> Document:
     """An OpenAPI operation with this content and these error responses."""
     responses = {"200": {"description": description, "content": content}, **errors}
     return {"operationId": name, "summary": summary, "responses": responses}
