@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return OK
     if not args.files:
         raise LegroomError("lint what?", "legroom lint FILE...: rules, dashboards, scripts, units, manifests")
-    unknown = sorted(set(args.ignore) - set(rules_by_id()))
-    if unknown:
+    if unknown := sorted(set(args.ignore) - set(rules_by_id())):
         raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
     plan = read_plan(args.plan) if args.plan else None
     any_release = args.vllm == "any"

@@ -32,9 +32,8 @@ exit codes: 0 something matches (and fits), 1 nothing does
 """
 
 
-_NO_SUCH_NAME = (
-    "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json, too.\n"
-)
+_OTHERS = "plan takes any Hugging Face id, or a folder with a config.json, too"
+_NO_SUCH_NAME = f"No bundled model has such a name; {_OTHERS}.\n"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -111,8 +111,7 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
 
     known = {message.id for message in message_patterns()}
     for signature in document["signatures"]:
-        error = pattern_error(signature["pattern"])
-        if error:
+        if error := pattern_error(signature["pattern"]):
             yield f"the pattern {signature['pattern']!r} is not RE2: {error}"
         elif not compiled(signature["pattern"]).search(signature["example"]):
             yield f"the pattern {signature['pattern']!r} does not match its own example"

@@ -152,8 +152,7 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
 def import_record(path: str) -> Path:
     """Stores the record of a file in the user's catalog and returns its path there; LegroomError if it is invalid."""
     record = _read_record(Path(path))
-    wrong = record_problems(record)
-    if wrong:
+    if wrong := record_problems(record):
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         hint = "legroom catalog export --format deadends shows the shape"
         raise LegroomError(f"{path} is no record of the dead-ends shape: {wrong[0]}{more}", hint)

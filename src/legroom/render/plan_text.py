@@ -411,12 +411,8 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(_trade_text(plan, losses), style.width, "    "))
 
 
-_STATE_NAMES = {
-    "serving": "serving",
-    "asleep_1": "asleep, level 1",
-    "asleep_2": "asleep, level 2",
-    "updating_weights": "updating weights",
-}
+_STATE_NAMES = {f"asleep_{level}": f"asleep, level {level}" for level in (1, 2)}
+_STATE_NAMES |= {"serving": "serving", "updating_weights": "updating weights"}
 
 
 def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:

@@ -175,7 +175,7 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     holding = report.by_cost(cards)
     best = holding[0] if holding else None
-    has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
+    has_prices = any(map(report.usd_per_hour, holding))
     each = ["tok/s each", "answer s"] if report.load.trace.users else []
     figures = ["p99 TTFT s", "p99 TPOT ms", *each, *(["$/hour", "$/M tok"] if has_prices else [])]
     header = ["", "GPU", "GPUs", "split", *figures]

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 _ALWAYS_SHOWN = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
 """Figures that are shown even if they do not change."""
-_REPEATS = {
-    "KV cache, first start": "KV cache",
-    "longest requests at once, first start": "longest requests at once",
-    "tokens of full-length requests": "tokens as vLLM prints them",
-}
+_REPEATS = {f"{figure}, first start": figure for figure in ("KV cache", "longest requests at once")}
+_REPEATS |= {"tokens of full-length requests": "tokens as vLLM prints them"}
 """Figures that are hidden where they equal another row's."""
 _SMALL_BYTES = MIB
 """Smaller changes are summed up in one line."""

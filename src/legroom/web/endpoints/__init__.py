@@ -78,8 +78,7 @@ def answer(name: str, request: Any) -> Document:
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:
         raise BadRequest(f"there is no endpoint {name!r}", f"there are {', '.join(ENDPOINTS)}")
-    problem = check_request(name, request)
-    if problem:
+    if problem := check_request(name, request):
         raise BadRequest(f"the request is not of the form that {name} takes: {problem[:300]}", "see /openapi.json")
     if endpoint.fetches_from_hub:
         return endpoint.function(request)
