@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from made_up_looks import SERVER, calm, sample, trouble
 
-from legroom.cli.incidents import seconds_ago
+from legroom.cli.incidents import duration_seconds
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
@@ -196,10 +196,10 @@ def test_an_incident_that_is_not_there(number, journalled, capsys):
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5min", 300), ("5m", 300), ("1.5h", 5400), ("2d", 172800)])
 def test_times_ago_as_people_write_them(text, seconds):
-    assert seconds_ago(text) == seconds
+    assert duration_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2 fortnights", "-1d", "1e999h"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(LegroomError):
-        seconds_ago(text)
+        duration_seconds(text)

@@ -48,8 +48,8 @@ def machine(monkeypatch):
         asked.append([holder.what for holder in dead])
         return tuple(action.Freed(holder, "ended" if holder.process else "removed") for holder in dead)
 
-    monkeypatch.setattr(machine_snapshot, "read_machine", lambda *_: seen)
-    monkeypatch.setattr(action, "free_dead_holders", free)
+    monkeypatch.setattr("legroom.cli.recover.read_machine", lambda *_: seen)
+    monkeypatch.setattr("legroom.cli.recover.free_dead_holders", free)
     return asked
 
 
@@ -78,8 +78,7 @@ def test_on_a_terminal_it_asks_first(machine, monkeypatch, answer, freed):
 
 def test_one_that_may_not_be_ended_is_said_and_ends_with_1(machine, monkeypatch, capsys):
     monkeypatch.setattr(
-        action,
-        "free_dead_holders",
+        "legroom.cli.recover.free_dead_holders",
         lambda dead, *_, **__: tuple(action.Freed(one, "not permitted", "PID 200 belongs to ann") for one in dead),
     )
     assert main(["recover", "--yes"]) == 1
@@ -118,7 +117,7 @@ def test_without_a_driver_it_says_so():
     ],
 )
 def test_what_may_not_be_looked_into_is_said_and_ends_with_1(seen, said, monkeypatch, capsys):
-    monkeypatch.setattr(machine_snapshot, "read_machine", lambda: seen)
+    monkeypatch.setattr("legroom.cli.recover.read_machine", lambda: seen)
     assert main(["recover"]) == 1
     assert said in " ".join(capsys.readouterr().out.split())
 

@@ -40,8 +40,8 @@ def said(monkeypatch):
         def run(self):
             return 0
 
-    monkeypatch.setattr("legroom.run.task_process.run_task", run_task)
-    monkeypatch.setattr("legroom.run.supervisor.Supervisor", Supervisor)
+    monkeypatch.setattr("legroom.cli.run.run_task", run_task)
+    monkeypatch.setattr("legroom.cli.run.Supervisor", Supervisor)
     return seen
 
 

@@ -167,13 +167,14 @@ def test_a_server_that_has_answered_is_ready_while_it_still_warms_up(monkeypatch
     from starlette.testclient import TestClient
 
     from legroom.web.app import create_app
-    from legroom.web.endpoint_processes import EndpointProcesses
+    from legroom.web.endpoint_processes import EndpointProcesses, WorkerLimits
+    from legroom.web.security import Access
 
     async def never(processes):
         await asyncio.Event().wait()
 
     monkeypatch.setattr(EndpointProcesses, "warm_up", never)
-    with TestClient(create_app(page=False), base_url="http://localhost") as client:
+    with TestClient(create_app(Access(), WorkerLimits(), None, page=False), base_url="http://localhost") as client:
         assert client.get("/readyz").status_code == 503
         assert client.post("/api/plan", json={"model": "llama-3.1-8b", "gpu": "h100"}).status_code == 200
         assert client.get("/readyz").status_code == 200

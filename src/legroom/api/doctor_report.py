@@ -10,15 +10,18 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.deployments.deployment import KEPT_ENV, Deployment, deployment_from_command
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory, bytes_held_by, visible
 from legroom.live.kernel_memory import Cgroup, machine_kills
 from legroom.records import dataclass
 from legroom.recover.machine_snapshot import MachineSnapshot, link_target_or_empty, read_machine
+from legroom.recover.orphans import classify_holders
 from legroom.units import human_bytes
 from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
 from legroom.vllm.args import served_port
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
@@ -82,7 +85,7 @@ class DoctorReport:
         return OK if self.node.gpus else UNREACHABLE
 
     def text(self, style: Style) -> str:
-        """At most ten lines: the sum, the machine, the servers, then the findings."""
+        """At most ten lines: how many findings of each rank there are, the machine, the servers, then the findings."""
         counts = ", ".join(f"{sum(each.rank == rank for each in self.findings)} {rank}" for rank in _RANKS)
         rows = [("machine", _machine_line(self.node)), *(("server", server.line) for server in self.servers)]
         rows += [(each.rank, f"{each.about}: {each.message}") for each in self.findings]
@@ -113,6 +116,7 @@ def doctor() -> DoctorReport:
 
 
 def _machine_line(node: NodeState) -> str:
+    """The machine in one line: its GPUs, the driver, the sizes of /dev/shm and of the memory limit."""
     names = [card.name for card in node.gpus]
     cards = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no NVIDIA GPU"
     sizes = {"/dev/shm": node.shm_bytes, "memory limit": node.memory_limit_bytes}
@@ -122,8 +126,6 @@ def _machine_line(node: NodeState) -> str:
 
 def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[DoctorFinding]:
     """What is wrong with the machine itself: leftovers of dead servers, kernel kills, and what was not readable."""
-    from legroom.recover.orphans import classify_holders
-
     if not node.gpus:
         message = "neither NVML nor nvidia-smi answers: no memory, no processes, no driver of a card"
         yield DoctorFinding("not read", "GPU", message)
@@ -149,7 +151,7 @@ def _proc_strings(pid: int, name: str) -> list[str]:
 def _checkup_of_server(
     snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
 ) -> ServerCheckup:
-    """The checkup of one running server; appends to `found` what its plan, metrics, log and the kernel show."""
+    """The checkup of the server with this PID and command line (`words`); appends to `found` what is wrong with it."""
     about, log = f"PID {pid}", _log_file(pid)
     env = dict(word.split("=", 1) for word in _proc_strings(pid, "environ") if "=" in word)
     line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
@@ -176,7 +178,7 @@ def _checkup_of_server(
 def _with_plan(
     checkup: ServerCheckup, deployment: Deployment, node: NodeState, found: list[DoctorFinding]
 ) -> ServerCheckup:
-    """The checkup with the planned peak and verdict; adds what `legroom preflight` finds in its container."""
+    """The checkup with the plan's peak and verdict, if it can be planned; appends preflight's findings to `found`."""
     pid, about = checkup.pid, f"PID {checkup.pid}"
     limit = cgroup.limit if (cgroup := Cgroup.of(pid)) is not None else None
     shared = shm_bytes(f"/proc/{pid}/root/dev/shm")
@@ -199,7 +201,7 @@ def _with_plan(
 
 
 def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
-    """The card less the GPU memory of these processes; as empty where the driver does not list processes."""
+    """The card as if the processes with these PIDs held nothing; as if empty where the driver lists no processes."""
     others = card.used_bytes - sum(size for pid, size in card.processes if pid in own) if card.processes else 0
     return replace(card, used_bytes=max(others, 0))
 
@@ -212,7 +214,7 @@ def _installed_release(pid: int, interpreter: str) -> str | None:
 
 
 def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | None]:
-    """State by metrics and vLLM release, each None where not answered; both in another network namespace."""
+    """(state by its metrics, vLLM release), None where it does not answer or has a network namespace of its own."""
     from legroom.live.running_server import running_server
     from legroom.sidecar.watch_config import simple_config
     from legroom.sidecar.watch_session import WatchSession, check_once
@@ -229,16 +231,13 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
 
 
 def _log_file(pid: int) -> str | None:
-    """The file that a process's output goes to; None where it is a terminal, a pipe or a journal."""
+    """The path of the file that a process prints to; None where that is a terminal, a pipe or a journal."""
     targets = (link_target_or_empty(f"/proc/{pid}/fd/{number}") for number in (1, 2))
     return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
 
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
-    """(severity, sentence) of what metrics, log and kernel show; "not read" where `view` or the log is missing."""
-    from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.vllm_logs.log_sources import pieces_of_file
-
+    """(rank, sentence) of what metrics, log and kernel show; "not read" where `view` or `log` is None."""
     if view is None:
         yield "not read", "metrics: it has a network of its own; run doctor inside its container"
     elif view.state == "unreachable":

@@ -131,6 +131,7 @@ class SearchReport:
 
 
 def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
+    """Another plan that holds the load as JSON; `losses` says what it gives up."""
     from legroom.planning.plan_json import layout_json
 
     return {
@@ -153,7 +154,11 @@ def search(
     *,
     keep_model: bool = False,
 ) -> SearchReport:
-    """Flags that hold `concurrency` requests of `context` tokens (None: the model's); more GPUs if `where` has none."""
+    """Searches flags that hold `concurrency` requests of `context` tokens (None: the model's longest).
+
+    Where `where` names no number of GPUs and one card is too small, it searches with more. `keep_model` leaves out
+    quantized checkpoints.
+    """
     from legroom.planning.capacity_search import search_flags
     from legroom.planning.checkpoints import quantized_checkpoints
     from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
@@ -191,7 +196,7 @@ _SEARCHED_FLAGS = (
 
 
 def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:
-    """The plan on just the GPUs that it uses, and its losses, to which more GPUs than `asked` are added."""
+    """(the plan on just the GPUs that it uses, its losses), of which one is the number of GPUs if above `asked`."""
     used = plan.settings.gpus_used
     more = (f"{used} cards instead of {asked}",) if used > asked else ()
     return replace(plan, target=replace(plan.target, gpus=used)), (*more, *losses)

@@ -43,7 +43,7 @@ def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | No
 
 
 def bounded_trace(trace: Trace) -> Trace:
-    """The trace, checked; LegroomError for more requests than a call may bring."""
+    """The same trace; LegroomError where it is not valid, or has more requests than one HTTP or MCP call may bring."""
     if len(trace) > MAX_REQUESTS:
         hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
         raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)
@@ -53,7 +53,10 @@ def bounded_trace(trace: Trace) -> Trace:
 def simulation_json(
     trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
 ) -> dict[str, Any]:
-    """The document of a simulation, with the GPU's note if any; LegroomError for seconds without `step_ms`."""
+    """The JSON document of a replay; `given` are scheduler settings by name (None: the plan's or vLLM's default).
+
+    LegroomError where the trace has its arrivals in seconds and `step_ms`, the length of a step, is None.
+    """
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.step_time import fixed_cost
     from legroom.simulation.trace_replay import simulate
@@ -68,7 +71,7 @@ def simulation_json(
 
 
 def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
-    """The settings given, else the plan's, else vLLM's defaults; LegroomError without a number of blocks."""
+    """The settings of `given` that are not None, else the plan's, else vLLM's defaults; LegroomError without blocks."""
     from legroom.simulation.scheduler_settings import SchedulerSettings
 
     values: dict[str, Any] = {}

@@ -42,21 +42,19 @@ class SizeReport:
 
     @property
     def affordable(self) -> list[Fit]:
-        """The rows within the budget and those that do not fit, the cheapest first."""
+        """The rows within the budget, and those of GPUs that do not hold the model, the cheapest first."""
         from legroom.planning.sizing import cheapest_first, hourly_usd
 
         rows = cheapest_first(self.rows, self.prices)
         return [row for row in rows if not row.count or (hourly_usd(row, self.prices) or math.inf) <= self.budget]
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
-        """The text of `legroom size`; `matrix` is its --matrix."""
+        """The text of `legroom size`: a table of GPUs for each model; with `matrix` one table of models by GPUs."""
         from legroom.render.size_text import matrix_text, size_text
 
         requests = f"{self.goal.concurrency:g} request{'' if self.goal.concurrency == 1 else 's'}"
-        title = (
-            f"{requests} of {self.goal.context:,} tokens at once, vLLM {self.release.version}, "
-            f"policy {self.goal.policy}"
-        )
+        title = f"{requests} of {self.goal.context:,} tokens at once, vLLM {self.release.version}"
+        title += f", policy {self.goal.policy}"
         if matrix:
             return matrix_text(self.rows, title, style or PLAIN)
         if self.budget < math.inf:
@@ -96,8 +94,8 @@ def size(
 ) -> SizeReport:
     """Which GPUs, and how many, hold `model` with `concurrency` requests of `context` tokens at once.
 
-    `model` may be several; `gpus` are names (`["h100", "l4"]` or `"all"`), the usual ones unless given; `flags` are
-    vLLM's engine arguments as in `plan`.
+    `model` is a name or several; `gpus` are the cards to try (`["h100", "l4"]` or `"all"`; None: the usual ones);
+    `flags` are vLLM's engine arguments as in `plan`.
     """
     from legroom.deployments.described import deployment_from_arguments
 

@@ -31,7 +31,7 @@ class WatchReport:
         return servers_text([self.view], style or PLAIN)
 
     def json(self) -> dict[str, Any]:
-        """The object that `legroom watch --json` prints for it."""
+        """The object that `legroom watch --json` prints for this server and scrape."""
         return self.view.to_json()
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class WatchReport:
 
 
 def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
-    """Scrapes vLLM servers and yields a report per scrape until it is closed; with `once`, one per server."""
+    """Scrapes vLLM servers and yields a report for each scrape until the iterator is closed; `once`: one a server."""
     from legroom.sidecar.watch_config import simple_config, with_interval
     from legroom.sidecar.watch_session import WatchSession, check_once, watched_views
 

@@ -72,11 +72,8 @@ def run(args: argparse.Namespace) -> int:
     is_stored = bool(observations) and not args.dry_run
     if is_stored and (remark := store_observations(observations)):
         note(f"note: {remark}")
-    print_answer(
-        args.json,
-        lambda: {"learnt": [_start_json(start) for start in starts]},
-        lambda _: "\n".join(_start_lines(starts, remembered=is_stored)) + "\n",
-    )
+    text = "\n".join(_start_lines(starts, is_stored)) + "\n"
+    print_answer(args.json, {"learnt": [_start_json(start) for start in starts]}, text)
     return OK if observations else ANSWER_IS_NO
 
 
@@ -103,8 +100,8 @@ def _start_json(start: CalibratedStart) -> dict[str, Any]:
     }
 
 
-def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[str]:
-    """Measured and predicted bytes of each start as a table, and whether they were stored."""
+def _start_lines(starts: Sequence[CalibratedStart], is_stored: bool) -> list[str]:
+    """Measured and predicted bytes of each start as a table, and whether the measurements were stored."""
     lines: list[str] = []
     for start in starts:
         startup, seen = start.startup, start.observation
@@ -113,19 +110,16 @@ def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[st
         measured = dict(seen.terms) if seen else {}
         if measured and startup.available_kv_bytes is not None and not startup.explicit_kv:
             measured["kv_cache_bytes"] = startup.available_kv_bytes
-        rows = [
-            [f"  {_TERMS[name]}", human_bytes(value), *_comparison_cells(value, start.predicted.get(name))]
-            for name, value in measured.items()
-        ]
-        if rows:
-            lines += columns([["", "measured", "predicted", "off by"], *rows], "<>>>")
+        rows = [["", "measured", "predicted", "off by"]]
+        for name, value in measured.items():
+            compared = _comparison_cells(value, start.predicted.get(name))
+            rows.append([f"  {_TERMS[name]}", human_bytes(value), *compared])
+        lines += columns(rows, "<>>>") if measured else []
         if start.note:
             lines.append(f"  {start.note}")
         lines.append("")
-    lines.append(
-        "remembered; later plans of these use it and say `measured`" if remembered else "nothing was remembered"
-    )
-    return lines
+    stored = "remembered; later plans of these use it and say `measured`"
+    return [*lines, stored if is_stored else "nothing was remembered"]
 
 
 def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
@@ -137,6 +131,7 @@ def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
 
 
 def _print_observations(as_json: bool) -> int:
+    """Prints every stored observation; the exit code is 0. LegroomError where the store cannot be read."""
     stored = read_store()
     if stored.problem:
         raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
@@ -145,11 +140,8 @@ def _print_observations(as_json: bool) -> int:
         terms = ", ".join(f"{_TERMS[name]} {human_bytes(value)}" for name, value in seen.terms.items())
         rows.append([seen.key, seen.model or "-", seen.gpu, seen.release, seen.seen, terms])
     table = "\n".join(columns(rows, "<<<<<<")) if stored.observations else f"nothing learnt yet ({store_path()})"
-    print_answer(
-        as_json,
-        lambda: {"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]},
-        lambda _: table + "\n",
-    )
+    document = {"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]}
+    print_answer(as_json, document, table + "\n")
     return OK
 
 
@@ -169,12 +161,12 @@ def _forget_observations(key: str, as_json: bool) -> int:
     if remark:
         note(f"note: {remark}")
     forgotten = len(observations) - len(kept)
-    print_answer(as_json, lambda: {"forgotten": forgotten}, lambda _: f"forgot {forgotten} of {len(observations)}\n")
+    print_answer(as_json, {"forgotten": forgotten}, f"forgot {forgotten} of {len(observations)}\n")
     return OK
 
 
 def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
-    """Export stored observations as files into a folder, or import the receipts of folders (`verb`); exit code."""
+    """Exports observations as files into a folder, or imports such files; 1 for none. `verb`: export or import."""
     if not places or (verb == "export" and len(places) > 1):
         raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
     public: dict[str, Any] = {}
@@ -193,7 +185,7 @@ def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
         raise LegroomError(f"a receipt cannot be read or written: {error}", "name a folder of receipts") from error
     held_back = len(stored) - len(public)
     told = f"{verb}ed {done} receipts" + (f"; {held_back} held back: a setting names a path" if held_back else "")
-    print_answer(as_json, lambda: {f"{verb}ed": done, "held_back": held_back}, lambda _: told + "\n")
+    print_answer(as_json, {f"{verb}ed": done, "held_back": held_back}, told + "\n")
     return OK if done else ANSWER_IS_NO
 
 

@@ -46,17 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate_catalog(args: argparse.Namespace) -> int:
-    """Print the problems of bundled entries and imported records; the exit code says whether any."""
+    """Prints the problems of bundled entries and imported records; the exit code is 1 where there are any."""
     records = stored_records()
     wrong = catalog_problems() + [f"{path}: {problem}" for path, _, problems in records for problem in problems]
     count = len(bundled_documents())
     summary = f"{count} entries and {len(records)} imported records: {len(wrong) or 'no'} "
     summary += "problem" if len(wrong) == 1 else "problems"
-    print_answer(
-        args.json,
-        lambda: {"entries": count, "imported": len(records), "problems": wrong},
-        lambda _: "".join(f"{line}\n" for line in (*wrong, summary)),
-    )
+    document = {"entries": count, "imported": len(records), "problems": wrong}
+    print_answer(args.json, document, "".join(f"{line}\n" for line in (*wrong, summary)))
     return ANSWER_IS_NO if wrong else OK
 
 
@@ -77,9 +74,6 @@ def _export_entries(args: argparse.Namespace) -> int:
 def _import_entry(args: argparse.Namespace) -> int:
     """Store a dead-end record of a file for later diagnoses; returns the exit code."""
     target = import_record(args.file)
-    print_answer(
-        args.json,
-        lambda: {"imported": str(target)},
-        lambda _: f"kept as {target}; legroom explain --search finds it now\n",
-    )
+    text = f"kept as {target}; legroom explain --search finds it now\n"
+    print_answer(args.json, {"imported": str(target)}, text)
     return OK

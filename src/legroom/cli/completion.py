@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def completion_script(shell: str) -> str:
+    """The script that completes legroom's commands in bash, zsh or fish."""
     import shtab
 
     return str(shtab.complete(_parser_of_all_commands(shtab.FILE), shell))
@@ -47,11 +48,8 @@ def _parser_of_all_commands(complete_path: Any) -> argparse.ArgumentParser:
     from legroom.facts.gpus import gpu_names
     from legroom.facts.releases import latest
 
-    values = {
-        "--gpu": [min(names, key=len) for names in gpu_names().values() if names],
-        "--model": list(bundled_names()),
-        "model": list(bundled_names()),
-    }
+    gpus = [min(names, key=len) for names in gpu_names().values() if names]
+    values = {"--gpu": gpus, **{name: list(bundled_names()) for name in ("--model", "model")}}
     vllm_flags = sorted(name for name in flags_of(latest()) if name.startswith("--"))
     whole = Parser(prog="legroom", description="GPU memory in vLLM serving.")
     commands = whole.add_subparsers(prog="legroom")

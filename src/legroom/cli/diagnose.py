@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
 from legroom.cli.shared_options import gpu_count
+from legroom.deployments.described import refuse_two_models
+from legroom.diagnosis.diagnosis_json import readings_json
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.log_diagnosis import LogReading
+from legroom.render.diagnosis_text import readings_text
+from legroom.vllm_logs import log_sources
 
 USAGE = "legroom diagnose [FILE ... | -] [options]"
 DESCRIPTION = """\
@@ -51,20 +53,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads the logs and prints the diagnosis of each; the exit status is `exit_code` of the readings."""
-    from legroom.deployments.described import refuse_two_models
-    from legroom.diagnosis.diagnosis_json import readings_json
-    from legroom.diagnosis.fixes.failed_run import Hints
-    from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.render.diagnosis_text import readings_text
-
     refuse_two_models(args.line, args.model)
     hints = Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
     readings = [read_log(pieces, name, hints) for name, pieces in _log_sources(args)]
-    print_answer(
-        args.json,
-        lambda: readings_json(readings),
-        lambda style: readings_text(readings, style, args.lang, args.all_runs, args.explain_math),
-    )
+    options = (args.lang, args.all_runs, args.explain_math)
+    print_answer(args.json, lambda: readings_json(readings), lambda style: readings_text(readings, style, *options))
     return exit_code(readings)
 
 
@@ -78,8 +71,6 @@ def exit_code(readings: list[LogReading]) -> int:
 
 def _log_sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
     """(name, pieces of the log) of each journal unit, container, file or stdin that the options name."""
-    from legroom.vllm_logs import log_sources
-
     for name, value in (("--systemd", args.systemd), ("--docker", args.docker)):
         if value is not None and (not value or value.startswith("-")):
             raise LegroomError(f"{name} needs a name, not {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from legroom.api.doctor_report import doctor
 from legroom.cli.output import print_answer
 
 USAGE = "legroom doctor [--json]"
@@ -26,8 +27,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks this machine and its vLLM servers, prints the report and returns the report's exit status."""
-    from legroom.api.doctor_report import doctor
-
     report = doctor()
     print_answer(args.json, report.to_json, report.text)
     return report.exit_code

@@ -6,6 +6,9 @@ import argparse
 
 from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.explain.catalog_entries import entries, entry, search, search_json
+from legroom.explain.entry import summary_json
+from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
 
 USAGE = "legroom explain [LR203 | WORDS] [--lang en|zh] [--json]"
 DESCRIPTION = """\
@@ -26,9 +29,8 @@ exit codes: 0 found, 1 the search found nothing, 2 no such entry
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words", nargs="*", metavar="ID", help="an entry (LR203) or words to search; none: list them all"
-    )
+    about = "an entry (LR203) or words to search; none: list them all"
+    parser.add_argument("words", nargs="*", metavar="ID", help=about)
     parser.add_argument("--search", nargs="+", metavar="WORD", help="find entries by words, a label or a line of a log")
     parser.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -36,10 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one catalog entry, the hits of --search or the list of all; exit status 1 where nothing is found."""
-    from legroom.explain.catalog_entries import entries, entry, search, search_json
-    from legroom.explain.entry import summary_json
-    from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
-
     if args.words and args.search:
         raise LegroomError("explain what?", "legroom explain LR203, or legroom explain WORDS")
     lang, word = args.lang, args.words[0].lower() if len(args.words) == 1 else ""
@@ -47,14 +45,13 @@ def run(args: argparse.Namespace) -> int:
     words = None if is_id else " ".join(args.search or args.words) or None
     if words is not None and not (hits := search(words, entries())):
         note(f"nothing in the catalog fits {words!r}; legroom explain shows all of it")
-        if args.json:
-            print_answer(True, lambda: search_json(words, hits, lang), str)
+        print_answer(args.json, lambda: search_json(words, hits, lang), "")
         return ANSWER_IS_NO
     if words is not None:
         print_answer(args.json, lambda: search_json(words, hits, lang), lambda style: hits_text(hits, style, lang))
     elif not is_id:
         listed = {"entries": [summary_json(each, lang) for each in entries()]}
-        print_answer(args.json, lambda: listed, lambda style: entry_list_text(entries(), style, lang))
+        print_answer(args.json, listed, lambda style: entry_list_text(entries(), style, lang))
     else:
         chosen = entry(args.words[0])
         print_answer(args.json, lambda: entry_document(chosen, lang), lambda style: explain_text(chosen, style, lang))

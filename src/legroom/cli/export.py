@@ -19,7 +19,7 @@ from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.planning.machine import make_plan
+from legroom.planning.machine import plan_deployment
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.planning.plan_json import plan_document
 
@@ -122,7 +122,7 @@ def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
 
 
 def _stream_text(files: Sequence[ExportedFile]) -> str:
-    """The files as one stream: each after its name, YAML as documents of their own, those `beside` as comments."""
+    """The files as one text, each after its name: YAML as documents of their own, files marked `beside` as comments."""
     stream = ""
     for file in files:
         text = "".join(f"# {line}" for line in file.text.splitlines(keepends=True)) if file.beside else file.text
@@ -183,13 +183,10 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
+    """The parser of `legroom export FORMAT` for the module of one format."""
     prog = f"legroom export {module.NAME}"
-    parser = Parser(
-        prog=prog,
-        usage=f"{prog} [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [options]",
-        description=module.HELP,
-        allow_abbrev=False,
-    )
+    usage = f"{prog} [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [options]"
+    parser = Parser(prog=prog, usage=usage, description=module.HELP, allow_abbrev=False)
     about = "vLLM release (default: the plan's, else the newest known)"
     if getattr(module, "TAKES_ANY", False):
         about = "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
@@ -199,7 +196,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     shared_options.add_machine_options(where)
     shared_options.add_source_options(parser)
     if hasattr(module, "add_options"):
-        module.add_options(parser.add_argument_group(f"{module.NAME}"))
+        module.add_options(parser.add_argument_group(module.NAME))
     out = parser.add_argument_group("output")
     out.add_argument("-o", "--output", metavar="PATH", help="a file, or a folder for several (default, and -: stdout)")
     out.add_argument("--force", action="store_true", help="replace a file that legroom did not write")
@@ -209,7 +206,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
 
 
 def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
-    """The plan of --plan or of the described server, whose secrets' names go to `args`; None where neither is given."""
+    """The plan of --plan or of the described server; None for neither. Sets `args.secret_names` of such a server."""
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:
@@ -225,10 +222,8 @@ def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     # The exported server does not inherit this shell's environment.
     deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
-    made = make_plan(
-        deployment.args, deployment.release, shared_options.described_machine(args, deployment), advice=False
-    )
-    document = plan_document(made)
+    machine = shared_options.described_machine(args, deployment)
+    document = plan_document(plan_deployment(deployment, machine, advice=False))
     return _require_fit(replace(document, env={**deployment.given_env, **document.env}))
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
 
 from legroom.cli.output import note, print_answer, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.fragments.fragment_report import AllocatorReading, fragment_report
+from legroom.fragments.fragment_sources import read_source
+from legroom.render.fragments_text import fragments_svg, fragments_text
+from legroom.units import parse_bytes
 
 DESCRIPTION = """\
 Show what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole segments, the pools of CUDA
@@ -42,25 +46,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints where reserved GPU memory lies unused; exit status 1 where that is a problem."""
-    from legroom.fragments.fragment_report import fragment_report
-    from legroom.fragments.fragment_sources import read_source
-    from legroom.render.fragments_text import fragments_svg, fragments_text
-    from legroom.units import parse_bytes
-
     needed = parse_bytes(args.need, "--need") if args.need else None
-    first = _of_device(read_source(args.source), args.gpu)
-    if args.later:
-        report = fragment_report(_of_device(read_source(args.later), first.device), needed_bytes=needed, earlier=first)
-    else:
-        report = fragment_report(first, needed_bytes=needed)
+    first = _reading_of_gpu(read_source(args.source), args.gpu)
+    later = _reading_of_gpu(read_source(args.later), first.device) if args.later else None
+    report = fragment_report(later or first, needed_bytes=needed, earlier=first if later else None)
     if args.svg:
         write_file(args.svg, fragments_svg(report), "picture")
     print_answer(args.json, report.to_json, lambda style: fragments_text(report, style))
     return ANSWER_IS_NO if report.has_problem else OK
 
 
-def _of_device(readings: Any, device: str | None) -> Any:
-    """The reading of the named GPU, the first (with a note) where none is named; LegroomError where it is missing."""
+def _reading_of_gpu(readings: Sequence[AllocatorReading], device: str | None) -> AllocatorReading:
+    """The allocator's reading of the GPU with this index, or the first for None; LegroomError without such a GPU."""
     if device is None:
         if len(readings) > 1:
             note(f"note: it has {len(readings)} GPUs; this is GPU {readings[0].device}, the fullest (--gpu for others)")

@@ -32,19 +32,15 @@ certificate, 3 something needed is missing
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
-    parser.add_argument(
-        "--tls-dir", metavar="DIR", default=_TLS_DIR, help=f"folder of tls.crt and tls.key ({_TLS_DIR})"
-    )
+    about = f"folder of tls.crt and tls.key ({_TLS_DIR})"
+    parser.add_argument("--tls-dir", metavar="DIR", default=_TLS_DIR, help=about)
     what = parser.add_argument_group("what it does")
     what.add_argument("--mode", choices=("warn", "enforce"), default="warn", help="warn, or refuse (default: warn)")
     what.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
-    what.add_argument(
-        "--only-namespace", metavar="NAME", action="append", default=[], help="this one alone; repeatable"
-    )
-    what.add_argument("--not-namespace", metavar="NAME", action="append", default=[], help="not this one; repeatable")
-    what.add_argument(
-        "--only-labelled", action="store_true", help="only objects with the label or annotation legroom/gate"
-    )
+    for option, about in (("--only-namespace", "this one alone"), ("--not-namespace", "not this one")):
+        what.add_argument(option, metavar="NAME", action="append", default=[], help=f"{about}; repeatable")
+    about = "only objects with the label or annotation legroom/gate"
+    what.add_argument("--only-labelled", action="store_true", help=about)
     what.add_argument("--hub", action="store_true", help="look up models that are not bundled on the Hugging Face Hub")
     limits = parser.add_argument_group("limits")
     limits.add_argument("--deadline", metavar="S", type=float, default=4.0, help="most seconds for an answer (4)")
@@ -84,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_verdicts(args: argparse.Namespace) -> int:
+    """Prints what the webhook would answer to each object in the file of --try; 1 where it refuses one."""
     from pathlib import Path
 
     from legroom.deployments.source_text import Text, read_text
@@ -107,7 +104,7 @@ def _print_verdicts(args: argparse.Namespace) -> int:
     for answer in answers:
         lines.append(f"{answer['object']}: {_ANSWERS[answer['outcome']]}")
         lines += [line for sentence in answer["sentences"] for line in wrap(sentence, 80, "  ", "  ")]
-    print_answer(args.json, lambda: answers, lambda _: "".join(f"{line}\n" for line in lines))
+    print_answer(args.json, answers, "".join(f"{line}\n" for line in lines))
     return ANSWER_IS_NO if any(answer["outcome"] == "does_not_fit" for answer in answers) else OK
 
 

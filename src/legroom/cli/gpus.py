@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
+from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK
+from legroom.facts.gpus import Gpu, all_gpus, gpu_names
 from legroom.units import gib
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
-    from legroom.facts.gpus import Gpu
 
 DESCRIPTION = "List the GPUs that --gpu takes, with the memory that CUDA reports for each. Needs no network."
 EPILOG = """\
@@ -34,24 +31,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the known GPUs whose names contain all the words; exit status 1 where none does."""
-    from legroom.facts.gpus import all_gpus, gpu_names
-
     words = [word.lower() for word in args.words]
     names = gpu_names()
-    cards = [
-        card
-        for card in all_gpus()
-        if all(word in " ".join((card.name, card.vendor, *names[card.name])).lower() for word in words)
-    ]
-    print_answer(
-        args.json,
-        lambda: {"gpus": [card.as_json(names[card.name]) for card in cards]},
-        lambda style: _table_text(cards, names, style),
-    )
+    texts = {card: " ".join((card.name, card.vendor, *names[card.name])).lower() for card in all_gpus()}
+    cards = [card for card, text in texts.items() if all(word in text for word in words)]
+    document = {"gpus": [card.as_json(names[card.name]) for card in cards]}
+    print_answer(args.json, document, lambda style: _table_text(cards, names, style))
     return OK if cards else ANSWER_IS_NO
 
 
 def _table_text(cards: list[Gpu], names: dict[str, tuple[str, ...]], style: Style) -> str:
+    """A row for each GPU with its shortest name for --gpu; `names` has all of them by GPU."""
     if not cards:
         return "No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n"
     rows = [tuple(style.paint(word, "dim") for word in ("--gpu", "GPU", "memory", "GB/s"))]

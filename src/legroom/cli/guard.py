@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 from legroom.cli.output import note, print_answer
 from legroom.errors import OK, LegroomError
@@ -58,10 +57,9 @@ def run(args: argparse.Namespace) -> int:
         path = args.check if args.check is not None else args.policy
         policy = read_policy(Path(path)) if path is not None else Policy()
         if args.check is not None:
-            document: dict[str, Any] = {"file": path, "valid": True, "policy": asdict(policy)}
-            print_answer(args.json, lambda: document, lambda _: f"{path}: fine\n")
+            print_answer(args.json, {"file": path, "valid": True, "policy": asdict(policy)}, f"{path}: fine\n")
         else:
-            print_answer(args.json, lambda: asdict(policy), lambda _: policy_toml(policy))
+            print_answer(args.json, asdict(policy), policy_toml(policy))
         return OK
     if not args.upstream:
         hint = "legroom guard --upstream http://127.0.0.1:8000"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from legroom.cli.incidents import open_journal
 from legroom.cli.output import print_answer, write_file
 from legroom.errors import OK, LegroomError
+from legroom.render.incident_text import incident_json, incident_svg, incident_text
 
 DESCRIPTION = "The story of one incident: what was seen (with its curves), diagnosed, done and recommended."
 EPILOG = """\
@@ -31,9 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one incident of the journal with its samples; LegroomError where there is no such number."""
-    from legroom.cli.incidents import open_journal
-    from legroom.render.incident_text import incident_json, incident_svg, incident_text
-
     if not args.number.lstrip("#").isdecimal() or len(args.number) > 18:
         raise LegroomError(f"{args.number!r} is not the number of an incident", "legroom incidents lists them")
     journal = open_journal(args.journal)
@@ -45,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     points = journal.samples(incident.server, incident.opened_s - _BEFORE_S, min(until_s, now_s), _MAX_POINTS)
     if args.svg:
         write_file(args.svg, incident_svg(incident, points, now_s), "picture")
-    print_answer(
-        args.json, lambda: incident_json(incident, points), lambda style: incident_text(incident, points, now_s, style)
-    )
+    document = incident_json(incident, points)
+    print_answer(args.json, document, lambda style: incident_text(incident, points, now_s, style))
     return OK

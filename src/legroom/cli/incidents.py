@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import sqlite3
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
 from legroom.errors import OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import Incident
+from legroom.live.journal.journal import Journal, journal_path
+from legroom.live.journal.journal_records import SQLITE_HEAD, VERSION, Incident, JournalUnavailable, schema_version
+from legroom.live.metrics.endpoint import endpoint
+from legroom.render.incident_text import incidents_text
 
 DESCRIPTION = "What went wrong with servers, the newest first: from the journal of legroom watch and run."
 EPILOG = """\
@@ -40,10 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the journal's incidents, newest first; exit status 0 also where there are none."""
-    from legroom.render.incident_text import incidents_text
-
     now_s = time.time()
-    since_s = now_s - seconds_ago(args.since) if args.since else None
+    since_s = now_s - duration_seconds(args.since) if args.since else None
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
@@ -53,28 +51,23 @@ def run(args: argparse.Namespace) -> int:
         for name in _journal_names(args.server):
             incidents += journal.incidents(since_s, name, limit, args.open_only)
     incidents = sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
-    print_answer(
-        args.json,
-        lambda: {"incidents": [incident.to_json() for incident in incidents]},
-        lambda style: incidents_text(incidents, now_s, style),
-    )
+    document = {"incidents": [incident.to_json() for incident in incidents]}
+    print_answer(args.json, document, lambda style: incidents_text(incidents, now_s, style))
     return OK
 
 
 def _journal_names(server: str | None) -> list[str | None]:
-    """The names a server may have in the journal: as given, or as an address; None stands for any."""
+    """The names of a server in the journal: as given, and as an address; [None], which is any server, for None."""
     if server is None:
         return [None]
-    from legroom.live.metrics.endpoint import endpoint
-
     try:
         return list(dict.fromkeys([server, endpoint(server).server]))
     except LegroomError:
         return [server]
 
 
-def seconds_ago(text: str, option: str = "--since") -> float:
-    """Seconds of a duration such as `90min`, `12h` or `2d`; LegroomError for another text."""
+def duration_seconds(text: str, option: str = "--since") -> float:
+    """Seconds of a duration such as `90min`, `12h` or `2d`; a LegroomError that names `option` for another text."""
     match = _AGO.fullmatch(text.strip().lower())
     if not match or not float(match[1]):
         raise LegroomError(f"{option} {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
@@ -83,9 +76,6 @@ def seconds_ago(text: str, option: str = "--since") -> float:
 
 def open_journal(named: str | None) -> Journal | None:
     """The named journal, or the user's; None where the user has none yet, LegroomError if the named one is missing."""
-    from legroom.live.journal.journal import Journal, journal_path
-    from legroom.live.journal.journal_records import JournalUnavailable
-
     path = Path(named) if named else journal_path()
     if not path.exists():
         if named:
@@ -102,8 +92,6 @@ def open_journal(named: str | None) -> Journal | None:
 
 def _check_is_journal(path: Path) -> None:
     """Raises LegroomError unless the path is an empty or SQLite file, or one that may not be read."""
-    from legroom.live.journal.journal_records import SQLITE_HEAD
-
     reason = ""
     if path.is_file():
         try:
@@ -119,11 +107,6 @@ def _check_is_journal(path: Path) -> None:
 
 def _open_read_only(path: Path) -> Journal | None:
     """The journal on a full or read-only disk, without its write-ahead log if need be; None if unreadable."""
-    import sqlite3
-
-    from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import VERSION, schema_version
-
     for mode in ("mode=ro", "mode=ro&immutable=1"):
         try:
             db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)

@@ -39,21 +39,14 @@ exit codes: 0 clean, 1 something was found, 2 a file could not be read
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     basis = parser.add_argument_group("what files are checked against")
-    basis.add_argument(
-        "--vllm",
-        metavar="VERSION",
-        help="vLLM release, or any for rules that are meant for all (default: what an image, a pip install or "
-        "legroom's own header names, else the plan's, else the newest)",
-    )
+    about = "vLLM release, or any for rules that are meant for all (default: what an image, a pip install or legroom's "
+    about += "own header names, else the plan's, else the newest)"
+    basis.add_argument("--vllm", metavar="VERSION", help=about)
     basis.add_argument("--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)")
     basis.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
     basis.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
-    basis.add_argument(
-        "--fail-on",
-        choices=("error", "warning", "note"),
-        default="warning",
-        help="the lowest severity that makes the exit code 1 (default: warning)",
-    )
+    about = "the lowest severity that makes the exit code 1 (default: warning)"
+    basis.add_argument("--fail-on", choices=SEVERITIES, default="warning", help=about)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 too (-: to stdout, instead of the text)")
@@ -66,23 +59,21 @@ def run(args: argparse.Namespace) -> int:
         every = rules_by_id().values()
         print_answer(
             args.json,
-            lambda: [{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every],
-            lambda _: "".join(f"{rule.id:18} {rule.severity:8} {rule.title}\n" for rule in every),
+            [{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every],
+            "".join(f"{rule.id:18} {rule.severity:8} {rule.title}\n" for rule in every),
         )
         return OK
     if not args.files:
         raise LegroomError("lint what?", "legroom lint FILE...: rules, dashboards, scripts, units, manifests")
-    unknown = sorted(set(args.ignore) - set(rules_by_id()))
-    if unknown:
+    if unknown := sorted(set(args.ignore) - set(rules_by_id())):
         raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
     plan = read_plan(args.plan) if args.plan else None
     any_release = args.vllm == "any"
     release = known_release(args.vllm) if args.vllm and not any_release else None
     if release is not None and release.note:
         note(release.note)
-    report = lint_files(
-        args.files, LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
-    )
+    options = LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
+    report = lint_files(args.files, options)
     if args.sarif and args.sarif != "-":
         write_file(args.sarif, json.dumps(report_sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":

@@ -40,7 +40,7 @@ _PACKAGES = {
     "yaml": ("PyYAML", ""),
     "zstandard": ("zstandard", "scan"),
 }
-"""Import name -> package, extra."""
+"""Import name -> its package, and the extra of legroom that installs it; empty: every install has it."""
 
 
 class CommandEntry(NamedTuple):
@@ -149,6 +149,7 @@ def parser_texts(module: CommandModule) -> dict[str, Any]:
 
 
 def command_parser(name: str, module: CommandModule) -> Parser:
+    """The parser of a command's own options; it keeps its `legroom NAME` as the default of `prog`."""
     parser = Parser(prog=f"legroom {name}", **parser_texts(module))
     parser.set_defaults(prog=parser.prog)
     module.add_options(parser)

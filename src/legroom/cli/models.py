@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from functools import partial
 
 from legroom.cli.output import print_answer, progress_bar
 from legroom.cli.shared_options import gpu_count
+from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.bundled import Bundled, bundled_names, find
 from legroom.units import parse_length, parse_whole
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
-    from legroom.facts.bundled import Bundled
 
 DESCRIPTION = """\
 List the models whose facts come with legroom: they can be planned without a network.
@@ -34,6 +32,10 @@ exit codes: 0 something matches (and fits), 1 nothing does
 """
 
 
+_OTHERS = "plan takes any Hugging Face id, or a folder with a config.json, too"
+_NO_SUCH_NAME = f"No bundled model has such a name; {_OTHERS}.\n"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in a name")
     where = parser.add_argument_group("which of them a GPU serves")
@@ -50,8 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the bundled models whose names contain all the words, with --gpu those that it serves; 1 for none."""
-    from legroom.facts.bundled import bundled_names, find
-
     words = [word.lower() for word in args.words]
     every = (model for name in bundled_names() if (model := find(name)))
     models = [named for model in every if (named := model.with_words(words))]
@@ -60,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
     options = ("gpus", "context", "users", "gpu_used", "sort", "vllm")
     for name in (f"--{each.replace('_', '-')}" for each in options if getattr(args, each) is not None):
         raise LegroomError(f"{name} needs a GPU", f"add one, as in legroom models --gpu rtx4090 {name} ...")
-    print_answer(
-        args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _table_text(models, style)
-    )
+    document = {"models": [model.as_json() for model in models]}
+    print_answer(args.json, document, lambda style: _table_text(models, style))
     return OK if models else ANSWER_IS_NO
 
 
@@ -77,17 +76,15 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     search = CardSearch.of(machine, args.vllm, parse_length(context, "--context"), users)
     with progress_bar("planning") as bar:
         answer = models_on_card(models, search, progress=bar, order=args.sort or "size")
-    print_answer(
-        args.json, answer.as_json, lambda style: card_models_text(answer, style) if models else _table_text([], style)
-    )
+    text = partial(card_models_text, answer) if models else _NO_SUCH_NAME
+    print_answer(args.json, answer.as_json, text)
     return OK if answer.fitting else ANSWER_IS_NO
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:
+    """A row for each model with its parameters and two of its Hugging Face ids, or that none was found."""
     if not models:
-        return (
-            "No bundled model has such a name; plan takes any Hugging Face id, or a folder with a config.json, too.\n"
-        )
+        return _NO_SUCH_NAME
     rows = [tuple(style.paint(word, "dim") for word in ("name", "parameters", "Hugging Face ids"))]
     for model in models:
         parameters = f"{model.parameters / 1e9:,.2f} B" if model.parameters else ""

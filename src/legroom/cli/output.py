@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from legroom.simulation.timeline import ScheduledStep
 
 _REDRAW_INTERVAL_S, _DRAW_AFTER_S, _BAR_WIDTH = 0.2, 1.0, 30
+_ROWS_PER_GROUP = 10_000
 
 
 @contextmanager
@@ -43,20 +44,23 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
             sys.stderr.flush()
 
 
-def print_answer(as_json: bool, document: Callable[[], Any], text: Callable[[Style], str]) -> None:
+def print_answer(as_json: bool, document: Any, text: str | Callable[[Style], str]) -> None:
+    """Prints the document as JSON, else the text; either may be a function that is called only if it is printed."""
     if as_json:
-        print_json(document())
+        print_json(document() if callable(document) else document)
     else:
         print_text(text)
 
 
-def print_text(text: Callable[[Style], str]) -> None:
+def print_text(text: str | Callable[[Style], str]) -> None:
+    """Prints a text, or what a function makes of stdout's style: its width, and whether it has colours."""
     from legroom.drawing.terminal import style_of
 
-    sys.stdout.write(text(style_of(sys.stdout)))
+    sys.stdout.write(text if isinstance(text, str) else text(style_of(sys.stdout)))
 
 
 def print_json(document: Any) -> None:
+    """Prints one indented JSON document."""
     sys.stdout.write(_json_text(document, 1) + "\n")
 
 
@@ -77,7 +81,7 @@ def _json_text(document: Any, indent: int | None) -> str:
 
 
 def write_file(path: str, text: str, what: str) -> None:
-    """Writes a file that the user named, called `what` in the LegroomError where that fails."""
+    """Writes a file that the user named; `what` is the noun for it in the LegroomError where that fails."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -108,17 +112,15 @@ def step_writer(path: str | None) -> Iterator[Callable[[ScheduledStep], None] | 
 
 
 @contextmanager
-def _parquet_writer(path: str, rows_per_group: int = 10_000) -> Iterator[Callable[[ScheduledStep], None]]:
+def _parquet_writer(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     """Yields the function that appends one scheduler step to a Parquet file; needs pyarrow."""
     try:
         import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
         from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise LegroomError("a Parquet timeline needs the package pyarrow", "write to a .jsonl file instead") from None
-    types = {
-        "scheduled": pa.map_(pa.string(), pa.int64()),
-        **dict.fromkeys(("preempted", "finished"), pa.list_(pa.string())),
-    }
+    ids = pa.list_(pa.string())
+    types = {"scheduled": pa.map_(pa.string(), pa.int64()), "preempted": ids, "finished": ids}
     names = ("step", "scheduled", "preempted", "finished", "running", "waiting", "free_blocks")
     schema = pa.schema([(name, types.get(name, pa.int64())) for name in names])
     rows: list[dict[str, Any]] = []
@@ -131,7 +133,7 @@ def _parquet_writer(path: str, rows_per_group: int = 10_000) -> Iterator[Callabl
 
         def write(step: ScheduledStep) -> None:
             rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
-            if len(rows) >= rows_per_group:
+            if len(rows) >= _ROWS_PER_GROUP:
                 flush()
 
         yield write

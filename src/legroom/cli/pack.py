@@ -61,9 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
     where.add_argument("--gpu-used", metavar="SIZE", help="what a desktop and other programs use of each GPU (2GiB)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    where.add_argument(
-        "--other", metavar="NAME=SIZE[@GPU]", action="append", default=[], help="another program; repeatable"
-    )
+    about = "another program; repeatable"
+    where.add_argument("--other", metavar="NAME=SIZE[@GPU]", action="append", default=[], help=about)
     how = parser.add_argument_group("how")
     how.add_argument("--shift", metavar="SHIFT=NAME,...", action="append", default=[], help="who is awake together")
     how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
@@ -106,9 +105,8 @@ def run(args: argparse.Namespace) -> int:
     files = _format_files(args, result)
     if args.json or not files:
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
-        print_answer(
-            args.json, lambda: pack_json(result, changes) | named, lambda style: pack_text(result, changes, style)
-        )
+        document = pack_json(result, changes) | named
+        print_answer(args.json, document, lambda style: pack_text(result, changes, style))
     return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
 
 
@@ -140,10 +138,9 @@ def _mig_slice(card: str, profile: str) -> Gpu:
     try:
         return gpu(f"{card} mig {profile.strip().lower()}")
     except LegroomError:
-        raise LegroomError(
-            f"--gpus {profile!r} is neither a number nor a MIG slice of {card} that legroom knows",
-            "write it like --gpus 2, or --gpus 3g.71gb,3g.71gb; `legroom gpus mig` lists the slices",
-        ) from None
+        why = f"--gpus {profile!r} is neither a number nor a MIG slice of {card} that legroom knows"
+        hint = "write it like --gpus 2, or --gpus 3g.71gb,3g.71gb; `legroom gpus mig` lists the slices"
+        raise LegroomError(why, hint) from None
 
 
 def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
@@ -158,14 +155,15 @@ def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
 
 
 def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
-    """The server that one group of words describes, planned for the first card."""
-    own, rest, _ = split_words(_server_parser(), words)
-    options = _server_parser().parse_args(own)
-    deployment = described_server(
-        argparse.Namespace(
-            vllm=args.vllm, line=None, file=None, python=None, vllm_words=[], command_words=rest, prog="legroom pack"
-        )
-    )
+    """The server of one group of words on the first card; the notes about its command go to `args.remarks`."""
+    parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
+    for option in ("--want-context", "--want-concurrency", "--name"):
+        parser.add_argument(option)
+    parser.add_argument("--weight", default="1")
+    own, rest, _ = split_words(parser, words)
+    options = parser.parse_args(own)
+    described = {"vllm": args.vllm, "vllm_words": [], "command_words": rest, "prog": "legroom pack"}
+    deployment = described_server(argparse.Namespace(**described, line=None, file=None, python=None))
     target = make_target(deployment.args, deployment.release, Machine(args.gpu, max(deployment.args.gpus_needed, 1)))
     target = with_measurements(replace(target, gpu=card.gpu), deployment.args)
     try:
@@ -178,15 +176,6 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
     args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *deployment.notes))
     goal = _capacity_goal(options, deployment, args.policy)
     return PackedServer(name, target, deployment.args, weight, goal, int(args.sleep_level))
-
-
-def _server_parser() -> argparse.ArgumentParser:
-    """The parser of the options that each packed server may have among its own flags."""
-    parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
-    for option in ("--want-context", "--want-concurrency", "--name"):
-        parser.add_argument(option)
-    parser.add_argument("--weight", default="1")
-    return parser
 
 
 def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:

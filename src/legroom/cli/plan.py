@@ -7,23 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom.api.plan_report import PlanReport, search
+from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, write_file
-from legroom.cli.shared_options import (
-    add_machine_options,
-    add_policy_option,
-    add_source_options,
-    described_machine,
-    described_server,
-    gpu_count,
-    parse,
-)
+from legroom.cli.shared_options import parse
+from legroom.deployments.deployment import Deployment
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.releases import release as known_release
+from legroom.planning.machine import Machine, make_plan
 
 if TYPE_CHECKING:
-    from legroom.facts.releases import Release
     from legroom.planning.file_plans import FileServer
-    from legroom.planning.machine import Machine
-    from legroom.vllm.args import ServeArgs
 
 __all__ = ["add_options", "parse", "run"]
 
@@ -55,16 +49,16 @@ exit codes: 0 it fits or is tight (may not start), 1 it does not fit, 2 the call
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it runs")
-    add_machine_options(where)
+    shared_options.add_machine_options(where)
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    add_source_options(parser)
+    shared_options.add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
     compared.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; files, or REVISION:FILE")
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     goal = parser.add_argument_group("wishes (search for flags instead)")
     goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     goal.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
-    add_policy_option(goal, "balanced")
+    shared_options.add_policy_option(goal, "balanced")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")
@@ -77,15 +71,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan of the described server; exit status 1 where it does not fit. --diff compares two files."""
-    from legroom.api.plan_report import PlanReport
-    from legroom.planning.machine import make_plan
-
     if args.diff or args.markdown:
         return _run_diff(args)
-    deployment = described_server(args)
-    where = described_machine(args, deployment)
+    deployment = shared_options.described_server(args)
+    where = shared_options.described_machine(args, deployment)
     if args.want_context or args.want_concurrency:
-        return _run_search(args, deployment.args, deployment.release, where)
+        return _run_search(args, deployment, where)
     if args.sleep:
         from legroom.facts.release_support import FLAG
         from legroom.vllm.args import is_given
@@ -114,20 +105,18 @@ def run(args: argparse.Namespace) -> int:
             lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
         )
     else:
-        print_answer(
-            args.json, lambda: report.json(args.explain_math), lambda style: report.text(style, args.explain_math)
-        )
+        math = args.explain_math
+        print_answer(args.json, lambda: report.json(math), lambda style: report.text(style, math))
     return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
 
 
-def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
+def _run_search(args: argparse.Namespace, deployment: Deployment, where: Machine) -> int:
     """Prints the flags that hold the wanted load; the exit code is 1 where none do."""
-    from legroom.api.plan_report import search
     from legroom.units import parse_length, parse_whole
 
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_whole(args.want_concurrency or "1", "--want-concurrency", 1, 10**6)
-    report = search(serve_args, release, where, context, float(concurrency), args.policy)
+    report = search(deployment.args, deployment.release, where, context, float(concurrency), args.policy)
     if report.target.gpu.note:
         note(f"note: {report.target.gpu.note}")
     if args.svg and report.answer.best:
@@ -160,9 +149,7 @@ def _run_diff(args: argparse.Namespace) -> int:
 
 def _plans_of_file(named: str, args: argparse.Namespace) -> list[FileServer]:
     """A plan of each vLLM server that the named file (or its git revision) starts."""
-    from legroom.facts.releases import release as known_release
     from legroom.planning.file_plans import planned_servers, started_servers
-    from legroom.planning.machine import Machine
 
     text = _file_text(named)
     release = known_release(args.vllm) if args.vllm else None
@@ -171,7 +158,7 @@ def _plans_of_file(named: str, args: argparse.Namespace) -> list[FileServer]:
         raise LegroomError(f"{named} {unread.reason}", unread.hint)
     machine = None
     if args.gpu is not None:
-        count = gpu_count(args.gpus, "--gpus")
+        count = shared_options.gpu_count(args.gpus, "--gpus")
         machine = Machine(args.gpu, count, args.gpu_memory, args.gpu_used, args.host_memory)
     return list(planned_servers(servers, machine, release, advice=not args.no_advice, override_gpu=machine is not None))
 

@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from legroom.cli.output import print_answer
 from legroom.cli.shared_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.verify.node_preflight import preflight, read_node_state
 
 __all__ = ["add_options", "parse", "run"]
 
@@ -34,9 +36,8 @@ exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 the
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the installed one, else the newest)")
     parser.add_argument("--host-memory", metavar="SIZE", help="the server's memory limit (default: the container's)")
-    parser.add_argument(
-        "--termination-log", metavar="FILE", default=_LOG, help=f"where the reason goes (default: {_LOG}, if it exists)"
-    )
+    about = f"where the reason goes (default: {_LOG}, if it exists)"
+    parser.add_argument("--termination-log", metavar="FILE", default=_LOG, help=about)
     parser.add_argument("--warn-only", action="store_true", help="say it, and exit with 0 all the same")
     add_source_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -44,8 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks this node for the described server and prints the checks; exit status 1 where it does not hold it."""
-    from legroom.verify.node_preflight import preflight, read_node_state
-
     args.vllm = args.vllm or _installed_release()
     try:
         deployment = described_server(args)
@@ -60,14 +59,12 @@ def run(args: argparse.Namespace) -> int:
     lines = [f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)]
     if not answer.ok:
         _write_termination_log(args.termination_log, lines)
-    print_answer(args.json, answer.to_json, lambda _: "\n".join(lines) + "\n")
+    print_answer(args.json, answer.to_json, "\n".join(lines) + "\n")
     return OK if answer.ok or args.warn_only else ANSWER_IS_NO
 
 
 def _installed_release() -> str | None:
     """The installed vLLM's version without its local part (`+cu128`); None where there is none."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("vllm").partition("+")[0]
     except PackageNotFoundError:
@@ -75,7 +72,7 @@ def _installed_release() -> str | None:
 
 
 def _write_termination_log(path: str, lines: Sequence[str]) -> None:
-    """Writes the reason into the pod's status; the file exists only in a pod."""
+    """Writes the lines to the file that Kubernetes copies into the pod's status; does nothing outside a pod."""
     if not os.path.exists(path):  # noqa: PTH110
         return
     try:

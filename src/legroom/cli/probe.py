@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 from legroom.cli.output import note, print_answer
+from legroom.drawing.text import columns
 from legroom.errors import OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.planning.card_store import CardRecord
+from legroom.planning.card_store import CardRecord, store_card
+from legroom.probe.card_probe import probe_card, python_of_vllm
+from legroom.units import human_bytes
 
 DESCRIPTION = """\
 Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
@@ -47,9 +49,6 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 def run(args: argparse.Namespace) -> int:
     """Measures this machine's GPU, prints the record and, without --dry-run, stores it."""
-    from legroom.planning.card_store import store_card
-    from legroom.probe.card_probe import probe_card, python_of_vllm
-
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
     python = python_of_vllm(args.python)
@@ -69,15 +68,12 @@ def run(args: argparse.Namespace) -> int:
             from legroom.planning.calibration_store import store_observations
 
             deployment = deployment_from_command(shlex.join(args.served), release(outcome.vllm))
-            profile = outcome.profile or {}
-            observation = probed_observation(deployment.args, deployment.release, outcome.record.name, profile)
+            name = outcome.record.name
+            observation = probed_observation(deployment.args, deployment.release, name, outcome.profile)
             if remark := store_observations([observation]):
                 note(f"note: {remark}")
-    print_answer(
-        args.json,
-        lambda: {**outcome.record.to_json(), "deployment": outcome.profile},
-        lambda _: "\n".join(_record_lines(outcome.record, kept=not args.dry_run)) + "\n",
-    )
+    text = "\n".join(_record_lines(outcome.record, kept=not args.dry_run)) + "\n"
+    print_answer(args.json, {**outcome.record.to_json(), "deployment": outcome.profile}, text)
     return OK
 
 
@@ -93,22 +89,20 @@ def _served_words(command: list[str]) -> list[str]:
 
 def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
     """A table of what the probe measured on the card, and whether it was stored."""
-    from legroom.drawing.text import columns
-    from legroom.units import human_bytes
 
-    def size(value: int | None) -> str:
-        return "not measured" if value is None else human_bytes(value)
+    def measured(value: int | None, form: Callable[[int], str]) -> str:
+        return "not measured" if value is None else form(value)
 
-    def speed(value: int | None) -> str:
-        return "not measured" if value is None else f"{value / 1e9:,.1f} GB/s"
+    size, exactly = partial(measured, form=human_bytes), partial(measured, form="{:,} bytes".format)
+    speed = partial(measured, form=lambda bytes_s: f"{bytes_s / 1e9:,.1f} GB/s")
 
     rows = [
         ("usable total", size(record.total_bytes), "what CUDA reports; a utilization is a share of it"),
         ("CUDA context", size(record.context_bytes), "held before the first allocation"),
         ("vLLM beside torch", size(record.vllm_non_torch_bytes), "modules and handles, by its own accounting"),
-        ("smallest block", _bytes_text(record.smallest_block_bytes), "torch rounds requests up to it"),
+        ("smallest block", exactly(record.smallest_block_bytes), "torch rounds requests up to it"),
         ("segments", f"{size(record.small_segment_bytes)}, {size(record.large_segment_bytes)}", "small and large"),
-        ("a graph's kernel", _bytes_text(record.graph_node_bytes), "the driver's part of captured graphs"),
+        ("a graph's kernel", exactly(record.graph_node_bytes), "the driver's part of captured graphs"),
         ("host to GPU", speed(record.host_to_device_bytes_s), "from pinned memory"),
         ("GPU to host", speed(record.device_to_host_bytes_s), "into pinned memory"),
         ("GPU to GPU memory", speed(record.device_to_device_bytes_s), "a copy within the card"),
@@ -121,8 +115,3 @@ def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
     title += f", vLLM {record.vllm}" if record.vllm else ""
     end = "Kept: later plans for this card on this machine use it." if kept else "Nothing was kept."
     return [title, "", *columns(rows, "<><"), "", end]
-
-
-def _bytes_text(value: int | None) -> str:
-    """The exact number of bytes, or "not measured" for None."""
-    return "not measured" if value is None else f"{value:,} bytes"

@@ -6,17 +6,22 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.cli.output import note, print_answer, print_text
+from legroom.cli.shared_options import gpu_count
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import wrap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
-    from legroom.recover.free_memory import Freed
-    from legroom.recover.machine_snapshot import MachineSnapshot
-    from legroom.recover.orphans import Holder
-    from legroom.recover.restart_command import RestartCommand
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import JournalUnavailable
+from legroom.planning.plan_json import layout_json
+from legroom.recover import restart_command
+from legroom.recover.free_memory import Freed, free_dead_holders
+from legroom.recover.machine_snapshot import MachineSnapshot, read_machine
+from legroom.recover.orphans import Holder, classify_holders
+from legroom.recover.restart_command import NoRestartCommand, RestartCommand
+from legroom.render.recover_text import freed_json, freed_text, hidden_text, holder_json, snapshot_text, total_text
 
 USAGE = "legroom recover [--yes | --dry-run] [options]"
 DESCRIPTION = """\
@@ -50,10 +55,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints what holds GPU memory, and frees dead servers' once confirmed; exit status 1 where some stays."""
-    from legroom.recover.machine_snapshot import read_machine
-    from legroom.recover.orphans import classify_holders
-    from legroom.render.recover_text import hidden_text, snapshot_text
-
     restart, restart_note = _restart_command(args)  # first, so that a wrong option is reported before anything is freed
     snapshot = read_machine()
     holders = classify_holders(snapshot)
@@ -62,11 +63,8 @@ def run(args: argparse.Namespace) -> int:
         print_text(lambda style: snapshot_text(snapshot, holders, style))
         sys.stdout.flush()
     freed = _free_and_journal(dead) if dead and _is_confirmed(args, dead) else ()
-    print_answer(
-        args.json,
-        lambda: _report_json(snapshot, holders, freed, restart),
-        lambda style: _outcome_text(freed, restart, style),
-    )
+    document = _report_json(snapshot, holders, freed, restart)
+    print_answer(args.json, document, lambda style: _outcome_text(freed, restart, style))
     if restart_note:
         note(restart_note)
     left = len(dead) - sum(result.is_free for result in freed)
@@ -78,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
     """Whether to free the memory: --yes, or the answer on a terminal; otherwise notes a dry run."""
-    from legroom.render.recover_text import total_text
-
     if args.yes:
         return True
     if args.dry_run or args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -93,10 +89,7 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
-    from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import JournalUnavailable
-    from legroom.recover.free_memory import free_dead_holders
-
+    """Frees what dead servers hold and writes it into the journal; without a journal, with a note, where it fails."""
     try:
         journal = Journal.open()
     except JournalUnavailable as error:
@@ -108,22 +101,14 @@ def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """(command to start instead or None, a note on its source or on why there is none)."""
-    from legroom.cli.shared_options import gpu_count
-    from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_killed_run, restart_after
-
     given = args.line is not None or args.log is not None
-    known = last_killed_run() if not given else None
-    crashed = CrashedServer(
-        args.line or (known.command if known else None),
-        args.log or (known.log if known else None),
-        args.gpu,
-        gpu_count(args.gpus, "--gpus"),
-        args.vllm,
-    )
+    known = None if given else restart_command.last_killed_run()
+    line, log = (known.command, known.log) if known else (args.line or None, args.log or None)
+    crashed = restart_command.CrashedServer(line, log, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
     if crashed.command is None and crashed.log is None:
         return None, ""
     try:
-        return restart_after(crashed), f"computed from {known.source}" if known else ""
+        return restart_command.restart_after(crashed), f"computed from {known.source}" if known else ""
     except NoRestartCommand as error:
         return None, f"no command to start instead: {error.message}; {error.hint}"
     except LegroomError as error:
@@ -134,9 +119,6 @@ def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, s
 
 def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style: Style) -> str:
     """What was freed and the command to start instead; empty where there is neither."""
-    from legroom.drawing.text import wrap
-    from legroom.render.recover_text import freed_text
-
     text = "\n" + freed_text(freed, style) if freed else ""
     if restart:
         why = "\n".join(wrap(restart.why, style.width, "  "))
@@ -148,22 +130,16 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
 def _report_json(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
-    from legroom.planning.plan_json import layout_json
-    from legroom.render.recover_text import freed_json, holder_json
-
+    """The document of `legroom recover --json`."""
+    instead: dict[str, Any] | None = None
+    if restart:
+        layout = layout_json(restart.plan.layout) if restart.plan else None
+        instead = {"command": list(restart.command), "why": restart.why, "layout": layout}
+    shown = ("index", "name", "total_bytes", "used_bytes")
     return {
-        "gpus": [
-            {"index": card.index, "name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes}
-            for card in snapshot.gpus
-        ],
+        "gpus": [{name: getattr(card, name) for name in shown} for card in snapshot.gpus],
         "holders": [holder_json(holder) for holder in holders],
         "freed": [freed_json(result) for result in freed],
-        "restart": {
-            "command": list(restart.command),
-            "why": restart.why,
-            "layout": layout_json(restart.plan.layout) if restart.plan else None,
-        }
-        if restart
-        else None,
+        "restart": instead,
         "notes": list(snapshot.notes),
     }

@@ -7,14 +7,15 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.run.run_options import RunOptions
-    from legroom.run.supervisor import Announcer
+from legroom.run.run_file import check_writable
+from legroom.run.run_options import RunOptions
+from legroom.run.supervisor import Announcer, Supervisor
+from legroom.run.task_process import run_task
+from legroom.units import parse_length, parse_whole
 
 USAGE = "legroom run [options] -- vllm serve MODEL [flags]"
 DESCRIPTION = """\
@@ -81,9 +82,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Plans, starts and supervises the server until it ends; --dry-run only prints the planned command."""
-    from legroom.run.supervisor import Announcer
-    from legroom.run.task_process import run_task
-
     # Opens closed standard streams (`>&-`) on /dev/null, so that no other file gets their descriptors.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -98,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
     with Announcer() as announcer:
         where = prepared["gpus"]["name"] or "no GPU"
         head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
-        plan_lines = [head + prepared["expected"]["text"], *prepared["notes"]]
-        for line in plan_lines:
+        for line in (head + prepared["expected"]["text"], *prepared["notes"]):
             announcer.say(line)
         if not args.dry_run:
             return _run_supervisor(options, prepared, announcer, args.json)
@@ -111,33 +108,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
-    """Run vLLM under supervision until it ends, and return its exit code; JSON is printed at the end."""
-    from legroom.run.supervisor import Supervisor
-
+    """Runs vLLM under supervision until it ends and returns its exit code; with `as_json` prints a document then."""
     if not as_json:
         return Supervisor(options, prepared, announcer.say).run()
     supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
     code = supervisor.run()
     last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
-    print_json(
-        _first_command_json(prepared)
-        | last
-        | {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
-    )
+    ended = {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
+    print_json(_first_command_json(prepared) | last | ended)
     return code
 
 
 def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
-    """The first command of `legroom run --json`: model, release, GPUs, URL, expectation, notes, words."""
+    """Of `legroom run --json`: model, release, GPUs, URL, expected memory, notes and the first command's words."""
     names = ("model", "vllm", "gpus", "url", "expected", "notes")
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 
 
 def _run_options(args: argparse.Namespace) -> RunOptions:
-    from legroom.run.run_file import check_writable
-    from legroom.run.run_options import RunOptions
-    from legroom.units import parse_length, parse_whole
-
+    """The parsed options; LegroomError for a number out of range or a --save that cannot be written."""
     if args.save:
         check_writable(args.save)
     return RunOptions(

@@ -8,23 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
+from legroom.deployments.described import WISHES, deployment_from_words, server_env
 from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
 from legroom.units import parse_whole
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
     from legroom.sweeps import SweepExecutor
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """`words` as (the parser's options, others, those after `--`); LegroomError for misspelt or repeated ones."""
+    """(options of the parser with their values, other words, words after `--`); LegroomError for misspelt options."""
     # Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
-    before, after = list(words), list[str]()
-    if "--" in before:
-        cut = before.index("--")
-        before, after = before[:cut], before[cut + 1 :]
+    cut = words.index("--") if "--" in words else len(words)
+    before, after = list(words[:cut]), list(words[cut + 1 :])
     own: list[str] = []
     rest: list[str] = []
     given: set[str] = set()
@@ -51,9 +51,7 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
 
 
 def _refuse_options_of_others(words: Sequence[str]) -> None:
-    """Raise for options that another command of legroom has, naming what this one has for them."""
-    from legroom.deployments.described import WISHES
-
+    """Raises LegroomError for options that only another command of legroom has; the hint names what to use here."""
     if wishes := [word for word in words if word in WISHES]:
         hints = dict.fromkeys(WISHES[word] for word in wishes)
         raise LegroomError(f"this command has no {' or '.join(wishes)}", "; ".join(hints))
@@ -61,7 +59,6 @@ def _refuse_options_of_others(words: Sequence[str]) -> None:
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
     """Raise LegroomError for an option that no vLLM release has, unless it is spelt nearest to one of vLLM's."""
-    from legroom.deployments.described import WISHES
     from legroom.facts.flags import advice, all_flag_names
 
     flags = tuple(all_flag_names())
@@ -112,9 +109,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Deployment:
     """The server that the options describe; `environ`: the variables it inherits, by default this process's."""
-    from legroom.deployments.described import deployment_from_words, server_env
-    from legroom.facts.releases import release as known_release
-
     release = known_release(args.vllm) if args.vllm else None
     base = _described_base(args, release)
     env = server_env(os.environ if environ is None else environ)
@@ -174,19 +168,17 @@ def add_sweep_options(group: Any, default: str) -> None:
     group.add_argument("--ray", metavar="ADDRESS", help=about)
 
 
-def _number_with(unit: str) -> Callable[[str], float]:
-    """A reader of numbers that may be written with this unit: 3 and 3s."""
+def _number_with_unit(unit: str) -> Callable[[str], float]:
+    """A function that reads numbers which may be written with this unit: 3 and 3s."""
     return lambda text: float(text.removesuffix(unit))
 
 
 def add_latency_goals(group: Any, unit: str) -> None:
-    """Adds --ttft and --tpot; `unit` is the unit of --ttft."""
-    group.add_argument(
-        "--ttft", type=_number_with("s"), metavar="S", help=f"p99 of the time to the first token, in {unit}"
-    )
-    group.add_argument(
-        "--tpot", type=_number_with("ms"), metavar="MS", help="p99 of the time per output token, in milliseconds"
-    )
+    """Adds --ttft and --tpot; `unit` is the unit of --ttft as its help names it, such as `seconds or steps`."""
+    about = f"p99 of the time to the first token, in {unit}"
+    group.add_argument("--ttft", type=_number_with_unit("s"), metavar="S", help=about)
+    about = "p99 of the time per output token, in milliseconds"
+    group.add_argument("--tpot", type=_number_with_unit("ms"), metavar="MS", help=about)
 
 
 def add_disaggregate_option(group: Any) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.simulation.disaggregation import DisaggregatedTimeline
     from legroom.simulation.fast.rows import StepCost
-    from legroom.simulation.flag_search import Candidate, HoldingFleet
+    from legroom.simulation.flag_search import HoldingFleet
     from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
@@ -82,10 +82,8 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     shared_options.add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
     pool.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step, not the estimate")
-    about = (
-        "scale the estimate to this time between tokens, of RUNNING requests (default: 1) that hold TOKENS of KV cache"
-    )
-    pool.add_argument("--measured-step-ms", metavar="MS[@RUNNING,TOKENS]", help=f"{about} (default: 0)")
+    about = "scale the estimate to this time between tokens, of RUNNING requests (default: 1) that hold TOKENS of KV "
+    pool.add_argument("--measured-step-ms", metavar="MS[@RUNNING,TOKENS]", help=f"{about}cache (default: 0)")
     shared_options.add_source_options(parser)
 
 
@@ -118,13 +116,9 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_tier_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a second tier of KV cache (vLLM's --kv-offloading-size)")
-    group.add_argument(
-        "--tier",
-        metavar="cpu=SIZE[@RATE]",
-        help="host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; "
-        "policy=lru|arc, blocks_per_chunk=N, store_threshold=N, prompt_only=yes|no and disk=RATE "
-        "(files behind it) may follow after commas",
-    )
+    about = "host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; policy=lru|arc, "
+    about += "blocks_per_chunk=N, store_threshold=N, prompt_only=yes|no and disk=RATE (files behind it) may follow "
+    group.add_argument("--tier", metavar="cpu=SIZE[@RATE]", help=f"{about}after commas")
     group.add_argument("--tier-curve", action="store_true", help="replay tiers of several sizes too: hits over size")
 
 
@@ -147,9 +141,8 @@ def run(args: argparse.Namespace) -> int:
     if args.disaggregate and (args.choose or args.tier or args.timeline or args.autoscale is not None):
         raise LegroomError("--disaggregate replays fixed pools", "leave out --choose, --tier, --timeline, --autoscale")
     if trace.users and (args.disaggregate or args.tier or args.autoscale is not None):
-        raise LegroomError(
-            "users= is replayed on one server", "leave out --disaggregate, --tier, --autoscale, or give rate="
-        )
+        hint = "leave out --disaggregate, --tier, --autoscale, or give rate="
+        raise LegroomError("users= is replayed on one server", hint)
     if args.tier and args.autoscale is not None:
         raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
     if args.tier_curve and (not args.tier or args.choose):
@@ -220,25 +213,24 @@ def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Prints the flags that serve the trace best; the exit status says whether they meet the goals, or Ctrl-C."""
+    from legroom.cli.simulate_tier import with_tier
     from legroom.render.simulation_text import choice_text
-    from legroom.simulation.flag_search import choose
+    from legroom.simulation.flag_search import card_that_holds, choose, promising_candidates, replicas_that_hold
     from legroom.simulation.replay_outcome import Goal
 
     if args.tpot is not None and not trace.in_seconds:
         raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
     per_token = None if args.tpot is None else args.tpot / 1000
     goal = Goal(args.ttft, args.slo_latency, args.max_preemptions, per_token)
-    candidates = _with_kv_tier(args, pool, pool.candidates())
+    candidates = with_tier(args, pool, pool.candidates())
     fleets: list[HoldingFleet] = []
     with progress_bar("searching") as bar:
         choice = choose(trace, candidates, goal, executor=shared_options.sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
-                from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
-
                 few = promising_candidates(trace, choice, candidates)
                 larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
-                cards = ((name, _with_kv_tier(args, pool, on_card)) for name, on_card in larger)
+                cards = ((name, with_tier(args, pool, on_card)) for name, on_card in larger)
                 found = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
                 fleets = [fleet for fleet in found if fleet is not None]
             except KeyboardInterrupt:
@@ -246,23 +238,11 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
     command = pool.command(choice.best.flags)
     with_commands = [(fleet, pool.command(fleet.outcome.flags)) for fleet in fleets]
     would_hold = {"would_hold": [fleet.as_json(words) for fleet, words in with_commands]}
-    print_answer(
-        args.json,
-        lambda: {**choice.as_json(), "command": command, **would_hold},
-        lambda style: choice_text(choice, trace, command, with_commands, style) + "\n",
-    )
+    document = {**choice.as_json(), "command": command, **would_hold}
+    print_answer(args.json, document, lambda style: choice_text(choice, trace, command, with_commands, style) + "\n")
     if choice.interrupted:
         return INTERRUPTED
     return OK if choice.holds else ANSWER_IS_NO
-
-
-def _with_kv_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates with the second KV cache tier of --tier; unchanged without it."""
-    if not args.tier:
-        return candidates
-    from legroom.cli.simulate_tier import with_tier
-
-    return with_tier(args, pool, candidates)
 
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
@@ -276,26 +256,25 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
         raise LegroomError(wrong, "name more servers than the fewest")
     settings = pool.settings
     at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
-    policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
+    policy = scaling_policy(args.replicas, args.autoscale, _server_start_s(args, pool), at_once)
     with progress_bar("simulating") as bar:
         scaled = replay_autoscaled(trace, settings, pool.cost, policy, bar)
     print_answer(args.json, scaled.as_json, lambda style: autoscale_text(scaled, style))
     return OK if scaled.is_steady else ANSWER_IS_NO
 
 
-def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
-    """Seconds to start a replica: --start, else the plan's first start with download; LegroomError without both."""
+def _server_start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
+    """Seconds until a new server is ready: --start, else those of the plan with its download; else LegroomError."""
     if args.start is not None:
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:
         raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")
-    from legroom.cli.shared_options import described_machine
     from legroom.exports.deploy.exported_server import planned_server
     from legroom.planning.machine import plan_deployment
     from legroom.planning.plan_json import plan_document
 
     serve = replace(pool.deployment.args, max_model_len=pool.settings.max_model_len)
     deployment = replace(pool.deployment, args=serve)
-    plan = plan_deployment(deployment, described_machine(args, deployment), advice=False)
+    plan = plan_deployment(deployment, shared_options.described_machine(args, deployment), advice=False)
     times = planned_server(plan_document(plan)).times
     return times.expected_s if times else 0.0

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.shared_options import described_machine, described_server
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -28,7 +29,7 @@ _UNPLANNED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_re
 
 @dataclass
 class PoolChoice:
-    """The settings and step cost of a replay; builds candidates with other flags."""
+    """The scheduler settings and the step cost of a replay, and those with other flags or on other cards."""
 
     args: argparse.Namespace
     trace: Trace
@@ -100,7 +101,6 @@ class PoolChoice:
         given = {name: value for name, value in given.items() if value is not None}
         if self.deployment is None:
             return ["vllm", "serve", "MODEL", *any_release_words({**given, **flags})]
-        from legroom.cli.shared_options import described_machine
         from legroom.planning.machine import plan_deployment
         from legroom.planning.plan import ready_command
 
@@ -124,8 +124,6 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _scheduler_settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace))
-    from legroom.cli.shared_options import described_server
-
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
     deployment = described_server(args)
@@ -145,7 +143,6 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
     """The deployment's plan on the described machine, with the command line's flags and these applied."""
-    from legroom.cli.shared_options import described_machine
     from legroom.planning.machine import plan_deployment
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
@@ -164,10 +161,11 @@ def _planned_settings(
     if args.blocks is None and plan.verdict == "does_not_fit":
         failure = plan.memory.failure
         longest = failure.estimated_max_len if failure else None
-        raise LegroomError(
-            f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
-            f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
+        hint = (
+            f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do"
         )
+        why = f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool"
+        raise LegroomError(why, hint)
     taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
@@ -175,10 +173,9 @@ def _planned_settings(
         resolved["num_blocks"] = args.blocks
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         resolved = as_one_group(trace, resolved)
-        notes.append(
-            f"searched with one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of "
-            "this trace's mean length; replay the chosen flags without --choose for the groups themselves"
-        )
+        pool = f"one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of this trace's"
+        remark = "mean length; replay the chosen flags without --choose for the groups themselves"
+        notes.append(f"searched with {pool} {remark}")
     if resolved["engine"] == "V0" and resolved["enable_chunked_prefill"]:
         notes.append("this release prefills in chunks here; the V0 rules are simulated with whole prompts")
     cost = None

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
 from legroom.cli.shared_options import sweep_executor
 from legroom.errors import OK, LegroomError
+from legroom.memory.host_needs import deployment_host
+from legroom.memory.kv.specs import LatentSpec
+from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
+from legroom.simulation.replay_outcome import load_verdict
 from legroom.simulation.tiers.host_tier import TierSettings
+from legroom.simulation.tiers.tier_report import CurvePoint, TierReport, hit_curve
+from legroom.simulation.tiers.tiered_replay import simulate_with_tier
+from legroom.simulation.trace_replay import simulate
 from legroom.units import GIB, parse_bytes, parse_count, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.planning.plan import Plan
     from legroom.simulation.flag_search import Candidate
@@ -31,13 +36,7 @@ _PAGE_BYTES = 4096
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replay the trace with and without the tier of --tier and print both; returns exit code 0."""
-    from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
-    from legroom.simulation.replay_outcome import load_verdict
-    from legroom.simulation.tiers.tier_report import CurvePoint, TierReport, hit_curve
-    from legroom.simulation.tiers.tiered_replay import simulate_with_tier
-    from legroom.simulation.trace_replay import simulate
-
+    """Replays the trace with and without the tier of --tier and prints both; the exit code is 0."""
     plan = pool.plan()
     given_tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
     tier = _without_copy_times(given_tier) if pool.cost is None else given_tier
@@ -57,16 +56,15 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     load = load_verdict(replayed.timeline)
     if args.svg:
         write_file(args.svg, timeline_svg(replayed.timeline, load), "picture")
-    print_answer(
-        args.json,
-        lambda: {**replayed.timeline.as_json(), "tier": report.as_json()},
-        lambda style: timeline_text(replayed.timeline, load, style) + tier_text(report),
-    )
+    document = {**replayed.timeline.as_json(), "tier": report.as_json()}
+    print_answer(args.json, document, lambda style: timeline_text(replayed.timeline, load, style) + tier_text(report))
     return OK
 
 
-def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with prefix caching, each with the tier of `--tier`."""
+def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates with prefix caching, each with the tier of --tier; all of them as they are without --tier."""
+    if not args.tier:
+        return candidates
     plan = pool.plan()
     slot_bytes = _block_bytes(plan) // plan.memory.kv.block_size if plan is not None else 0
     tiered = []
@@ -84,43 +82,33 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
 
 
 def tier_settings(text: str, block_bytes: int) -> TierSettings:
-    """The tier that `--tier` describes, else LegroomError; `block_bytes` of one block over all ranks, 0 if unknown."""
+    """The tier of --tier, else LegroomError; `block_bytes`: bytes of one KV block over all ranks, 0 if unknown."""
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
-    kind = match["kind"]
+    kind, rate = match["kind"], match["rate"]
     if kind == "disk":
-        raise LegroomError(
-            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
-            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
-        )
+        why = f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed"
+        raise LegroomError(why, "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s")
     if kind != "cpu":
         raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
     options = _tier_options(text, match["options"])
     disk = options.pop("disk", None)
     blocks_per_chunk = options.get("blocks_per_chunk", 1)
-    rate = match["rate"]
     seconds = 0.0
     if rate:
         _require_block_bytes(text, block_bytes)
         seconds = block_bytes / max(1, parse_bytes(rate, "the rate of --tier"))
-    counted = re.fullmatch(r"([\d_]+) ?blocks", match["size"])
-    if counted:
+    if counted := re.fullmatch(r"([\d_]+) ?blocks", match["size"]):
         num_chunks = int(counted[1]) // blocks_per_chunk
     else:
         _require_block_bytes(text, block_bytes)
         num_chunks = parse_bytes(match["size"], "--tier") // round_up(block_bytes * blocks_per_chunk, _PAGE_BYTES)
     if num_chunks < 1:
         raise LegroomError(f"--tier {text}: too small for one chunk of KV cache", "give the tier more room")
-    disk_seconds = None if disk is None else _disk_s_per_chunk(text, disk, block_bytes * blocks_per_chunk)
-    return TierSettings(
-        num_chunks,
-        block_bytes=block_bytes,
-        load_s_per_block=seconds,
-        store_s_per_block=seconds,
-        disk_s_per_chunk=disk_seconds,
-        **options,
-    )
+    copies: dict[str, Any] = dict.fromkeys(("load_s_per_block", "store_s_per_block"), seconds)
+    disk_s = None if disk is None else _disk_s_per_chunk(text, disk, block_bytes * blocks_per_chunk)
+    return TierSettings(num_chunks, block_bytes=block_bytes, **copies, disk_s_per_chunk=disk_s, **options)
 
 
 def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
@@ -156,8 +144,6 @@ def _require_block_bytes(text: str, block_bytes: int) -> None:
 
 def _block_bytes(plan: Plan) -> int:
     """Bytes of one KV block over all ranks of an engine; ranks with the same latent cache count once."""
-    from legroom.memory.kv.specs import LatentSpec
-
     settings, shape = plan.settings, plan.memory.kv.shape
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     is_latent = all(isinstance(group.spec, LatentSpec) for group in shape.groups)
@@ -167,8 +153,6 @@ def _block_bytes(plan: Plan) -> int:
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:
     """Host memory that the server holds if it offloads this much KV cache."""
-    from legroom.memory.host_needs import deployment_host
-
     given = plan.settings.given
     # The last value of a repeated flag counts.
     words = (*given.others, "--kv-offloading-size", str(offloading_gib))

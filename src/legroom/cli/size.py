@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar
+from legroom.deployments.described import deployment_from_words, server_env
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.facts.releases import release
+from legroom.facts.gpus import Gpu
+from legroom.facts.releases import Release, release
+from legroom.planning.sizing import named_gpus, prices_with_file, size_models
 from legroom.units import parse_length, parse_whole
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -71,9 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
-    shared_options.add_sweep_options(
-        parser.add_argument_group("how it is computed"), "1; one per core with --rate or --matrix"
-    )
+    computed = parser.add_argument_group("how it is computed")
+    shared_options.add_sweep_options(computed, "1; one per core with --rate or --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -92,13 +93,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Prints which GPUs, and how many, hold the models or serve the rate; exit status 1 where none does."""
-    import os
-
-    from legroom.api.size_report import SizeReport
-    from legroom.deployments.described import deployment_from_words, server_env
-    from legroom.planning.sizing import named_gpus, prices_with_file, size_models
-
-    by_rate = _is_rate(args)
+    over_time = _has_load_over_time(args)
     named = release(args.vllm) if args.vllm else None
     deployment = deployment_from_words(args.vllm_words, named, env=server_env(os.environ))
     used, serve_args = deployment.release, deployment.args
@@ -108,8 +103,9 @@ def run(args: argparse.Namespace) -> int:
     cards = named_gpus(args.gpu)
     for remark in dict.fromkeys(card.note for card in cards if card.note and args.gpu != "all"):
         note(f"note: {remark}")
-    if by_rate:
+    if over_time:
         return _run_rate(args, models, used, serve_args, cards)
+    from legroom.api.size_report import SizeReport
     from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
@@ -124,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.fits else ANSWER_IS_NO
 
 
-def _is_rate(args: argparse.Namespace) -> bool:
-    """Whether the load is one over time, not a number of requests at once; LegroomError where both are mixed."""
+def _has_load_over_time(args: argparse.Namespace) -> bool:
+    """Whether --users, --rate or --trace say what the load is; LegroomError where --concurrency does too."""
     named = ("trace", "rate", "users", "prompt", "answer", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and given[0] not in named[:3]:
@@ -144,7 +140,6 @@ def _run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
     """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
-    from legroom.planning.sizing import prices_with_file
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import FleetTask, fleet_report
 

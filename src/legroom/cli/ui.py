@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _access_token(args: argparse.Namespace) -> str:
-    """The token that requests need, made up for another host; empty: none. LegroomError for an unfit or missing one."""
+    """The token that requests need: the given one, or for a public --host a random one; empty where none is needed."""
     from legroom.live.metrics.endpoint import is_loopback_host
 
     given, variable = args.token, f'{_TOKEN_VARIABLE}="$(openssl rand -hex 16)"'

@@ -85,11 +85,12 @@ def run(args: argparse.Namespace) -> int:
     target = _release_or_oldest(args.releases[-1])
     current = _release_or_oldest(args.releases[0]) if len(args.releases) == 2 else None
     made = [_server_upgrade(*server, target, args.all) for server in _servers(args, current)]
-    documents = [{**each.to_json(), "alerts": list(_silenced_alerts(each))} for each in made] if args.json else []
+    alerts = [silenced_alerts(each.old.target.release, {metric.name for metric in each.metrics}) for each in made]
+    documents = [each.to_json() | {"alerts": list(names)} for each, names in zip(made, alerts, strict=True)]
     print_answer(
         args.json,
-        lambda: documents[0] if len(documents) == 1 else {**documents[0], "servers": documents},
-        lambda style: "\n".join(upgrade_text(each, _silenced_alerts(each), style) for each in made),
+        documents[0] if len(documents) == 1 else {**documents[0], "servers": documents},
+        lambda style: "\n".join(upgrade_text(*each, style) for each in zip(made, alerts, strict=True)),
     )
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
@@ -109,10 +110,8 @@ def _server_upgrade(
     kv = made.old.memory.kv
     planned = kv.num_blocks * kv.block_size
     if pool_slots and abs(planned / pool_slots - 1) > _POOL_OFF:
-        note(
-            f"note: the server's pool has {pool_slots:,} slots, and {planned:,} are planned from what it tells: give "
-            "the other flags that it was started with, and --gpu-memory"
-        )
+        pools = f"the server's pool has {pool_slots:,} slots, and {planned:,} are planned from what it tells"
+        note(f"note: {pools}: give the other flags that it was started with, and --gpu-memory")
     return made
 
 
@@ -149,8 +148,3 @@ def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[D
         hint = f"the server does not tell {missing}: give those that it was started with beside --url"
         deployment = replace(deployment, notes=(hint,))
     return deployment, described_machine(args, deployment), server.pool_slots
-
-
-def _silenced_alerts(made: Upgrade) -> tuple[str, ...]:
-    """Names of exported alerts that read a metric which the upgrade loses."""
-    return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})

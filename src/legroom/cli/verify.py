@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar, write_file
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
+from legroom.live.metrics.endpoint import endpoint
+from legroom.render.verify_page import verification_html, verification_svg, verification_text
 from legroom.units import parse_whole
-
-if TYPE_CHECKING:
-    from legroom.verify.verification_run import VerificationRequest
+from legroom.verify.verification_checks import PassCriteria, planned_pool
+from legroom.verify.verification_run import VerificationRequest, verify
 
 USAGE = "legroom verify URL [--plan FILE] [--load LOAD] [options]"
 DESCRIPTION = """\
@@ -59,9 +60,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tests the running server under load and prints the result; exit status 1 where it is not as planned."""
     request = _verification_request(args)
-    from legroom.render.verify_page import verification_html, verification_svg, verification_text
-    from legroom.verify.verification_run import verify
-
     with progress_bar("verifying") as bar:
         verification = verify(request, bar)
     print_answer(args.json, verification.json, lambda style: verification_text(verification, style))
@@ -69,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
     if args.svg:
         write_file(args.svg, verification_svg(verification), "picture")
     if args.report:
-        import json
-
         kind = Path(args.report).suffix.lower()
         if kind == ".json":
             report = json.dumps(verification.json(), indent=1) + "\n"
@@ -83,9 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verification_request(args: argparse.Namespace) -> VerificationRequest:
-    from legroom.verify.verification_checks import PassCriteria, planned_pool
-    from legroom.verify.verification_run import VerificationRequest
-
+    """What the options ask of the server; LegroomError for a bad number or a path that cannot be written."""
     if args.trace and args.load != "chat":
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
     if not 0 < args.timeout <= 86_400:
@@ -111,8 +105,6 @@ def _verification_request(args: argparse.Namespace) -> VerificationRequest:
 
 def _environment_key(url: str) -> str | None:
     """The API key in OPENAI_API_KEY or VLLM_API_KEY; None without one, or where the URL has credentials."""
-    from legroom.live.metrics.endpoint import endpoint
-
     if "Authorization" in endpoint(url).headers:
         return None
     return os.environ.get("OPENAI_API_KEY") or os.environ.get("VLLM_API_KEY") or None

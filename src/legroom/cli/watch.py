@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 from legroom.cli.output import note, print_answer, print_json_line, print_text
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 from legroom.files import read_text
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import JournalUnavailable
+from legroom.live.metrics.endpoint import endpoint
+from legroom.planning.plan_document import read_plan
+from legroom.render.incident_text import local_time_text
+from legroom.render.watch_text import servers_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from legroom.live.journal.journal import Journal
     from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
     from legroom.sidecar.watch_session import WatchSession
@@ -78,14 +82,13 @@ def run(args: argparse.Namespace) -> int:
             raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
     if args.rehearse:
         from legroom.drawing.text import plural
-        from legroom.render.incident_text import local_time_text
         from legroom.sidecar.policy_dry_run import dry_run
 
         result = dry_run(Path(args.rehearse), _watch_config(args))
         lines = [f"{local_time_text(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
         servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
         lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
-        print_answer(args.json, result.to_json, lambda _: "".join(lines))
+        print_answer(args.json, result.to_json, "".join(lines))
         return OK
     if args.daemon:
         from legroom.sidecar.sidecar import run_sidecar
@@ -112,7 +115,6 @@ def _has_terminal() -> bool:
 
 def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> int:
     """Check every server once, print its state, and return the exit code that the states give."""
-    from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import check_once
 
     session = _watch_session(args, None, config)
@@ -122,9 +124,8 @@ def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> in
     if not views:
         hint = "is the selector right?" if config.kubernetes else "does it scrape a vLLM, and does --match name one?"
         raise LegroomError("no server was found", hint, UNREACHABLE)
-    print_answer(
-        args.json, lambda: {"servers": [view.to_json() for view in views]}, lambda style: servers_text(views, style)
-    )
+    document = {"servers": [view.to_json() for view in views]}
+    print_answer(args.json, document, lambda style: servers_text(views, style))
     return _exit_code(views)
 
 
@@ -182,8 +183,6 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 def _print_replay(args: argparse.Namespace) -> int:
     """Prints a recording's changes and last state, or JSON lines; the exit status says if an incident opened."""
-    from legroom.render.incident_text import local_time_text
-    from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed_views
 
     session = _watch_session(args, None, _watch_config(args))
@@ -206,7 +205,6 @@ def _print_replay(args: argparse.Namespace) -> int:
 
 def _watch_session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
     """A session with the thresholds, the plans to compare with, and the recorder of --record."""
-    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_session import WatchSession
 
     recorder = None
@@ -222,9 +220,6 @@ def _watch_session(args: argparse.Namespace, journal: Journal | None, config: Si
 
 def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
     """The journal; None, with a note on stderr, where it cannot be opened."""
-    from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import JournalUnavailable
-
     try:
         return Journal.open(config.journal)
     except JournalUnavailable as error:
@@ -233,33 +228,27 @@ def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
 
 
 def _watch_config(args: argparse.Namespace) -> SidecarConfig:
-    from legroom.live.metrics.endpoint import endpoint
-    from legroom.planning.plan_document import read_plan
-    from legroom.sidecar.watch_config import (
-        KubernetesConfig,
-        PrometheusConfig,
-        ServerConfig,
-        read_config,
-        simple_config,
-        with_interval,
-        with_more_actions,
-    )
+    """The configuration of --config, else the default, with the servers and settings of the other options."""
+    from legroom.sidecar import watch_config
 
     token = _bearer_token(args)
-    config = with_more_actions(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
+    config = watch_config.simple_config([], args.act)
+    if args.config:
+        config = watch_config.with_more_actions(watch_config.read_config(Path(args.config)), args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     # A server given twice, with and without http://, is scraped once.
-    more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
-    config = replace(config, servers=(*config.servers, *more.values()))
+    servers = {place.server: watch_config.ServerConfig(place, "default", plan=plan) for place in given}
+    more = (server for name, server in servers.items() if name not in known)
+    config = replace(config, servers=(*config.servers, *more))
     if args.prometheus:
-        place = PrometheusConfig(args.prometheus, token, args.match, not args.insecure, args.ca_file)
+        place = watch_config.PrometheusConfig(args.prometheus, token, args.match, not args.insecure, args.ca_file)
         config = replace(config, prometheus=place)
     if args.kubernetes:
-        config = replace(config, kubernetes=KubernetesConfig(args.kubernetes, args.namespace))
+        config = replace(config, kubernetes=watch_config.KubernetesConfig(args.kubernetes, args.namespace))
     if args.interval is not None:
-        config = with_interval(config, args.interval)
+        config = watch_config.with_interval(config, args.interval)
     if not (config.servers or config.prometheus or config.kubernetes or args.rehearse or args.replay):
         raise LegroomError("which server?", "legroom watch http://host:8000, or --prometheus, --kubernetes, --config")
     return config

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from legroom.cli.incidents import seconds_ago
+from legroom.cli.incidents import duration_seconds
 from legroom.cli.output import print_answer
 from legroom.errors import OK, UNREACHABLE, LegroomError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from legroom.live.fleet import FleetView, GroupKey, ServerUse
-    from legroom.live.metrics.prometheus_source import PrometheusSource
-    from legroom.sidecar.watch_config import SidecarConfig
+from legroom.exports.prometheus.alert_levels import duration
+from legroom.exports.prometheus.measures import Measures, in_parens
+from legroom.live.fleet import UNKNOWN, FleetView, GroupKey, ServerUse, fleet_view
+from legroom.live.metrics.prometheus_source import PrometheusSource, server_of_labels
+from legroom.live.metrics.scrape import open_session
+from legroom.render.watch_text import fleet_text
+from legroom.sidecar.sources import prometheus_source
+from legroom.sidecar.watch_config import SidecarConfig
 
 _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_amazonaws_com_nodegroup", "agentpool")
 """Labels that may name the node pool, in order of preference."""
@@ -27,15 +29,10 @@ _MAX_EVALUATIONS = 2000
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
-    """Print the fleet's use over the window of --over, asked of Prometheus; returns 0, failures are raised."""
-    from legroom.exports.prometheus.alert_levels import duration
-    from legroom.render.watch_text import fleet_text
-
+    """Prints the fleet's use over the window of --over, asked of Prometheus; returns 0, failures are raised."""
     if config.prometheus is None:
         raise LegroomError("--fleet looks at a fleet through Prometheus", "add --prometheus URL")
-    window_s = seconds_ago(args.over, "--over")
-    from legroom.sidecar.sources import prometheus_source
-
+    window_s = duration_seconds(args.over, "--over")
     view = asyncio.run(_query_fleet(args, prometheus_source(config.prometheus), config.prometheus.matchers, window_s))
     if not view.groups:
         raise LegroomError("no server was found", "does it scrape a vLLM, and does --match name one?", UNREACHABLE)
@@ -45,9 +42,6 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
     """PromQL by the name of the figure it returns (KV use, demand ...), over a window in seconds."""
-    from legroom.exports.prometheus.alert_levels import duration
-    from legroom.exports.prometheus.measures import Measures, in_parens
-
     window, step = duration(window_s), duration(60 * math.ceil(window_s / _MAX_EVALUATIONS / 60))
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
@@ -69,9 +63,6 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
 
 async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
     """Use and demand of the fleet over the window, by PromQL queries to Prometheus."""
-    from legroom.live.fleet import fleet_view
-    from legroom.live.metrics.scrape import open_session
-
     answers: dict[str, list[tuple[dict[str, str], float]]] = {}
     async with open_session() as session:
         for name, query in fleet_queries(matchers, window_s).items():
@@ -84,9 +75,6 @@ async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, match
 
 def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
     """The use of each server from the rows (labels, value) of the fleet queries."""
-    from legroom.live.fleet import ServerUse
-    from legroom.live.metrics.prometheus_source import server_of_labels
-
     figures: dict[str, dict[str, float]] = {}
     keys: dict[str, GroupKey] = {}
     for name, rows in answers.items():
@@ -99,24 +87,19 @@ def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> l
             else:
                 known[name] = value
                 keys[server] = _group_key(labels)
-    return [
-        ServerUse(server, key, **{"kv_tokens": 0, **figures[server]})  # type: ignore[arg-type]
-        for server, key in keys.items()
-    ]
+    filled: dict[str, dict[str, Any]] = {server: {"kv_tokens": 0, **known} for server, known in figures.items()}
+    return [ServerUse(server, key, **filled[server]) for server, key in keys.items()]
 
 
 def _group_key(labels: Mapping[str, str]) -> GroupKey:
     """Model, pool and release of a series' labels: servers with equal keys form a group."""
-    from legroom.live.fleet import UNKNOWN, GroupKey
-
-    pool, release = (
-        next((labels[name] for name in names if labels.get(name)), UNKNOWN) for names in (_POOL_LABELS, _RELEASE_LABELS)
-    )
+    names = (_POOL_LABELS, _RELEASE_LABELS)
+    pool, release = (next((labels[name] for name in each if labels.get(name)), UNKNOWN) for each in names)
     return GroupKey(labels.get("model_name", UNKNOWN), pool, release)
 
 
 def _gpus_and_start_s(args: argparse.Namespace) -> tuple[int, float | None]:
-    """(GPUs per server, seconds of a start) of the plan; (1, None) without one."""
+    """(GPUs per server, seconds until a new one is ready or None) of --plan; (1, None) without a plan."""
     if not args.plan:
         return 1, None
     from legroom.exports.deploy.exported_server import planned_server

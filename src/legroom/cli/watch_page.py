@@ -166,11 +166,12 @@ def _table_cells(view: ServerView, room: int) -> tuple[str, ...]:
 
 
 def shortened(text: str, width: int) -> str:
+    """The text in at most `width` characters; one that is cut ends in an ellipsis."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) -> str:
-    """One server's sentence, figures and curves."""
+    """One server's state, sentence, figures and curves, as lines of `width` columns."""
     style = Style(width=width, colour=True)
     named = shortened(f"{view.server}  {', '.join(view.models)}", width - 16)
     lines = [f"{state_mark(view.state, style)}  {style.paint(named, 'bold')}"]

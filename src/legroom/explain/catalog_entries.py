@@ -16,6 +16,7 @@ from legroom.facts import read_texts
 from legroom.json_records import record_from_json
 from legroom.memo import Memo
 from legroom.records import dataclass
+from legroom.regex import compiled, pattern_error
 
 
 def bundled_documents() -> dict[str, Any]:
@@ -25,6 +26,7 @@ def bundled_documents() -> dict[str, Any]:
 
 @cache
 def bundled() -> tuple[catalog.Entry, ...]:
+    """legroom's own catalog entries."""
     return tuple(entry_of_document(document) for document in bundled_documents().values())
 
 
@@ -53,22 +55,18 @@ def entries_of_label(label: str) -> tuple[catalog.Entry, ...]:
 
 
 def best_entry(label: str, message_ids: frozenset[str], default: str) -> catalog.Entry:
-    """Of a label's entries, the one whose signatures contain most of these messages; `default` where none does."""
-    candidates = entries_of_label(label)
-    scored = [
-        (
-            len(message_ids & {name for signature in candidate.signatures for name in signature.messages}),
-            candidate.id == default,
-        )
-        for candidate in candidates
-    ]
-    if not candidates or not any(hits for hits, _ in scored):
-        return entry(default)
-    return max(zip(scored, candidates, strict=True), key=lambda pair: pair[0])[1]
+    """The label's entry whose signatures have most of these log messages; the entry with the id `default` if none."""
+
+    def shared_messages(candidate: catalog.Entry) -> int:
+        return len(message_ids & {name for signature in candidate.signatures for name in signature.messages})
+
+    candidates = [each for each in entries_of_label(label) if shared_messages(each)]
+    best = max(candidates, key=lambda each: (shared_messages(each), each.id == default), default=None)
+    return entry(default) if best is None else best
 
 
 def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
-    """The entry of a catalog file, whose fields have the entry's names but for these."""
+    """The entry of a parsed catalog file; most keys of the file are fields of the entry, the others are renamed."""
     cause, documentation = document["root_cause"], document["documentation"] or {}
     renamed = {
         **document["transitions"],
@@ -82,7 +80,7 @@ def entry_of_document(document: Mapping[str, Any]) -> catalog.Entry:
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
-    """`FILE: problem` for each problem of entry documents by file name (None: the bundled ones)."""
+    """`FILE: problem` for each problem in parsed catalog files, given by file name; None: the bundled ones."""
     documents = bundled_documents() if documents is None else documents
     check = partial(catalog.document_problems, schema_file="schema.json", build=entry_of_document)
     problems = {name: check(document) for name, document in documents.items()}
@@ -103,20 +101,17 @@ def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -
             yield f"{kind} names itself"
     example = document["example"] or {"text": {}, "figures": {}}
     for text in example["text"].values():
-        yield from (
-            f"the example names no figure {figure!r}" for figure in example["figures"] if f"{{{figure}}}" not in text
-        )
+        unnamed = (figure for figure in example["figures"] if f"{{{figure}}}" not in text)
+        yield from (f"the example names no figure {figure!r}" for figure in unnamed)
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
     """Signatures that are not RE2, miss their own example or name an unknown log message."""
     from legroom.facts.log_messages import message_patterns
-    from legroom.regex import compiled, pattern_error
 
     known = {message.id for message in message_patterns()}
     for signature in document["signatures"]:
-        error = pattern_error(signature["pattern"])
-        if error:
+        if error := pattern_error(signature["pattern"]):
             yield f"the pattern {signature['pattern']!r} is not RE2: {error}"
         elif not compiled(signature["pattern"]).search(signature["example"]):
             yield f"the pattern {signature['pattern']!r} does not match its own example"
@@ -124,7 +119,7 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nearest_entries_hint(wanted: str, every: tuple[catalog.Entry, ...]) -> str:
-    """A hint with up to three entries of a similar id or number."""
+    """`did you mean ...` with up to three entries whose id is like `wanted`, or how to find entries."""
     import difflib
 
     names = {known.id.lower(): known for known in every}
@@ -146,6 +141,8 @@ _EXACT_NAME, _NAME_INSIDE, _LINE_MATCH = 60.0, 12.0, 40.0
 
 @dataclass(frozen=True, slots=True)
 class Hit:
+    """An entry that a search found, and how well it matches."""
+
     entry: catalog.Entry
     score: float
 
@@ -192,7 +189,7 @@ def _build_index(entries: Sequence[catalog.Entry]) -> _Index:
 
 
 def search_terms(text: str) -> list[str]:
-    """Latin words, and pairs of adjacent Chinese characters."""
+    """The words of a text that a search compares: Latin words, and pairs of adjacent Chinese characters."""
     words: list[str] = []
     for word in _WORD.findall(text.lower().replace("_", " ")):
         if word[0] < "一" or len(word) == 1:
@@ -237,12 +234,12 @@ def _similar_words(term: str, index: _Index) -> list[str]:
 
 
 def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
-    """The term's weight on the page, half that of the best similar term, or 0."""
+    """The weight of a term in an entry (`page`), else half that of its heaviest `similar` word there, else 0."""
     return float(page[term]) if term in page else max((page[word] / 2 for word in similar if word in page), default=0)
 
 
 def _name_score(query: str, entry: catalog.Entry) -> float:
-    """Bonus where the query is the entry's id, label or alias, a smaller one where it is part of it; else 0."""
+    """Points where the query is the entry's id, label or alias, fewer where it is part of one; else 0."""
     wanted = " ".join(query.lower().replace("_", " ").split())
     names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
     if wanted in names:
@@ -251,9 +248,6 @@ def _name_score(query: str, entry: catalog.Entry) -> float:
 
 
 def _matches_signature(line: str, entry: catalog.Entry) -> bool:
-    """Whether a log line matches one of the entry's patterns; never for under 12 characters."""
-    if len(line) < 12:
-        return False
-    from legroom.regex import compiled
-
-    return any(compiled(signature.pattern).search(line[:_LONGEST_LINE]) for signature in entry.signatures)
+    """Whether a log line of at least 12 characters matches one of the entry's patterns."""
+    patterns = (compiled(signature.pattern) for signature in entry.signatures)
+    return len(line) >= 12 and any(pattern.search(line[:_LONGEST_LINE]) for pattern in patterns)

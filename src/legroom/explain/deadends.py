@@ -24,8 +24,8 @@ def record_id(entry: Entry) -> str:
     return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"
 
 
-def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
-    """The entry in the record's format; an imported record is returned unchanged."""
+def _record_of(entry: Entry, record_ids: Mapping[str, str]) -> dict[str, Any]:
+    """The entry as a record; an imported one is returned unchanged. `record_ids` are those of all entries by id."""
     if entry.record is not None:
         return dict(entry.record)
     patterns = [signature.pattern for signature in entry.signatures]
@@ -46,9 +46,9 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
         "workarounds": [_change_record(entry, item) for item in entry.workarounds],
         "workarounds_zh": ["：".join(filter(None, (item.action.zh, item.how.zh))) for item in entry.workarounds],
         "transition_graph": {
-            "leads_to": [ids[other] for other in entry.leads_to],
-            "preceded_by": [ids[other] for other in entry.preceded_by],
-            "frequently_confused_with": [ids[other] for other in entry.confused_with],
+            "leads_to": [record_ids[other] for other in entry.leads_to],
+            "preceded_by": [record_ids[other] for other in entry.preceded_by],
+            "frequently_confused_with": [record_ids[other] for other in entry.confused_with],
         },
         "official_doc_url": entry.documentation,
         "official_doc_section": entry.documentation_section,
@@ -68,13 +68,13 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str, Any]]:
-    """The chosen entries as records; transitions refer to record ids."""
-    ids = {entry.id: record_id(entry) for entry in every}
-    return [_record_of(entry, ids) for entry in chosen]
+    """The chosen entries as records, which name other entries (of `every`) by the ids of their records."""
+    record_ids = {entry.id: record_id(entry) for entry in every}
+    return [_record_of(entry, record_ids) for entry in chosen]
 
 
 def entry_of_record(record: Mapping[str, Any]) -> Entry:
-    """A valid record as an entry. Its rates are claims, not counts."""
+    """The entry that a valid record describes; its rates are the record's claims, not counted."""
     chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
     graph, text = record["transition_graph"], {"en": record["signature"], "zh": record["signature_zh"]}
     renamed = {
@@ -100,7 +100,8 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
 
 
 def _claimed_change(item: Mapping[str, Any], rate: str, chinese: str = "") -> dict[str, Any]:
-    """A dead end or a workaround of a record with its claimed rate, as an entry has it."""
+    """A dead end or workaround of a record in an entry's form; `rate` is its key of the claimed rate, `chinese` its
+    action in Chinese."""
     texts = {name: {"en": item[name]} for name in ("action", "why_fails", "how", "condition") if name in item}
     return {**texts, "action": {"en": item["action"], "zh": chinese}, "claimed_rate": item[rate]}
 
@@ -151,8 +152,7 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
 def import_record(path: str) -> Path:
     """Stores the record of a file in the user's catalog and returns its path there; LegroomError if it is invalid."""
     record = _read_record(Path(path))
-    wrong = record_problems(record)
-    if wrong:
+    if wrong := record_problems(record):
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         hint = "legroom catalog export --format deadends shows the shape"
         raise LegroomError(f"{path} is no record of the dead-ends shape: {wrong[0]}{more}", hint)

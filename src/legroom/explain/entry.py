@@ -82,7 +82,7 @@ class Count:
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
-        """The fraction of tries with `outcome` (its count); None below three threads."""
+        """`outcome`, the number of attempts that worked or failed, as a share of all; None below three attempts."""
         return round(outcome / self.tried, 2) if self.tried >= MIN_THREADS_FOR_RATE else None
 
 
@@ -224,10 +224,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "also": list(entry.also),
         "phase": entry.phase,
         "title": entry.title.in_language(language),
-        "signatures": [
-            {"text": signature.text.in_language(language), "pattern": signature.pattern}
-            for signature in entry.signatures
-        ],
+        "signatures": [{"text": each.text.in_language(language), "pattern": each.pattern} for each in entry.signatures],
         "root_cause": {"type": entry.cause_type, "text": entry.cause.in_language(language)},
         "story": _texts(entry.story, Story.__dataclass_fields__, language) if entry.story else None,
         "example": example_text(entry.example, language) if entry.example else None,
@@ -256,7 +253,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 def _change_json(
     entry: Entry, item: EntryDeadEnd | Workaround, reason: str, outcome: str, language: Language
 ) -> dict[str, Any]:
-    """A dead end or a workaround: its texts, the rate that its record claims, and the counted threads."""
+    """A dead end or workaround as JSON; `reason` is the field with its reason, `outcome` is `fail` or `success`."""
     texts = _texts(item, ("action", reason, "condition"), language)
     return {**texts, f"claimed_{outcome}_rate": item.claimed_rate, "counted": count_json(entry.counted(item.kind))}
 
@@ -287,7 +284,7 @@ def example_text(example: Example, language: Language) -> str:
 
 
 def _texts(item: Any, names: Iterable[str], language: Language) -> dict[str, str | None]:
-    """The texts of a record by field, in one language; None where there is none."""
+    """The texts of these fields of a record in one language, by field; None for a field without a text."""
     parts = {name: getattr(item, name) for name in names}
     return {name: part.in_language(language) if part else None for name, part in parts.items()}
 
@@ -300,7 +297,7 @@ def json_schema(name: str) -> Mapping[str, Any]:
 
 
 def document_problems(document: Any, schema_file: str, build: Callable[[Any], Entry]) -> list[str]:
-    """Violations of a schema in the catalog's folder; without jsonschema, the error of `build`."""
+    """How a document violates a schema of the catalog; without jsonschema the error of `build`, if any."""
     try:
         import jsonschema
     except ImportError:

@@ -31,6 +31,8 @@ _MAX_WARNINGS = 12
 
 @dataclass(frozen=True)
 class AdmissionRequest:
+    """What Kubernetes asks: an operation on one object, as it will be (`new`) and as it was (`old`)."""
+
     uid: str
     operation: str
     kind: str
@@ -47,7 +49,8 @@ class AdmissionRequest:
 
     @property
     def is_owned(self) -> bool:
-        """Whether the controller of an owner that was reviewed created this object; anybody can write an owner."""
+        """Whether a controller made this object for an owner that was reviewed; anybody can write ownerReferences, so
+        the sender counts too."""
         owners = _mapping_or_empty(self.new.get("metadata")).get("ownerReferences")
         return any(
             owner.get("controller") is True
@@ -58,7 +61,8 @@ class AdmissionRequest:
         )
 
     def _is_by_controller(self, group: str) -> bool:
-        """Whether Kubernetes' own controllers sent the object; for other groups, an account of another namespace."""
+        """Whether a controller of the owner's API group sent the object: one of Kubernetes' own, or for other groups a
+        service account of another namespace."""
         if self.creator.startswith(_CONTROLLERS):
             return True
         account = self.creator.startswith(_ACCOUNT) and not self.creator.startswith(f"{_ACCOUNT}{self.namespace}:")
@@ -98,16 +102,12 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
     template = _mapping_or_empty(kept.get("template"))
     if isinstance(template.get("metadata"), Mapping):
         kept["template"] = {**template, "metadata": _legroom_annotations(template)}
-    return {
-        "apiVersion": manifest.get("apiVersion"),
-        "kind": manifest.get("kind"),
-        "metadata": _legroom_annotations(manifest),
-        "spec": kept,
-    }
+    named = {name: manifest.get(name) for name in ("apiVersion", "kind")}
+    return named | {"metadata": _legroom_annotations(manifest), "spec": kept}
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
-    """The AdmissionReview answer as JSON: `message` where refused, warnings split as the API server shows them."""
+    """The AdmissionReview answer as JSON, with `message` where it is refused and warnings of a length that is shown."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}
@@ -127,13 +127,9 @@ def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str
     """The annotations and labels of the object, its pod template, its job template and that one's pods."""
     spec = _mapping_or_empty(manifest.get("spec"))
     job = _mapping_or_empty(spec.get("jobTemplate"))
-    for owner in (
-        manifest,
-        _mapping_or_empty(spec.get("template")),
-        job,
-        _mapping_or_empty(_mapping_or_empty(job.get("spec")).get("template")),
-    ):
-        metadata = _mapping_or_empty(owner.get("metadata"))
+    pods_of_job = _mapping_or_empty(job.get("spec")).get("template")
+    for owner in (manifest, spec.get("template"), job, pods_of_job):
+        metadata = _mapping_or_empty(_mapping_or_empty(owner).get("metadata"))
         yield _mapping_or_empty(metadata.get("annotations"))
         yield _mapping_or_empty(metadata.get("labels"))
 

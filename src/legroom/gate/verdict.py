@@ -14,18 +14,24 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from legroom.deployments.deployment import deployment_of
+from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
+from legroom.facts.huggingface import fetch
+from legroom.facts.model_sources import is_hub_id, load
 from legroom.isolation import GivenModel, isolated
+from legroom.lint.linter import LintOptions, lint_servers
+from legroom.lint.rule import LintFinding
 from legroom.memo import Memo
+from legroom.planning.advice import with_advice, with_quick_advice
+from legroom.planning.file_plans import FileServer, planned_servers, started_servers
+from legroom.planning.machine import Machine
+from legroom.planning.plan import Plan
+from legroom.planning.plan_json import plan_document
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.deployments.subjects import StartedServer
-    from legroom.lint.rule import LintFinding
-    from legroom.planning.file_plans import FileServer
-    from legroom.planning.plan import Plan
+from legroom.render.file_plan_text import MAX_FIXES, verdict_sentences
 
 Outcome = Literal["fits", "tight", "does_not_fit", "not_understood", "no_server"]
 FixSearch = Literal["single_change", "full"]
@@ -61,12 +67,11 @@ def plan_verdict(
     hub: bool = False,
     search_until_s: float = math.inf,
 ) -> Verdict:
-    """The worst outcome of a manifest's servers; `default_gpu`: of pods naming none, `hub`: fetch unknown configs."""
-    # A single-change search stops at `search_until_s` of the monotonic clock.
-    from legroom.planning.file_plans import planned_servers, started_servers
-    from legroom.planning.machine import Machine
-    from legroom.render.file_plan_text import verdict_sentences
+    """The worst outcome of a manifest's servers and the sentences that explain it.
 
+    `default_gpu` is the GPU of pods that name none; with `hub`, configs that are not bundled are fetched.
+    """
+    # A single-change search stops at `search_until_s` of the monotonic clock.
     with isolated():
         servers, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
     if unread is not None:
@@ -74,7 +79,7 @@ def plan_verdict(
     servers = [server for server in servers if server.runs_on_gpus][:_MAX_SERVERS]
     if not servers:
         return Verdict("no_server")
-    worst, sentences, plans, is_searched, has_fixes = _BY_SEVERITY[0], list[str](), list["Plan"](), True, True
+    worst, sentences, plans, is_searched, has_fixes = _BY_SEVERITY[0], list[str](), list[Plan](), True, True
     idle_gpus = 0
     with isolated(_hub_models(servers) if hub else None):
         machine = Machine(default_gpu) if default_gpu else None
@@ -100,13 +105,10 @@ def plan_verdict(
 
 
 def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) -> FileServer:
-    """The server with fixes in its shown plan; unchanged where it fits. `search_until_s` is monotonic time."""
+    """The server with flags that fix it in its plan; unchanged where it fits. `search_until_s`: monotonic clock."""
     shown = server.shown
     if shown is None or shown.verdict == "fits":
         return server
-    from legroom.planning.advice import with_advice, with_quick_advice  # most servers fit
-    from legroom.render.file_plan_text import MAX_FIXES
-
     if search == "full":
         advised = with_advice(shown, enough=MAX_FIXES)
     else:
@@ -115,7 +117,7 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
 
 
 def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus: int) -> list[str]:
-    """Problems of servers whose memory suffices: settings their controller drops, idle GPUs."""
+    """Sentences on servers whose memory suffices: settings that their controller ignores, GPUs that stay idle."""
     warnings = [remark for server in servers for remark in server.remarks]
     if idle_gpus and len(servers) == 1 and plans:
         used = plans[0].args.gpus_needed
@@ -126,9 +128,6 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 
 def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
     """Lint errors and warnings that make a server restart over and over, though its memory suffices."""
-    from legroom.lint.linter import LintOptions, lint_servers
-    from legroom.planning.plan_json import plan_document
-
     plan = plan_document(plans[0]) if len(plans) == 1 else None
     findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
     return [found for found in findings if found.severity != "note"]
@@ -136,10 +135,6 @@ def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[Lint
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:
     """Configs from the Hub of models that are not bundled; models that cannot be fetched are left out."""
-    from legroom.deployments.deployment import deployment_of
-    from legroom.facts.huggingface import fetch
-    from legroom.facts.model_sources import is_hub_id, load
-
     fetched: dict[str, GivenModel] = {}
     for server in servers:
         with suppress(LegroomError), isolated():
@@ -211,7 +206,7 @@ class VerdictCache:
         return key, verdict
 
     async def decide(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict within the deadline, else NoVerdict; the search for fixes goes on in the background, cached."""
+        """The verdict, or NoVerdict after the deadline; the search for fixes may go on, for the next request."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._search_task(key, manifest)) is None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import prometheus_client
 from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.gate import admission_review as review
@@ -24,13 +26,11 @@ from legroom.gate.verdict import CacheOptions, NoVerdict, VerdictCache
 from legroom.records import dataclass
 from legroom.web.uvicorn_server import serve_asgi
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MAX_BODY_BYTES = 8 << 20
 """etcd stores objects of up to 1.5 MiB; an update carries two, and JSON escapes add to them."""
 _MAX_BUFFERED_BYTES = 64 << 20
 """Of all bodies that are being received."""
+_BODY_TIMEOUT_S = 10.0
 _GIL_SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would delay every read and write of the event loop by that much while a plan runs."""
 _PATHS: Mapping[str, review.Mode | None] = {"/validate": None, "/validate/warn": "warn", "/validate/enforce": "enforce"}
@@ -97,6 +97,7 @@ class GateMetrics:
         return counter
 
     def page(self) -> bytes:
+        """All series in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -115,23 +116,23 @@ class GateApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path in _PATHS:
-            await self._review(scope, receive, send)
+            response = await self._review(scope, receive)
         elif method not in ("GET", "HEAD"):
-            await _respond(send, 405, b"only a GET is answered here\n")
-        elif path in ("/healthz", "/livez"):
-            await _respond(send, 200, b"ok\n")
+            response = PlainTextResponse("only a GET is answered here\n", 405)
+        elif path in ("/healthz", "/livez") or (path == "/readyz" and self.is_ready):
+            response = PlainTextResponse("ok\n")
         elif path == "/readyz":
-            await _respond(send, *((200, b"ok\n") if self.is_ready else (503, b"it has just started\n")))
+            response = PlainTextResponse("it has just started\n", 503)
         elif path == "/metrics":
-            await _respond(send, 200, self._metrics.page(), b"text/plain; version=0.0.4; charset=utf-8")
+            response = Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
         else:
-            await _respond(send, 404, b"reviews go to /validate\n")
+            response = PlainTextResponse("reviews go to /validate\n", 404)
+        await response(scope, receive, send)
 
-    async def _review(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one AdmissionReview: 405 for no POST, 400 or the body's own status for a bad body, else 200."""
+    async def _review(self, scope: Scope, receive: Receive) -> Response:
+        """The answer to one AdmissionReview: 405 for no POST, 400 or the body's own status for a bad body, else 200."""
         if scope["method"] != "POST":
-            await _respond(send, 405, b"a review is a POST\n")
-            return
+            return PlainTextResponse("a review is a POST\n", 405)
         body = b""
         try:
             body = await self._read_body(receive)
@@ -139,26 +140,24 @@ class GateApp:
             request = review.parse_review(json.loads(body))
         except _BadBody as refused:
             self._metrics.bad_request.inc()
-            await _respond(send, refused.status, f"{refused.text}\n".encode())
-            return
+            return PlainTextResponse(f"{refused.text}\n", refused.status)
         except (review.NotAReview, ValueError, RecursionError) as error:
             self._metrics.bad_request.inc()
             text = error.message if isinstance(error, LegroomError) else "the body is not JSON"
-            await _respond(send, 400, f"{text}\n".encode())
-            return
+            return PlainTextResponse(f"{text}\n", 400)
         finally:
             self._buffered_bytes -= len(body)
         outcome, response = await self._decide(request, _PATHS[scope["path"]])
         self._metrics.decision_seconds.observe(time.perf_counter() - started_s)
         self._metrics.reviews.labels(outcome).inc()
-        await _respond(send, 200, response, b"application/json")
+        return Response(response, media_type="application/json")
 
-    async def _read_body(self, receive: Receive, timeout_s: float = 10.0) -> bytes:
+    async def _read_body(self, receive: Receive) -> bytes:
         """The whole body, added to the buffered bytes; raises _BadBody where it is too large, slow or cut off."""
         pieces: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -178,7 +177,7 @@ class GateApp:
             raise error if isinstance(error, _BadBody) else _BadBody(408, "the review stopped coming") from None
 
     async def _decide(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> tuple[str, bytes]:
-        """The outcome's metric label and the response body for one reviewed object."""
+        """(label of the outcome in the metrics, response body) for one reviewed object."""
         mode = self._policy.mode_for(request, path_mode)
         if mode is None or request.is_deleted or request.is_owned:
             return "skipped", review.review_response(request.uid, True)
@@ -207,16 +206,10 @@ class GateApp:
         return counted, review.review_response(request.uid, True, warnings=() if is_quiet else sentences)
 
     def _fail_open(self, request: review.AdmissionRequest, reason: str) -> tuple[str, bytes]:
-        """The label and response that admit an object without a verdict, with the reason as a warning; counts it."""
+        """(label, response body) that admit an object without a verdict and warn of the reason, which is counted."""
         self._metrics.failed_open.labels(reason).inc()
         warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
         return "failed_open", review.review_response(request.uid, True, warnings=[warning])
-
-
-async def _respond(send: Send, status: int, body: bytes, media_type: bytes = b"text/plain; charset=utf-8") -> None:
-    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 @dataclass(frozen=True, slots=True)

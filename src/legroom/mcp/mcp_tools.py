@@ -29,36 +29,26 @@ _MAX_LOG_CHARACTERS = 32 << 20
 _READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 _READ_ONLY_WITH_HUB = _READ_ONLY.model_copy(update={"open_world_hint": True})
 
-Model = Annotated[
-    str | None,
-    Field(
-        description="A Hub id, a bundled short name, or (stdio only) a folder with a config.json.",
-        examples=["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"],
-    ),
-]
-Gpu = Annotated[str, Field(description="A GPU by name, or a size.", examples=["h100", "a100-80gb", "rtx4090", "24GiB"])]
-OptionalGpu = Annotated[
-    str | None, Field(description="A GPU by name, or a size, where the log does not say.", examples=["h100", "24GiB"])
-]
-Gpus = Annotated[
-    int | None, Field(ge=1, le=4096, description="How many GPUs there are (default: what the flags need).")
-]
-Vllm = Annotated[
-    str | None, Field(description="The vLLM release (default: the newest known).", examples=["0.32.0", "0.10.2"])
-]
-Flags = Annotated[
-    dict[str, Any] | None,
-    Field(
-        description="vLLM engine arguments by their Python or command-line names; what is left out is the default.",
-        examples=[{"max_model_len": 32768, "tensor_parallel_size": 2}],
-    ),
-]
+
+def _argument(description: str, *examples: Any, **limits: Any) -> Any:
+    """The schema of a tool's argument: what it is, values that it may have, and limits such as `ge=1`."""
+    return Field(description=description, examples=list(examples) or None, **limits)
+
+
+_WHICH_MODEL = "A Hub id, a bundled short name, or (stdio only) a folder with a config.json."
+_WHICH_FLAGS = "vLLM engine arguments by their Python or command-line names; what is left out is the default."
+_QUERIES = ("cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片")
+_COMMAND_EXAMPLE = "vllm serve Qwen/Qwen3-8B --max-model-len 32768"
+_LOG_EXAMPLE = "INFO ... vLLM API server version 0.10.2\n...\nValueError: No available memory ..."
+_MIX_EXAMPLE = "poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=2000"
+Model = Annotated[str | None, _argument(_WHICH_MODEL, "meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b")]
+Gpu = Annotated[str, _argument("A GPU by name, or a size.", "h100", "a100-80gb", "rtx4090", "24GiB")]
+OptionalGpu = Annotated[str | None, _argument("A GPU by name, or a size, where the log does not say.", "h100", "24GiB")]
+Gpus = Annotated[int | None, _argument("How many GPUs there are (default: what the flags need).", ge=1, le=4096)]
+Vllm = Annotated[str | None, _argument("The vLLM release (default: the newest known).", "0.32.0", "0.10.2")]
+Flags = Annotated[dict[str, Any] | None, _argument(_WHICH_FLAGS, {"max_model_len": 32768, "tensor_parallel_size": 2})]
 CommandLine = Annotated[
-    str | None,
-    Field(
-        description="In place of model and flags: the command that is run.",
-        examples=["vllm serve Qwen/Qwen3-8B --max-model-len 32768"],
-    ),
+    str | None, _argument("In place of model and flags: the command that is run.", _COMMAND_EXAMPLE)
 ]
 Language = Annotated[Literal["en", "zh"], Field(description="English or Chinese.")]
 Size = Annotated[str | None, Field(description="A size such as 2GiB.", examples=["2GiB", "79.1GiB"])]
@@ -97,7 +87,7 @@ class LegroomServer(MCPServer[Any]):
     """An MCP server that refuses unknown arguments, and says of wrong ones what to write."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        """Calls a tool; the SDK itself drops arguments that the tool does not have."""
+        """Calls a tool; a ToolError names an argument that is wrong, or unknown: the SDK itself drops unknown ones."""
         schema = next((tool.input_schema for tool in await self.list_tools() if tool.name == name), None)
         if schema is not None and (unknown := sorted(set(arguments) - set(schema["properties"]))):
             where = "; vLLM's own arguments go into `flags`" if "flags" in schema["properties"] else ""
@@ -117,7 +107,7 @@ class LegroomServer(MCPServer[Any]):
 
 
 def build_server(*, local_files: bool) -> MCPServer[Any]:
-    """The MCP server; `local_files` says whether callers may name files of this machine."""
+    """The MCP server with all tools; `local_files` says whether callers may name files of this machine."""
     server = LegroomServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     tools = ServerTools(local_files)
     for tool, hints in (
@@ -181,9 +171,7 @@ class ServerTools:
         model: Annotated[str, Field(description="A Hub id, a bundled short name, or (stdio only) a folder.")],
         context: Annotated[int, Field(ge=1, description="Tokens that a request may have.")] = 4096,
         concurrency: Annotated[int, Field(ge=1, description="Requests of that length at once.")] = 1,
-        gpus: Annotated[
-            list[str] | None, Field(description="GPUs to try (default: the usual ones).", examples=[["h100", "l4"]])
-        ] = None,
+        gpus: Annotated[list[str] | None, _argument("GPUs to try (default: the usual ones).", ["h100", "l4"])] = None,
         max_gpus: Annotated[int, Field(ge=1, le=64, description="The most of one GPU to try.")] = 8,
         vllm: Vllm = None,
         flags: Flags = None,
@@ -201,18 +189,10 @@ class ServerTools:
     def diagnose(
         self,
         log: Annotated[
-            str | None,
-            Field(
-                description="The text of the log, from the start of the server if possible.",
-                examples=["INFO ... vLLM API server version 0.10.2\n...\nValueError: No available memory ..."],
-            ),
+            str | None, _argument("The text of the log, from the start of the server if possible.", _LOG_EXAMPLE)
         ] = None,
-        path: Annotated[
-            str | None, Field(description="stdio only: a log file on this machine (plain, gzip or zstd).")
-        ] = None,
-        command: Annotated[
-            str | None, Field(description="The command that was run, where the log does not show it.")
-        ] = None,
+        path: Annotated[str | None, _argument("stdio only: a log file on this machine (plain, gzip or zstd).")] = None,
+        command: Annotated[str | None, _argument("The command that was run, where the log does not show it.")] = None,
         model: Model = None,
         gpu: OptionalGpu = None,
         gpus: Gpus = None,
@@ -250,17 +230,10 @@ class ServerTools:
         self,
         requests: Annotated[
             list[SimulatedRequest] | None,
-            Field(
-                description="The load, request by request.",
-                examples=[[{"arrival_step": 0, "prompt_len": 800, "output_len": 120}]],
-            ),
+            _argument("The load, request by request.", [{"arrival_step": 0, "prompt_len": 800, "output_len": 120}]),
         ] = None,
         mix: Annotated[
-            str | None,
-            Field(
-                description="In place of requests: a made-up mix. Needs step_ms.",
-                examples=["poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=2000"],
-            ),
+            str | None, _argument("In place of requests: a made-up mix. Needs step_ms.", _MIX_EXAMPLE)
         ] = None,
         num_blocks: Annotated[int | None, Field(ge=2, description="KV blocks, the null block included.")] = None,
         block_size: Annotated[int | None, Field(ge=1, description="Tokens a block (16).")] = None,
@@ -316,11 +289,8 @@ def explain(
 def search_catalog(
     query: Annotated[
         str,
-        Field(
-            min_length=1,
-            max_length=4000,
-            description="Words in English or Chinese, a cause label, or a log line.",
-            examples=["cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片"],
+        _argument(
+            "Words in English or Chinese, a cause label, or a log line.", *_QUERIES, min_length=1, max_length=4000
         ),
     ],
     limit: Annotated[int, Field(ge=1, le=50, description="At most this many.")] = 5,
@@ -338,10 +308,7 @@ def lint(
         Field(min_length=1, max_length=2 << 20, description="The file: a script, unit, manifest, rules, dashboard."),
     ],
     name: Annotated[
-        str,
-        Field(
-            max_length=255, description="Its name: the ending says what it is.", examples=["deploy.yaml", "start.sh"]
-        ),
+        str, _argument("Its name: the ending says what it is.", "deploy.yaml", "start.sh", max_length=255)
     ] = "file",
     vllm: Annotated[
         str | None, Field(description="The vLLM release, or `any` (default: what the file names, else the newest).")

@@ -12,18 +12,12 @@ from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import LEAST_CHANCE, Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
-from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.explain.entry import Entry
-from legroom.facts.diagnosis_texts import (
-    Language,
-    heading,
-    how_to_verify,
-    other_engine_name,
-    other_engine_text,
-    phase_title,
-)
+from legroom.facts import diagnosis_texts
+from legroom.facts.diagnosis_texts import Language, heading
 from legroom.facts.releases import logged_release
 from legroom.memory.layout import Layout
 from legroom.render.plan_parts import layout_parts, scale_bytes
@@ -80,8 +74,8 @@ def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
     for entry, title in _LEDGER_ENTRIES.items():
         sizes = [getattr(ledger, entry) for ledger in columns.values()]
         if any(size is not None for size in sizes):
-            cells_ = "".join(f"{'-' if size is None else f'{size / GIB:.2f}':>10}" for size in sizes)
-            yield f"{_MARGIN}{title:20}{cells_}"
+            cells = "".join(f"{'-' if size is None else f'{size / GIB:.2f}':>10}" for size in sizes)
+            yield f"{_MARGIN}{title:20}{cells}"
     for tensor in diagnosis.wanted:
         yield from wrap(f"asked for: {tensor.name} = {tensor.how}", style.width, _MARGIN, _MARGIN * 3)
 
@@ -107,6 +101,7 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
 
 
 def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
+    """The notes of the diagnosis, wrapped and dimmed."""
     for note in diagnosis.notes:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
@@ -114,7 +109,7 @@ def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
 def finding_title(finding: Finding, language: Language, other_engine: str = "") -> str:
     """The title of the finding's cause; headings of their own for another engine's log and a kill without a reason."""
     if other_engine:
-        return heading("of_other_engine", language).format(name=other_engine_name(other_engine))
+        return heading("of_other_engine", language).format(name=diagnosis_texts.other_engine_name(other_engine))
     if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
         return heading("bare_kill", language)
     return cause_of(finding.cause).title.in_language(language)
@@ -122,16 +117,15 @@ def finding_title(finding: Finding, language: Language, other_engine: str = "") 
 
 def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """`error[ENTRY]: title`, or `maybe[...]` below 0.4 confidence; then the phase, model, release and GPU."""
-    error = finding.confidence >= 0.4
-    word = style.paint(
-        f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
-    )
-    yield f"{word}: {style.paint(finding_title(finding, language, diagnosis.other_engine), 'bold')}"
+    colour: Colour
+    word, colour = ("error", "red") if finding.confidence >= 0.4 else ("maybe", "orange")
+    title = style.paint(finding_title(finding, language, diagnosis.other_engine), "bold")
+    yield f"{style.paint(f'{word}[{finding.entry}]', colour, 'bold')}: {title}"
     is_check = finding.evidence[0].id.startswith("free_below_desired") if finding.evidence else False
-    phase = phase_title("startup_check" if is_check else diagnosis.phase, language)
+    phase = diagnosis_texts.phase_title("startup_check" if is_check else diagnosis.phase, language)
     if phase:
-        word = style.paint(heading("phase", language), "dim")
-        yield f"{_MARGIN}{word}: {phase} ({_confidence_text(finding.confidence, language)})"
+        named = style.paint(heading("phase", language), "dim")
+        yield f"{_MARGIN}{named}: {phase} ({_confidence_text(finding.confidence, language)})"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
 
 
@@ -202,13 +196,12 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     yield from wrap(masked_log_text(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
-        for line in (
-            wrap(masked_log_text(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ()
-        ):
+        width = style.width - 4 * len(_MARGIN)
+        for line in wrap(masked_log_text(fix.comment), width, "# ", "# ") if fix.comment else ():
             yield _MARGIN * 2 + style.paint(line, "dim")
         words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
         phrases = [phrase if "YOUR_" in phrase else masked_log_text(phrase) for phrase in command_phrases(words)]
-        for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
+        for number, line in enumerate(wrap_command(phrases, width)):
             yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
     for step in fix.steps:
         yield from wrap(in_language(step, language), style.width, f"{_MARGIN}- ", _MARGIN * 2)
@@ -257,14 +250,10 @@ def _changes_text(fix: Fix) -> str:
 
 def _alternative_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """The fixes after the first, numbered from 2."""
-    rest = finding.fixes[1:]
-    if not rest:
-        return
-    yield style.paint(f"{heading('alternatives', language)}:", "bold")
-    for number, fix in enumerate(rest, 2):
-        head = _changes_text(fix)
-        summary = _fix_summary(fix, finding, language)
-        text = f"{head}: {summary}" if head else summary
+    if finding.fixes[1:]:
+        yield style.paint(f"{heading('alternatives', language)}:", "bold")
+    for number, fix in enumerate(finding.fixes[1:], 2):
+        text = ": ".join(filter(None, (_changes_text(fix), _fix_summary(fix, finding, language))))
         yield from wrap(masked_log_text(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(in_language(step, language), style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
@@ -286,17 +275,15 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
 
 
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    """How to check that vLLM's fix worked, by its cause (of the host or not) and the phase of the failure."""
+    """How to check that the fix worked, by the cause's domain or the failed phase; nothing for another engine."""
     if diagnosis.other_engine:
         return
     if cause_of(finding.cause).domain == "host":
         kind = "host"
-    elif diagnosis.phase == "serving":
-        kind = "serving"
     else:
-        kind = "startup" if diagnosis.phase else "other"
+        kind = "serving" if diagnosis.phase == "serving" else "startup" if diagnosis.phase else "other"
     yield style.paint(f"{heading('verify', language)}:", "bold")
-    yield from wrap(how_to_verify(kind, language), style.width, _MARGIN)
+    yield from wrap(diagnosis_texts.how_to_verify(kind, language), style.width, _MARGIN)
     yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
 
 
@@ -325,9 +312,7 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
     if not likely:
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
-    for finding in likely:
-        title = finding_title(finding, language)
-        yield f"{_MARGIN}{finding.entry} {title}"
+    yield from (f"{_MARGIN}{finding.entry} {finding_title(finding, language)}" for finding in likely)
 
 
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
@@ -335,14 +320,8 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
     case = diagnosis.case
-    decisive = (
-        case.secondary_failure
-        or case.truncated_error
-        or case.truncated_traceback
-        or case.unfinished_milestone
-        or case.first_failure
-    )
-    if decisive is not None:
+    truncated = case.truncated_error or case.truncated_traceback
+    if decisive := case.secondary_failure or truncated or case.unfinished_milestone or case.first_failure:
         yield from wrap(f"line {decisive.line}: {_shown_evidence(decisive)}", style.width, _MARGIN)
     yield ""
     yield style.paint(f"{heading('needed', language)}:", "bold")
@@ -353,18 +332,17 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
     yield ""
     yield style.paint(f"{heading('candidates', language)}:", "bold")
     for finding in diagnosis.findings:
-        title = finding_title(finding, language)
-        why = in_language(finding.why, language)
-        yield from wrap(f"- {finding.entry} {title}: {why}", style.width, _MARGIN)
+        title = f"{finding.entry} {finding_title(finding, language)}"
+        yield from wrap(f"- {title}: {in_language(finding.why, language)}", style.width, _MARGIN)
 
 
 def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """The report of a run without findings: a healthy start with its memory, or a log that was not understood."""
     if diagnosis.verdict == "not understood":
-        other = diagnosis.other_engine
-        yield from wrap(
-            other_engine_text(other, language) if other else heading("not_understood", language), style.width
-        )
+        text = heading("not_understood", language)
+        if diagnosis.other_engine:
+            text = diagnosis_texts.other_engine_text(diagnosis.other_engine, language)
+        yield from wrap(text, style.width)
         yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"

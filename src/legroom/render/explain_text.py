@@ -39,16 +39,14 @@ _MYTH = (" (you may have read this)", "（常见误解）")
 
 
 def entry_document(entry: Entry, language: Language) -> dict[str, Any]:
-    """The document of `legroom explain ID --json`, its changes by release in the language too."""
+    """The document of `legroom explain ID --json` in one language, what changed in each release included."""
     return dict(in_language(entry_json(entry, language), language, ("change",)))
 
 
 def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     """The full explanation of one entry."""
-    lines = [
-        f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.in_language(language), 'bold')}",
-        style.paint(f"{entry.label} · {entry.phase or '-'}", "dim"),
-    ]
+    title = f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.in_language(language), 'bold')}"
+    lines = [title, style.paint(f"{entry.label} · {entry.phase or '-'}", "dim")]
     story, printed = entry.story, [signature.text.in_language(language) for signature in entry.signatures]
     words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
     rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
@@ -77,11 +75,8 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
 def entry_list_text(entries: Sequence[Entry], style: Style, language: Language = "en") -> str:
     """A list of catalog entries, one line each."""
     width = max((len(entry.id) for entry in entries), default=0)
-    return "".join(
-        f"{style.paint(entry.id.ljust(width), 'red')}  {entry.title.in_language(language)}  "
-        f"{style.paint(entry.label, 'dim')}\n"
-        for entry in entries
-    )
+    rows = ((entry.id.ljust(width), entry.title.in_language(language), entry.label) for entry in entries)
+    return "".join(f"{style.paint(id_, 'red')}  {title}  {style.paint(label, 'dim')}\n" for id_, title, label in rows)
 
 
 def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
@@ -116,9 +111,8 @@ def _dead_end_lines(entry: Entry, style: Style, language: Language) -> list[str]
         myth = _MYTH[language == "zh"] if item.myth else ""
         when = _condition_text(item.condition.in_language(language), language)
         action = item.action.in_language(language) or item.why_fails.in_language(language)
-        lines += _wrapped_lines(
-            f"{action}{myth}{when}{_count_text(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
-        )
+        text = f"{action}{myth}{when}{_count_text(entry.counted(item.kind), language)}"
+        lines += _wrapped_lines(text, style, f"  {cross} ", "    ")
         if item.action.in_language(language):
             lines += _wrapped_lines(item.why_fails.in_language(language), style, "    ")
     return lines
@@ -155,7 +149,7 @@ def _count_text(count: Count, language: Language) -> str:
 
 
 def _condition_text(condition: str, language: Language) -> str:
-    """The condition in brackets, to follow an advice; empty where there is none."""
+    """The condition in brackets, as in ` (when the model is gated)`; empty for an empty condition."""
     if not condition:
         return ""
     return f"（{condition}）" if language == "zh" else f" (when {condition})"

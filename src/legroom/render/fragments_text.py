@@ -37,22 +37,24 @@ _NAMES = {
 
 def fragments_text(report: FragmentReport, style: Style) -> str:
     """The terminal report on PyTorch's allocator: reserved and used memory, a bar per segment, and advice."""
-    state = report.reading.state
     lines = [style.paint(line, "bold") for line in wrap(fragments_headline(report), style.width)]
     ratio, largest, pieces = report.fragmentation_ratio, report.largest_free_bytes, ""
     if ratio is not None and largest is not None:
         pieces = f", the largest free piece has {human_bytes(largest)} (fragmentation {ratio:.0%})"
     device = "A worker without a GPU" if report.reading.is_host else f"GPU {report.reading.device}"
-    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
-    summary = (
-        f"{device}, by its {report.reading.source}: {reserved}{human_bytes(state.allocated_bytes)} in use{pieces}."
-    )
-    lines += ["", *wrap(summary, style.width)]
+    lines += ["", *wrap(f"{device}, by its {report.reading.source}: {_totals_text(report)}{pieces}.", style.width)]
     lines += _segment_bar_lines(report, style)
     lines += ["", *_part_lines(report, style)]
     if advice := advice_of(report):
         lines += ["", *wrap(advice, style.width)]
     return "\n".join(lines) + "\n"
+
+
+def _totals_text(report: FragmentReport) -> str:
+    """`70.1 GiB reserved, 60.2 GiB in use`; only what is in use for a worker without a GPU."""
+    state = report.reading.state
+    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
+    return f"{reserved}{human_bytes(state.allocated_bytes)} in use"
 
 
 def fragments_headline(report: FragmentReport) -> str:
@@ -68,7 +70,7 @@ def fragments_headline(report: FragmentReport) -> str:
 
 
 def advice_of(report: FragmentReport) -> str:
-    """To set the first allocator setting that would have served the failed request; empty where none is known."""
+    """The advice to set what would have served the failed request; empty where no setting would have."""
     failed = report.part("failed_request")
     if failed is None or not failed.details.get("served_by"):
         return ""
@@ -102,12 +104,9 @@ def _kind_cell(kind: str, style: Style) -> str:
 
 def _part_lines(report: FragmentReport, style: Style) -> list[str]:
     """A row of size and text for each part of the memory, then a leak's call sites and the failed request."""
-    rows = []
-    for part in report.parts:
-        if part.part in ("failed_request", "leak"):  # they have lines of their own
-            continue
-        size = human_bytes(part.bytes) if part.bytes is not None else ""
-        rows.append((_NAMES[part.part], size, part.text))
+    shown = [part for part in report.parts if part.part not in ("failed_request", "leak")]  # which have own lines
+    sizes = ("" if part.bytes is None else human_bytes(part.bytes) for part in shown)
+    rows = [(_NAMES[part.part], size, part.text) for part, size in zip(shown, sizes, strict=True)]
     width = max((len(name) for name, _, _ in rows), default=0) + 14
     texts = [wrap(text, style.width - width - 2) or [""] for _, _, text in rows]
     merged = []
@@ -145,6 +144,8 @@ KINDS: dict[str, tuple[str, Colour, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
+    """Identical segments of PyTorch's allocator, drawn as one bar."""
+
     label: tuple[str, ...]
     size_bytes: int
     runs: tuple[tuple[str, int], ...]
@@ -156,11 +157,8 @@ class SegmentRow:
 def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRow, ...], int]:
     """Rows of the largest segments, identical ones in one row, and the number of segments not shown."""
     segments = sorted(report.reading.state.segments, key=lambda segment: -segment.size_bytes)
-    rows: list[SegmentRow] = []
-    for (size, runs, label), alike in groupby(
-        segments, key=lambda s: (s.size_bytes, _segment_runs(s), _segment_label(s))
-    ):
-        rows.append(SegmentRow(label, size, runs, len(list(alike))))
+    alike = groupby((_segment_label(each), each.size_bytes, _segment_runs(each)) for each in segments)
+    rows = [SegmentRow(*shown, len(list(group))) for shown, group in alike]
     return tuple(rows[:max_rows]), sum(row.count for row in rows[max_rows:])
 
 
@@ -172,15 +170,11 @@ def _segment_label(segment: AllocatorSegment) -> tuple[str, ...]:
 
 def _segment_runs(segment: AllocatorSegment) -> tuple[tuple[str, int], ...]:
     """Neighbouring blocks of one kind merged, as (kind, bytes), in the segment's order."""
+    in_use = "private" if segment.pool else "allocated"
     if not segment.blocks:
-        used = segment.allocated_bytes
-        return (("private" if segment.pool else "allocated", used), ("free", segment.size_bytes - used))
-    kinds = [
-        ("private" if segment.pool and block.state == "allocated" else block.state, block.size_bytes)
-        for block in segment.blocks
-    ]
-    merged = groupby(kinds, key=lambda run: run[0])
-    return tuple((kind, sum(size for _, size in group)) for kind, group in merged)
+        return ((in_use, segment.allocated_bytes), ("free", segment.size_bytes - segment.allocated_bytes))
+    merged = groupby(segment.blocks, lambda block: in_use if block.state == "allocated" else block.state)
+    return tuple((kind, sum(block.size_bytes for block in blocks)) for kind, blocks in merged)
 
 
 _SVG_WIDTH, _LEFT, _BAR_LEFT, _RIGHT = 760.0, 28.0, 190.0, 732.0
@@ -191,14 +185,13 @@ _NARROWEST_PX = 0.4
 
 def fragments_svg(report: FragmentReport, language: Language | None = None) -> str:
     """The allocator report as an SVG picture; with a language, the bars alone, for a page that has the sentences."""
-    state, words = report.reading.state, partial(in_language, language=language or "en")
+    words = partial(in_language, language=language or "en")
     svg = Svg(_SVG_WIDTH, words(fragments_headline(report)))
     y = 34.0
     for line in wrap(fragments_headline(report), 76) if language is None else ():
         svg.text(_LEFT, y, line, "sans ink", size=15, bold=True)
         y += 20
-    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
-    svg.text(_LEFT, y + 2, words(f"{reserved}{human_bytes(state.allocated_bytes)} in use"), "sans soft")
+    svg.text(_LEFT, y + 2, words(_totals_text(report)), "sans soft")
     y += 20
     rows, left_out = segment_rows(report, 24)
     for row in rows:

@@ -68,7 +68,7 @@ def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: flo
 
 
 def incident_headline(incident: Incident) -> str:
-    """The title line of an incident with its number."""
+    """`Incident 17: TITLE`."""
     return f"Incident {incident.id}: {incident.title}"
 
 
@@ -122,11 +122,10 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
     def worst(name: str) -> list[float]:
         return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
 
-    running, waiting = worst("running_max"), worst("waiting_max")
     return [
         Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
-        scaled_curve("running", "green", running),
-        scaled_curve("waiting", "orange", waiting),
+        scaled_curve("running", "green", worst("running_max")),
+        scaled_curve("waiting", "orange", worst("waiting_max")),
         scaled_curve("preempted", "red", worst("preempted")),
     ]
 
@@ -241,7 +240,7 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
 
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:
-    """The report without its diagnosis as a drawing, with marks at begin, end and actions."""
+    """What was seen, done and recommended as an SVG picture, with marks where it began, ended and was acted on."""
     svg = Svg(760, incident_headline(incident))
     svg.text(24, 34, incident_headline(incident), "ink sans", size=16, bold=True)
     y = 40.0

@@ -39,9 +39,8 @@ def pack_headline(result: PackResult) -> str:
     how = "in any order" if isinstance(result.order, str) else "in the order below"
     left = gib(result.headroom_bytes)
     if result.verdict == "tight":
-        return (
-            f"{servers} on {where}, starting {how}: tight, {left} free at the peak is less than the estimates may miss"
-        )
+        why = f"tight, {left} free at the peak is less than the estimates may miss"
+        return f"{servers} on {where}, starting {how}: {why}"
     they = "it starts" if len(result.needs) == 1 else f"they start {how}"
     return f"{servers} on {where}: {they}, and after any restart; {left} free at the peak"
 
@@ -86,7 +85,7 @@ def _capacity_text(packed: Packed | None) -> str:
 
 
 def _failing(result: PackResult) -> list[Packed]:
-    """Servers that fail for another reason than a lack of memory."""
+    """The servers whose plan fails although the GPUs lack no memory."""
     return [packed for packed in result.packed if packed.plan.memory.failure and not result.short_bytes]
 
 
@@ -121,12 +120,11 @@ def _start_order_lines(result: PackResult, style: Style) -> Iterator[str]:
     first = result.request.shifts[0]
     now = [name for name in result.order if name in first.awake]
     later = [name for name in result.order if name not in first.awake]
-    yield from wrap(
-        f"Start {', '.join(now)} first. A server has to be awake to start: put those that are not awake in the next "
-        f"shift to sleep, then start {', '.join(later)}. From then on, sleep first, then wake.",
-        style.width,
-        _MARGIN,
+    rule = "A server has to be awake to start: put those that are not awake in the next shift to sleep"
+    order = (
+        f"Start {', '.join(now)} first. {rule}, then start {', '.join(later)}. From then on, sleep first, then wake."
     )
+    yield from wrap(order, style.width, _MARGIN)
 
 
 def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
@@ -134,12 +132,13 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
     for number, packed in enumerate(result.packed):
         if number:
             yield ""
-        variables = sorted({"CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH} & packed.plan.args.env.keys())
-        env = {name: packed.plan.args.env[name] for name in variables}
+        set_by_pack = ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
+        env = {name: value for name, value in sorted(packed.plan.args.env.items()) if name in set_by_pack}
         yield from command_lines(ready_command(packed.plan), style, env)
 
 
 def _note_lines(result: PackResult, style: Style) -> Iterator[str]:
+    """The notes of all plans, each once, and how a server gets its MIG slice."""
     notes = dict.fromkeys(note for packed in result.packed for note in packed.plan.notes)
     if result.request.cards[0].is_slice:
         notes["each server gets its slice by CUDA_VISIBLE_DEVICES=MIG-..., the UUID that `nvidia-smi -L` prints"] = None

@@ -101,7 +101,7 @@ _RARE: Mapping[str, str] = {
 
 
 def band_basis_text(plan: Plan) -> str:
-    """How many starts the error bands of a plan are based on, and which of its properties are hardly known."""
+    """A sentence on how many starts a plan's error bands are based on, and on its properties with few such starts."""
     properties = band_class(plan.target.model, plan.settings, plan.target.gpu).properties
     kind, rare = evidence(properties)
     starts = f"{starts_like(properties)} {'measured' if kind == 'measured' else 'published'} starts"
@@ -144,9 +144,7 @@ def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]
 
 def plan_headline(plan: Plan) -> str:
     """The verdict of a plan in one sentence."""
-    target = plan.target
-    settings = plan.settings
-    used = settings.gpus_used
+    target, used = plan.target, plan.settings.gpus_used
     where = f"{used} of {target.gpus} x" if used < target.gpus else f"{target.gpus} x"
     where = f"{where} {target.gpu.name}"
     start = f"{short_model_name(target.model.name)} on {where} with vLLM {target.release.version}"
@@ -165,7 +163,7 @@ def plan_headline(plan: Plan) -> str:
 
 
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
-    """That the first start holds fewer requests than wanted, where later starts hold them all; else an empty list."""
+    """[sentence] where only the first start holds fewer than the wanted `requests` at once; else an empty list."""
     first, later = first_start_holds(plan), plan.memory.kv.max_concurrency * plan.settings.data_parallel_size
     held = min(first, requests - 0.01)  # never rounded up to what is wanted
     return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []
@@ -176,7 +174,7 @@ ROUNDING = 0.01
 
 
 def pool_text(kv: KvPlan, block: str) -> str:
-    """The KV pool in blocks and tokens; `block` is the noun to print."""
+    """The KV pool as `8,192 blocks of 16 = 131,072 tokens, ...`; `block` is the noun for a block."""
     blocks = f"{plural(kv.num_blocks, block)} of {kv.block_size}"
     if (held := round(kv.max_concurrency * kv.max_model_len)) > (1 + ROUNDING) * kv.tokens:
         printed = f"which vLLM prints as {count(kv.tokens)} tokens"

@@ -16,7 +16,6 @@ _WIDTH, _LEFT, _BAR = 760.0, 28.0, 704.0
 _CHARS = 88
 """Characters of the 13 px font that fit between the margins."""
 _VERDICT_CSS = {"fits": "good", "tight": "fair", "does_not_fit": "bad"}
-_VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
 def plan_svg(plan: Plan) -> str:
@@ -35,10 +34,8 @@ def plan_svg(plan: Plan) -> str:
 
 def _draw_title(page: Svg, plan: Plan, y: float) -> float:
     """Draws the verdict and the headline; returns the y of the last line."""
-    word = _VERDICT_WORD[plan.verdict]
-    page.text(_LEFT, y, word, f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
-    lines = wrap(plan_headline(plan), 100)
-    for line in lines:
+    page.text(_LEFT, y, plan.verdict.replace("_", " "), f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
+    for line in wrap(plan_headline(plan), 100):
         y += 22
         page.text(_LEFT, y, line, "sans ink", size=14)
     return y
@@ -95,11 +92,10 @@ def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float
 
 
 def _draw_legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> None:
+    """Draws one part's colour, name, size, share of the card and certainty, or how much is missing."""
     bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
-    if part.figure:
-        page.box(_LEFT, y, 12, 12, fill=part.segment.colour, round_=2)
-    else:
-        page.box(_LEFT, y, 12, 12, css="room", round_=2)
+    look: dict[str, str] = {"fill": part.segment.colour} if part.figure else {"css": "room"}
+    page.box(_LEFT, y, 12, 12, **look, round_=2)
     page.text(_LEFT + 22, y + 11, part.name)
     if bytes_ < 0 and part.name != "outside":
         short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
@@ -116,14 +112,10 @@ def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
     kv = plan.memory.kv
     if kv.num_blocks <= 0:
         return y
-    for line in (
-        pool_text(kv, "KV block"),
-        f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens; "
-        f"the longest that fits is {count(kv.longest_len)}",
-    ):
-        page.text(_LEFT, y + 12, line)
-        y += 19
-    return y
+    holds = f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens"
+    page.text(_LEFT, y + 12, pool_text(kv, "KV block"))
+    page.text(_LEFT, y + 31, f"{holds}; the longest that fits is {count(kv.longest_len)}")
+    return y + 38
 
 
 def _draw_all_advice(page: Svg, plan: Plan, y: float) -> float:

@@ -53,7 +53,8 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
 
 
 def _body_text(plan: Plan, style: Style, wanted: float | None = None) -> str:
-    """The part of the text about the card, the KV cache, the speed of the wanted users and the pipeline stages."""
+    """The card, the KV cache and the pipeline stages; `wanted` is the number of users whose speed together is shown
+    (None: as many as it holds)."""
     return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style, wanted), _stage_lines(plan, style))
 
 
@@ -84,7 +85,7 @@ def _shortfall_text(plan: Plan) -> str:
 
 
 def plan_words(plan: Plan) -> dict[str, Any]:
-    """The sentences of `legroom plan` one by one, for the page; `to_run` is the command that it offers."""
+    """The sentences of `legroom plan` by name, for the page; `to_run` is the command to start, empty for none."""
     kv, refused = plan.memory.kv, plan.memory.refused
     return {
         "headline": plan_headline(plan),
@@ -150,7 +151,7 @@ def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterat
 
 
 def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[str]:
-    """KV blocks, concurrency, longest request, host memory, speed and price, or that the model keeps no KV cache."""
+    """Figures of the KV cache and the host, speed and price, or that it keeps no cache; `wanted` as in `_body_text`."""
     kv = plan.memory.kv
     if kv.shape.is_empty:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
@@ -163,7 +164,7 @@ def _kv_cache_lines(plan: Plan, style: Style, wanted: float | None) -> Iterator[
 
 
 def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
-    """Tokens a second of one user and of the wanted ones (or all), and the price; nothing where it does not start."""
+    """(name, text) of the speed and the price; none where the server does not start. `wanted` as in `_body_text`."""
     from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
     known = speed_and_price_json(plan, wanted) if plan.starts else {}
@@ -177,6 +178,7 @@ def _speed_rows(plan: Plan, wanted: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _rate_range(rate: Mapping[str, float]) -> str:
+    """Tokens a second as text: the estimate with its range."""
     return f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f})"
 
 
@@ -188,9 +190,9 @@ def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     # Tokens per request at higher concurrency than the full length allows.
     shares = context_by_user_count(plan)
     if shares:
-        words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
-        words += [f"{users} get {count(tokens)}" for users, tokens in list(shares.items())[1:]]
-        yield "users", ", ".join(words)
+        (users, tokens), *others = shares.items()
+        words = (f"{users} get {count(tokens)}" for users, tokens in others)
+        yield "users", ", ".join((f"{users} at once get {count(tokens)} tokens each", *words))
     yield "longest", _longest_context_text(plan)
     yield from _first_start_rows(plan)
     needs, limit = plan.host, plan.target.host_limit_bytes
@@ -320,14 +322,13 @@ def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
     total = sum(term.bytes for term in kv.token_terms)
     if total != kv.bytes_per_token:
         length = count(plan.settings.max_model_len)
-        text = (
-            f"The layers add up to {total:,} bytes while all of them keep a token; {kv.bytes_per_token:,} is the mean "
-            f"over a request of {length} tokens, in whole blocks."
-        )
+        text = f"The layers add up to {total:,} bytes while all of them keep a token; {kv.bytes_per_token:,} is the "
+        text += f"mean over a request of {length} tokens, in whole blocks."
         yield from (style.paint(line, "dim") for line in wrap(text, style.width, _MARGIN * 2))
 
 
 def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """The notes of the plan, each once, wrapped and dimmed."""
     for note in dict.fromkeys(plan.notes):
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
 
@@ -360,7 +361,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
 
 
 def _losses_text(plan: Plan, losses: Sequence[str]) -> str:
-    """What a setting gives up, joined by semicolons, with tokens/s for lost CUDA graphs; or that it is nothing."""
+    """What a setting gives up as one text (`losses`; the loss of CUDA graphs in tokens/s), or that it is nothing."""
     rates = [_tokens_per_s(each) if each else "" for each in (plan, try_flags(plan, {"enforce_eager": None}))]
     if all(rates) and any(loss.startswith("no CUDA graphs") for loss in losses):
         slower = f"no CUDA graphs: {rates[0]} for one user, {rates[1]} with them"
@@ -410,12 +411,8 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(_trade_text(plan, losses), style.width, "    "))
 
 
-_STATE_NAMES = {
-    "serving": "serving",
-    "asleep_1": "asleep, level 1",
-    "asleep_2": "asleep, level 2",
-    "updating_weights": "updating weights",
-}
+_STATE_NAMES = {f"asleep_{level}": f"asleep, level {level}" for level in (1, 2)}
+_STATE_NAMES |= {"serving": "serving", "updating_weights": "updating weights"}
 
 
 def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
@@ -427,10 +424,9 @@ def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
     """GPU and host memory and the time to wake, for each state: serving, asleep at level 1 or 2, updating weights."""
     yield _MARGIN + style.paint("By state", "bold")
     rows = [tuple(style.paint(word, "dim") for word in ("", "each card", "host", "to wake"))]
-    rows += [
-        (_STATE_NAMES[state.name], gib(state.device.bytes), gib(state.host.bytes), _wake_time_text(state))
-        for state in states
-    ]
+    for state in states:
+        sizes = (gib(state.device.bytes), gib(state.host.bytes))
+        rows.append((_STATE_NAMES[state.name], *sizes, _wake_time_text(state)))
     yield from (_MARGIN + line for line in columns(rows, "<>><"))
 
 
@@ -446,9 +442,8 @@ def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]
     asleep = next(state for state in states if state.name == "asleep_1")
     stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
     yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)
-    yield from wrap(
+    host = (
         "Host memory is beside what the processes hold. Level 1 copies the weights to page-locked memory in pieces "
-        "that are rounded up to powers of two, and torch keeps that memory after the server wakes.",
-        style.width,
-        _MARGIN,
+        "that are rounded up to powers of two, and torch keeps that memory after the server wakes."
     )
+    yield from wrap(host, style.width, _MARGIN)

@@ -43,7 +43,7 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
 
 
 def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
-    """What of other users cannot be inspected, and as whom to run; empty where all can be."""
+    """A sentence on the memory of other users that cannot be inspected, and whom to run as; empty for none."""
     hidden = [holder for holder in holders if holder.owner]
     if hidden:
         owners = ", ".join(sorted({holder.owner for holder in hidden}))
@@ -78,6 +78,7 @@ def _holder_cells(group: Sequence[Holder]) -> tuple[str, str, str, str]:
 
 
 def _sum_text(holders: Sequence[Holder]) -> str:
+    """The GPU memory and the host memory that the holders have together, without those that are zero."""
     gpu, host = sum(holder.gpu_bytes for holder in holders), sum(holder.bytes for holder in holders)
     return ", ".join(part for part in (f"{human_bytes(gpu)} of GPU memory" if gpu else "", human_bytes(host)) if part)
 
@@ -124,11 +125,10 @@ def freed_text(freed: Sequence[Freed], style: Style) -> str:
 
 
 def holder_json(holder: Holder) -> dict[str, Any]:
+    """What holds memory as JSON; the keys of a process are null for a segment, and the path for a process."""
     process, segment = holder.process, holder.segment
     return {
-        "state": holder.state,
-        "what": holder.what,
-        "reason": holder.reason,
+        **{name: getattr(holder, name) for name in ("state", "what", "reason")},
         "pid": process.pid if process else None,
         "created_s": process.created_s if process else None,
         "user": process.user if process else None,

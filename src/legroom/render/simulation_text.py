@@ -66,11 +66,8 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
     if timeline.clocks and tally.finished:
         wait_s, users = percentile(timeline.seconds["first_token_s"], 0.5), timeline.trace.users
-        who = (
-            f"each of {users.count:,.0f} users gets {1 / (load.time_per_token_p50 or inf):,.0f} tokens a second; "
-            if users
-            else ""
-        )
+        rate = f"{1 / (load.time_per_token_p50 or inf):,.0f} tokens a second"
+        who = f"each of {users.count:,.0f} users gets {rate}; " if users else ""
         words.append(f"{who}the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
     if load.verdict == "falls_behind":
         words.insert(0, f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
@@ -132,11 +129,10 @@ def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
 def _load_text(trace: Trace) -> str:
     """How many requests, and the median and p99 of their tokens."""
     lens = {"input": sorted(map(float, trace.prompt_lens)), "output": sorted(map(float, trace.output_lens))}
-    spread = (
-        f"{name} tokens p50 {percentile(each, 0.5):,.0f}, p99 {percentile(each, 0.99):,.0f}"
-        for name, each in lens.items()
-    )
-    return "; ".join((plural(len(trace), "request"), *spread))
+    texts = [plural(len(trace), "request")]
+    for name, each in lens.items():
+        texts.append(f"{name} tokens p50 {percentile(each, 0.5):,.0f}, p99 {percentile(each, 0.99):,.0f}")
+    return "; ".join(texts)
 
 
 def _percentiles_text(values: list[float], unit: str) -> str:
@@ -242,20 +238,17 @@ def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
         seconds = f"{report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s"
         yield "loading", f"{verdict}: {seconds}; even at {report.break_even_bytes_s / 1e9:,.1f} GB/s  (estimated)"
     if report.first_tokens_s:
-        (ours, our_p99), (theirs, their_p99) = (
-            (percentile(seconds, 0.5), percentile(seconds, 0.99)) for seconds in report.first_tokens_s
+        (p50, p99), (plain_p50, plain_p99) = (
+            [f"{percentile(seconds, share):,.2f} s" for share in (0.5, 0.99)] for seconds in report.first_tokens_s
         )
-        tier = f"p50 {ours:,.2f} s, p99 {our_p99:,.2f} s"
-        yield "first token", f"{tier}; without the tier {theirs:,.2f} s and {their_p99:,.2f} s  (estimated)"
+        yield "first token", f"p50 {p50}, p99 {p99}; without the tier {plain_p50} and {plain_p99}  (estimated)"
 
 
 def _tier_curve(report: TierReport) -> list[str]:
     """A bar of the hit ratio for each size of the tier, and the size that gives most of the hits."""
     top = max(point.hit_ratio for point in report.curve) or 1.0
-    rows = [
-        (_size_text(report, point.num_chunks), f"{point.hit_ratio:.1%}", "#" * round(_BAR * point.hit_ratio / top))
-        for point in report.curve
-    ]
+    shares = [(point.num_chunks, point.hit_ratio) for point in report.curve]
+    rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(_BAR * hits / top)) for chunks, hits in shares]
     enough = chunks_for_hit_share(report.curve, HIT_SHARE)
     found = f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}" if enough is not None else ""
     return [*columns(rows, ">><"), found or "no size of the tier would give a hit"]
@@ -360,5 +353,5 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
 
 
 def _time_unit_text(choice: Choice) -> str:
-    """The unit of the trace's times: `s` or `steps`."""
+    """The unit of the times in a search's outcomes: `s` or `steps`."""
     return "s" if choice.in_seconds else "steps"

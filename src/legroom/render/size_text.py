@@ -60,7 +60,7 @@ def _price_source(prices: Sequence[GpuPrice]) -> str:
 
 
 def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
-    """The command of the first row that is not tight, and of the first that gives nothing up; else of a tight row."""
+    """The commands of the first row that surely fits and, if that gives something up, of the first that does not."""
     rows = [(fit, fit.plan) for fit in fits if fit.plan]
     held = [(fit, plan) for fit, plan in rows if plan.verdict == "fits"] or rows[:1]
     unchanged = [(fit, plan) for fit, plan in held if not fit.losses] if held and held[0][0].losses else []
@@ -98,19 +98,16 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
 
 
 def _reason_with_gpus(reason: str, gpu_reasons: Sequence[tuple[str, str]]) -> str:
-    """`A, B: reason` with the GPUs that have it, of (GPU, its reason) pairs; `any GPU` where all have it."""
-    names = [name for name, its in gpu_reasons if its == reason]
+    """`A, B: reason` with the GPUs of the (GPU, reason) pairs that have this reason; `any GPU` where all have it."""
+    names = [gpu for gpu, reason_of_gpu in gpu_reasons if reason_of_gpu == reason]
     return f"{'any GPU' if len(names) == len(gpu_reasons) > 1 else ', '.join(names)}: {reason}"
 
 
 def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str, ...]:
-    """The table cells of one GPU type."""
+    """The table cells of one GPU type; `usd` is the price an hour, None where it is unknown."""
     settings, nothing = plan.settings, style.pick("·", "-")
-    sizes = {
-        "TP": settings.tensor_parallel_size,
-        "PP": settings.pipeline_parallel_size,
-        "DP": settings.data_parallel_size,
-    }
+    parallel = {"TP": "tensor", "PP": "pipeline", "DP": "data"}
+    sizes = {name: getattr(settings, f"{kind}_parallel_size") for name, kind in parallel.items()}
     split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     split += ["EP"] if settings.enable_expert_parallel else []
     mark = style.paint("*", "orange") if fit.losses else ""
@@ -126,7 +123,7 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
 
 
 def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
-    """The range of tokens per second that so many users see together; a dot where it is not estimated."""
+    """The range of tokens a second of `users` together, of which each has `rate`; a dot where that is None."""
     return f"{users * rate.low:,.0f} to {users * rate.high:,.0f}" if rate else style.pick("·", "-")
 
 
@@ -151,10 +148,8 @@ def fleet_size_text(report: FleetReport, style: Style) -> str:
     blocks = []
     for model in dict.fromkeys(card.model for card in report.cards):
         cards = [card for card in report.cards if card.model == model]
-        head = [
-            style.paint(line, "bold")
-            for line in wrap(f"{short_model_name(model)}: {_fleet_title(report)}", style.width)
-        ]
+        title = wrap(f"{short_model_name(model)}: {_fleet_title(report)}", style.width)
+        head = [style.paint(line, "bold") for line in title]
         blocks.append("\n".join([*head, "", *_fleet_table(report, cards, style)]))
     return "\n\n".join(blocks) + "\n"
 
@@ -172,17 +167,15 @@ def _fleet_title(report: FleetReport) -> str:
     who = f"{load.requests_per_s:.3g} requests/s of"
     if users := load.trace.users:
         who = f"{users.count:,.0f} users who ask again {users.think_s:g} s after an answer,"
-    return (
-        f"{who} {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
-        f"tokens{within}, vLLM {report.release.version}"
-    )
+    tokens = f"{load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} tokens"
+    return f"{who} {tokens}{within}, vLLM {report.release.version}"
 
 
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     holding = report.by_cost(cards)
     best = holding[0] if holding else None
-    has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
+    has_prices = any(map(report.usd_per_hour, holding))
     each = ["tok/s each", "answer s"] if report.load.trace.users else []
     figures = ["p99 TTFT s", "p99 TPOT ms", *each, *(["$/hour", "$/M tok"] if has_prices else [])]
     header = ["", "GPU", "GPUs", "split", *figures]
@@ -223,7 +216,8 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
 
 
 def _range_text(values: Money, form: str, style: Style) -> str:
-    """The upper end, which is enough, and the range in brackets; the middle and `?` where the end is unknown."""
+    """The high end of a range (low, middle, high), which is enough, and the range in brackets: `6 (4-6)`; for an
+    unknown high end the middle and `?`. `form` is the format of a number."""
     low, middle, high = (None if value is None else format(value, form) for value in values)
     return f"{high}" if low == high else f"{high or middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
 
@@ -238,9 +232,8 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         waits = f"each waits for the answer, then {users.think_s:g} s; tok/s each and answer s are p50"
         remarks.append(f"{users.count:,.0f} users send {asked} requests a second: {waits}")
     if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
-        remarks.append(
-            "GPUs and $: enough for the slowest steps, with the range; times: of that many, with steps as estimated"
-        )
+        enough = "GPUs and $: enough for the slowest steps, with the range"
+        remarks.append(f"{enough}; times: of that many, with steps as estimated")
     if len(holding) > 1 and any(fleet.replicas.high is not None and not fleet.is_tight for fleet in holding):
         remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
     elif len(holding) > 1:
@@ -287,11 +280,9 @@ def card_models_text(answer: CardModels, style: Style) -> str:
     asked = answer.search
     users = f"{asked.goal.concurrency:g} user{'' if asked.goal.concurrency == 1 else 's'}"
     used = f", {gib(asked.used_bytes, 1)} of it in use" if asked.used_bytes else ""
-    title = (
-        f"{asked.gpus} x {asked.gpu.name} ({gib(asked.gpu.total_bytes, 1)}{used}) with vLLM {asked.release.version}: "
-        f"{users} of {asked.goal.context:,} tokens"
-    )
-    lines = [style.paint(line, "bold") for line in wrap(title, style.width)]
+    where = f"{asked.gpus} x {asked.gpu.name} ({gib(asked.gpu.total_bytes, 1)}{used}) with vLLM {asked.release.version}"
+    title = wrap(f"{where}: {users} of {asked.goal.context:,} tokens", style.width)
+    lines = [style.paint(line, "bold") for line in title]
     best = answer.best_of_each
     lines += ["", *_fitting_table(best[:_MOST_ROWS], asked, style)] if best else ["", "No bundled model fits."]
     lines += _models_footer(answer, len(best) - _MOST_ROWS, style)

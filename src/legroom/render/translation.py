@@ -21,7 +21,10 @@ _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
 def in_language(value: Any, language: Language, only: Collection[str] = ()) -> Any:
-    """A text, or all texts in lists and dicts (with `only`, those below these keys); English where untranslated."""
+    """A text, or all texts in lists and dicts, in the language; a text without a translation stays English.
+
+    With `only`, just the texts below these keys of a dict are translated.
+    """
     if language == "en":
         return value
     if isinstance(value, dict):
@@ -35,11 +38,11 @@ def in_language(value: Any, language: Language, only: Collection[str] = ()) -> A
 def _templates() -> Sequence[tuple[re.Pattern[str], str]]:
     """The pattern of each English template and its Chinese text, those with the most words of their own first."""
     texts = sorted(read_data("sentences_zh.json")["sentences"].items(), key=lambda pair: -len(_GAP.sub("", pair[0])))
-    return [(_pattern(english), chinese) for english, chinese in texts]
+    return [(_template_pattern(english), chinese) for english, chinese in texts]
 
 
-def _pattern(english: str) -> re.Pattern[str]:
-    """A template as a regular expression; each gap is a group."""
+def _template_pattern(english: str) -> re.Pattern[str]:
+    """The regular expression of an English template; each gap is a named group."""
     literal, *rest = _GAP.split(english)
     named = [re.escape(literal)]
     for name, text in zip(rest[::2], rest[1::2], strict=True):
@@ -49,8 +52,11 @@ def _pattern(english: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
-    """The Chinese text of the first template that matches, its gaps translated too; else of its clauses where all of
-    them have a template, or of its sentences. A gap spans two clauses only where they cannot be translated alone."""
+    """The Chinese text of the first template that matches, with its gaps translated too.
+
+    Without such a template, each sentence is translated, or each clause where all clauses have a template. A gap spans
+    two clauses only where they cannot be translated alone.
+    """
     spanning = ""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):

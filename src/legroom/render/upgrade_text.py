@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 _ALWAYS_SHOWN = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
 """Figures that are shown even if they do not change."""
-_REPEATS = {
-    "KV cache, first start": "KV cache",
-    "longest requests at once, first start": "longest requests at once",
-    "tokens of full-length requests": "tokens as vLLM prints them",
-}
+_REPEATS = {f"{figure}, first start": figure for figure in ("KV cache", "longest requests at once")}
+_REPEATS |= {"tokens of full-length requests": "tokens as vLLM prints them"}
 """Figures that are hidden where they equal another row's."""
 _SMALL_BYTES = MIB
 """Smaller changes are summed up in one line."""
@@ -88,6 +85,7 @@ def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) ->
 
 
 def _figure_text(change: PoolChange, value: float) -> str:
+    """The change's old or new `value` as text: bytes with a unit, counts with separators."""
     if change.is_bytes:
         return human_bytes(value)
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
@@ -160,7 +158,7 @@ def upgrade_words(made: Upgrade, alerts: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _conclusion(made: Upgrade) -> str:
-    """What to do about the command, in one sentence."""
+    """The sentence that says whether today's command must change, and to what, to keep its capacity."""
     kept, old, new = made.kept, made.old, made.new
     if old.memory.failure:
         why = f": {old.memory.failure.message}" if new.starts else " either."
@@ -191,6 +189,7 @@ def _range_text(made: Upgrade) -> str:
 
 
 def _held(plan: Plan) -> str:
+    """How many requests of the full length the plan holds at once, as text."""
     return f"{plan.memory.kv.max_concurrency:.2f}"
 
 
@@ -231,10 +230,8 @@ def _kept_capacity_text(made: Upgrade) -> str:
     if old.memory.kv.shape.is_empty:
         return f"It leaves {free}."
     pool, it = kept.plan.memory.kv, "It" if _is_changed(made) else "The same command: it"
-    return (
-        f"{it} holds {_held(kept.plan)} requests of {pool.max_model_len:,} tokens at once (today {_held(old)}) "
-        f"and leaves {free}."
-    )
+    holds = f"holds {_held(kept.plan)} requests of {pool.max_model_len:,} tokens at once (today {_held(old)})"
+    return f"{it} {holds} and leaves {free}."
 
 
 def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:

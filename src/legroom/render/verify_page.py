@@ -48,7 +48,7 @@ def verification_text(verification: Verification, style: Style = PLAIN) -> str:
 
 
 def verdict_headline(verification: Verification) -> str:
-    """The verdict in a sentence."""
+    """A sentence that says whether the server is verified, else which checks failed or why none was made."""
     if verification.ok:
         return f"Verified: {verification.server} holds what was asked of it"
     failed = [check.name for check in verification.checks if check.ok is False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
@@ -10,25 +11,20 @@ from legroom.live.fleet import UNKNOWN, FleetGroup, FleetView
 from legroom.live.server_view import ServerView, State
 from legroom.units import human_bytes
 
-COLOURS: dict[State, Colour] = {
-    "healthy": "green",
-    "idle": "grey",
-    "warning": "orange",
-    "critical": "red",
-    "unreachable": "red",
+_LOOKS: dict[State, tuple[Colour, str, str]] = {
+    "healthy": ("green", "●", "*"),
+    "idle": ("grey", "○", "o"),
+    "warning": ("orange", "▲", "!"),
+    "critical": ("red", "■", "X"),
+    "unreachable": ("red", "×", "x"),
 }
-_MARKS: dict[State, tuple[str, str]] = {
-    "healthy": ("●", "*"),
-    "idle": ("○", "o"),
-    "warning": ("▲", "!"),
-    "critical": ("■", "X"),
-    "unreachable": ("×", "x"),
-}
+"""Colour, symbol, and symbol without Unicode."""
+COLOURS = {state: colour for state, (colour, _, _) in _LOOKS.items()}
 
 
 def state_mark(state: State, style: Style) -> str:
     """A symbol and the state, coloured."""
-    return style.paint(f"{style.pick(*_MARKS[state])} {state}", COLOURS[state])
+    return style.paint(f"{style.pick(*_LOOKS[state][1:])} {state}", COLOURS[state])
 
 
 def servers_text(views: Sequence[ServerView], style: Style) -> str:
@@ -50,11 +46,12 @@ def servers_text(views: Sequence[ServerView], style: Style) -> str:
 
 def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
     """Lines of two (name, figure) pairs each, the first half of them on the left."""
-    half = (len(shown) + 1) // 2
-    rows = []
-    for row in range(half):
-        left, right = shown[row], shown[row + half] if row + half < len(shown) else ("", "")
-        rows.append((style.paint(left[0], "grey"), left[1], style.paint(right[0], "grey"), right[1]))
+    pairs = [(style.paint(name, "grey"), figure) for name, figure in shown]
+    half = (len(pairs) + 1) // 2
+    rows = [
+        (*left, *right)
+        for left, right in zip_longest(pairs[:half], pairs[half:], fillvalue=(style.paint("", "grey"), ""))
+    ]
     return columns(rows, "<<<<")
 
 
@@ -82,8 +79,9 @@ def _shown(figure: float | None, form: str) -> str | None:
     return None if figure is None else form.format(figure)
 
 
-def _latency_text(middle: float | None, worst: float | None) -> str | None:
-    return None if middle is None or worst is None else f"p50 {seconds_text(middle)}  p99 {seconds_text(worst)}"
+def _latency_text(p50_s: float | None, p99_s: float | None) -> str | None:
+    """Both latencies as text; None where one is unknown."""
+    return None if p50_s is None or p99_s is None else f"p50 {seconds_text(p50_s)}  p99 {seconds_text(p99_s)}"
 
 
 def seconds_text(value: float) -> str:
@@ -92,17 +90,15 @@ def seconds_text(value: float) -> str:
 
 
 _MAX_ADVICE = 20
-_BY_KV_ALONE = (
-    "could go: counted by KV cache alone. Fewer servers run larger batches, which are slower: `legroom size --rate` "
-    "says how much"
-)
+_BY_KV_ALONE = "could go: counted by KV cache alone. Fewer servers run larger batches, which are slower: "
+_BY_KV_ALONE += "`legroom size --rate` says how much"
 _FLEET_COLUMNS = ("model", "pool", "release", "servers", "KV mean", "KV peak", "idle KV tokens", "needed", "could go")
 
 
 def fleet_text(view: FleetView, window: str, style: Style) -> str:
     """A table of the watched servers by model, pool and release, with how many could go, and advice."""
     servers = sum(group.servers for group in view.groups)
-    rows = [_FLEET_COLUMNS, *(_fleet_row(group) for group in view.groups)]
+    rows = [_FLEET_COLUMNS, *map(_fleet_row, view.groups)]
     lines = [style.paint(_fleet_headline(view, servers, window), "bold"), "", *columns(rows, "<<<>>>>>>"), ""]
     advice = [(group, each) for group in view.groups for each in group.advice]
     for _, each in advice[:_MAX_ADVICE]:

@@ -34,6 +34,7 @@ MAX_BODY_BYTES = 80 << 20
 """Of a JSON request: a log of 64 MiB and the escapes of JSON."""
 MAX_LOG_BYTES = 4 << 30
 """Of a streamed log."""
+_MAX_SILENCE_S = 30.0
 _LOG_TYPES = ("text/plain", "application/octet-stream")
 
 
@@ -45,21 +46,16 @@ class ApiMetrics:
         untyped.disable_created_metrics()
         self.is_ready = False
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "legroom_api_requests", "Requests, by endpoint and status.", ["endpoint", "status"], registry=self._registry
-        )
-        self.under_way = Gauge(
-            "legroom_api_requests_under_way", "Requests that are being answered.", registry=self._registry
-        )
-        self._seconds = Histogram(
-            "legroom_api_request_seconds",
-            "How long the endpoints took.",
-            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
-            registry=self._registry,
-        )
+        name, about, labels = "legroom_api_requests", "Requests, by endpoint and status.", ("endpoint", "status")
+        self._requests = Counter(name, about, labels, registry=self._registry)
+        about = "Requests that are being answered."
+        self.under_way = Gauge("legroom_api_requests_under_way", about, registry=self._registry)
+        name, about = "legroom_api_request_seconds", "How long the endpoints took."
+        buckets = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+        self._seconds = Histogram(name, about, buckets=buckets, registry=self._registry)
 
     def count(self, path: str, status: int, seconds: float) -> None:
-        """Count one answer; paths that are no endpoint share one label."""
+        """Counts one answer under its endpoint, or under `other` where the path is no endpoint."""
         name = path.removeprefix("/api/")
         self._requests.labels(name if name in ENDPOINTS else "other", status).inc()
         if name in ENDPOINTS:
@@ -101,9 +97,7 @@ class MetricsLayer:
                 self._metrics.count(scope["path"], status, time.perf_counter() - started_s)
 
 
-def create_app(
-    access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None, *, page: bool = True
-) -> Starlette:
+def create_app(access: Access, limits: WorkerLimits, feed: LiveFeed | None, *, page: bool) -> Starlette:
     """The application; `feed` follows running servers. Without `page` it serves the API alone."""
     processes = EndpointProcesses(limits)
     metrics = ApiMetrics()
@@ -132,11 +126,8 @@ def create_app(
         *(_endpoint_route(endpoint, processes) for endpoint in ENDPOINTS.values()),
         Route("/{path:path}", _serve_page_file if page else _not_found),
     ]
-    layers = [
-        Middleware(MetricsLayer, metrics=metrics),
-        Middleware(SecurityLayer, access=access or Access()),
-        Middleware(GZipMiddleware, compresslevel=5),
-    ]
+    outer = [Middleware(MetricsLayer, metrics=metrics), Middleware(SecurityLayer, access=access)]
+    layers = [*outer, Middleware(GZipMiddleware, compresslevel=5)]
     handlers = {HTTPException: _http_error, 500: _internal_error}
     return Starlette(routes=routes, middleware=layers, lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
 
@@ -147,7 +138,7 @@ async def _healthz(request: Request) -> Response:
 
 
 async def _warm_up_worker(processes: EndpointProcesses, metrics: ApiMetrics) -> None:
-    """Load the modules of the endpoint processes, and report readiness once one of them can answer."""
+    """Has a worker load its modules, and sets `metrics.is_ready` once one can answer."""
     async with asyncio.TaskGroup() as group:
         group.create_task(processes.warm_up())
         await processes.is_warm.wait()  # a request may be answered before the warm-up ends
@@ -159,18 +150,14 @@ async def _openapi(page: bool, request: Request) -> Response:
     return JSONResponse(openapi_document(live=page))
 
 
-async def _not_found(request: Request) -> Response:
-    """404, or 405 where the path is an API endpoint asked with a method it does not take."""
+async def _not_found(request: Request, hint: str = "/openapi.json says what there is") -> Response:
+    """404 with this hint, or 405 where the path is an API endpoint that takes another method."""
     path = request.url.path
-    if path.removeprefix("/api/") in ENDPOINTS and path.startswith("/api/"):
-        return _method_not_allowed(path)
-    return error_response(404, f"there is nothing at {path}", "/openapi.json says what there is")
-
-
-def _method_not_allowed(path: str) -> Response:
-    answer = error_response(405, f"{path} wants a POST", "see /openapi.json")
-    answer.headers["allow"] = "POST"
-    return answer
+    if path.startswith("/api/") and path.removeprefix("/api/") in ENDPOINTS:
+        answer = error_response(405, f"{path} wants a POST", "see /openapi.json")
+        answer.headers["allow"] = "POST"
+        return answer
+    return error_response(404, f"there is nothing at {path}", hint)
 
 
 async def _serve_page_file(request: Request) -> Response:
@@ -181,18 +168,16 @@ async def _serve_page_file(request: Request) -> Response:
         redirect = RedirectResponse(request.url.path, 303)
         redirect.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return redirect
-    path = request.path_params["path"]
-    if path.removeprefix("api/") in ENDPOINTS and path.startswith("api/"):
-        return _method_not_allowed(f"/{path}")
-    file = page_file(path, "served")
+    file = page_file(request.path_params["path"], "served")
     if file is None:
-        return error_response(404, f"there is nothing at {request.url.path}", "the page is at /")
+        return await _not_found(request, "the page is at /")
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers={"etag": file.etag})
     return Response(file.body, headers={"etag": file.etag, "cache-control": "no-cache"}, media_type=file.media_type)
 
 
 def _worker_response(answer: WorkerAnswer) -> Response:
+    """The HTTP response with a worker's JSON document, which no cache keeps."""
     return Response(answer.body, answer.status, {"cache-control": "no-store"}, "application/json")
 
 
@@ -222,14 +207,14 @@ def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Rout
     return Route(f"/api/{endpoint.name}", handle, methods=methods)
 
 
-async def _body_pieces(request: Request, max_bytes: int, max_silence_s: float = 30.0) -> AsyncIterator[bytes]:
-    """The body in pieces; `Refused` where it is too large, or where no piece arrives in time."""
+async def _body_pieces(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """The body in pieces; `Refused` where it is larger than `max_bytes`, or no piece arrives for 30 seconds."""
     length = request.headers.get("content-length", "")
     announced, received = int(length) if length.isascii() and length.isdigit() else 0, 0
     stream = aiter(request.stream())
     while max(announced, received) <= max_bytes:
         try:
-            piece = await asyncio.wait_for(anext(stream), max_silence_s)
+            piece = await asyncio.wait_for(anext(stream), _MAX_SILENCE_S)
         except StopAsyncIteration:
             return
         except TimeoutError:

@@ -42,9 +42,13 @@ def pinned_pyodide() -> Mapping[str, str]:
 
 
 def runtime_files(given: str | None = None) -> dict[str, bytes]:
-    """Pyodide's files by name: from the given or the cached package, else fetched by npm and cached."""
+    """Pyodide's files by name, from the npm package at the path `given`; None: the cached one, else npm fetches it."""
     if given is not None:
-        return _unpacked_files(_with_pinned_digest(_read_package(Path(given)), given))
+        try:
+            return _unpacked_files(_with_pinned_digest(Path(given).read_bytes(), given))
+        except OSError as error:
+            hint = f"it should be {_package_spec()} as npm packs it"
+            raise LegroomError(f"cannot read {given}: {error.strerror}", hint) from None
     cached = home() / "cache" / f"{pinned_pyodide()['package']}-{pinned_pyodide()['version']}.tgz"
     if cached.is_file():
         try:
@@ -58,16 +62,8 @@ def runtime_files(given: str | None = None) -> dict[str, bytes]:
     return _unpacked_files(package)
 
 
-def _read_package(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        hint = f"it should be {_package_spec()} as npm packs it"
-        raise LegroomError(f"cannot read {path}: {error.strerror}", hint) from None
-
-
 def _fetch_by_npm() -> bytes:
-    """The tarball of Python for browsers, downloaded with `npm pack`; LegroomError where that fails."""
+    """The tarball of Pyodide's npm package, downloaded with `npm pack`; LegroomError where that fails."""
     hint = f"fetch the npm package {_package_spec()} on a network (npm pack), and name its file by --runtime"
     if (npm := shutil.which("npm")) is None:
         why = "a static page needs Python for browsers, and there is no npm to fetch it"
@@ -107,7 +103,7 @@ def _unpacked_files(package: bytes) -> dict[str, bytes]:
 
 
 def browser_package() -> bytes:
-    """A reproducible tar of legroom and PyYAML; compressed as a whole it is smaller than a wheel."""
+    """The tar of legroom and PyYAML that the browser unpacks; the same files give the same bytes."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         metadata = f"Metadata-Version: 2.1\nName: legroom\nVersion: {__version__}\n".encode()

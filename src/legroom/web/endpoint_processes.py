@@ -59,14 +59,14 @@ class Refused(LegroomError):
 class EndpointProcesses:
     """Answers requests in at most `limits.workers` processes."""
 
-    def __init__(self, limits: WorkerLimits | None = None) -> None:
-        self.limits = limits or WorkerLimits()
+    def __init__(self, limits: WorkerLimits) -> None:
+        self.limits = limits
         self._free: CapacityLimiter | None = None
         self.is_warm = asyncio.Event()
         """Set after the first answer or the end of the warm-up."""
 
     async def call(self, name: str, body: bytes, query: Mapping[str, str] | None = None) -> WorkerAnswer:
-        """The answer of one endpoint to a JSON body; `query` has the parameters of the URL."""
+        """A worker's answer of the endpoint `name` to a JSON body; `query` are the URL's parameters."""
         return await self._run_in_worker(self.limits.call_s, name, body, dict(query or {}))
 
     async def diagnose(self, query: Mapping[str, str], pieces: AsyncIterator[bytes]) -> WorkerAnswer:
@@ -86,7 +86,8 @@ class EndpointProcesses:
     async def _run_in_worker(
         self, limit_s: float, name: str, content: bytes | str, query: dict[str, str]
     ) -> WorkerAnswer:
-        """A worker process's answer; Refused: 429 when too many wait, 422 beyond `limit_s` or if it died."""
+        """The result of `answer_request` in a worker; Refused with 429 when too many wait, with 422 where the worker
+        takes longer than `limit_s` or dies."""
         limits = self.limits
         self._free = free = self._free or CapacityLimiter(limits.workers)
         if free.statistics().tasks_waiting >= limits.waiting:
@@ -98,15 +99,14 @@ class EndpointProcesses:
             raise Refused(429, "the server was busy for too long", "try again in a moment") from None
         try:
             with anyio.fail_after(limit_s):
-                done = await to_process.run_sync(
-                    answer_request, name, content, query, cancellable=True, limiter=CapacityLimiter(1)
-                )
+                words, one = (name, content, query), CapacityLimiter(1)
+                done = await to_process.run_sync(answer_request, *words, cancellable=True, limiter=one)
         except TimeoutError:
             hint = "ask for less, or use the command line"
             raise Refused(422, f"this takes longer than {limit_s:.0f} s", hint) from None
         except BrokenWorkerProcess:
-            hint = "ask for less"
-            raise Refused(422, "the work ended unexpectedly, perhaps for lack of memory", hint) from None
+            why = "the work ended unexpectedly, perhaps for lack of memory"
+            raise Refused(422, why, "ask for less") from None
         finally:
             free.release()
         sys.stderr.write(done.traceback)
@@ -134,15 +134,16 @@ async def _spooled(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | str]:
 
 
 def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_reset_after: int = 200) -> WorkerAnswer:
-    """In a worker: an endpoint's answer, or without a name the diagnosis of a log; caches are cleared now and then."""
+    """Runs in a worker: the answer of the endpoint `name` to a JSON body; for an empty name, the diagnosis of a log,
+    which is `content` or the file at that path. Every `memo_reset_after` requests the worker's caches are emptied."""
     if next(_request_numbers) % memo_reset_after == 0:
         Memo.forget_everything()
     from legroom.web.schemas import check_request
 
     status, traceback_text = 200, ""
-    given: dict[str, Any] = {
-        name: int(text) if name == "gpus" and text.isdecimal() else text for name, text in query.items()
-    }
+    given: dict[str, Any] = dict(query)
+    if given.get("gpus", "").isdecimal():
+        given["gpus"] = int(given["gpus"])
     try:
         problem = check_request("diagnose", {**given, "log": ""}) if given else ""
         if problem:
@@ -162,9 +163,8 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_
         import traceback
 
         traceback_text, status = traceback.format_exc(), 500
-        document = error_document(
-            LegroomError("this is a bug in legroom, not in your input", "the server's terminal shows where", 70)
-        )
+        bug = LegroomError("this is a bug in legroom, not in your input", "the server's terminal shows where", 70)
+        document = error_document(bug)
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return WorkerAnswer(status, text.encode("utf-8", "replace"), traceback_text)
 

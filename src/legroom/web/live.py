@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_UNREAD_EVENTS = 1_000
 """Per reader; then its oldest events are dropped."""
+_MAX_POINTS = 120
 _END = ""
 
 
@@ -46,7 +47,7 @@ class LiveFeed:
             _put_dropping_oldest(reader, _END)
 
     async def events(self, keep_alive_s: float = 15.0) -> AsyncIterator[str]:
-        """Server-sent events: the current state, then every sample."""
+        """The texts of server-sent events for one reader: the current state, then every sample."""
         reader: asyncio.Queue[str] = asyncio.Queue(_MAX_UNREAD_EVENTS)
         self._readers.add(reader)
         try:
@@ -63,18 +64,16 @@ class LiveFeed:
         finally:
             self._readers.discard(reader)
 
-    def _current_state(self, max_points: int = 120) -> list[str]:
-        """Events for a new reader: each server's recent curve (120 points), incidents and newest sample."""
-        curves = {
-            server: [asdict(point) for point in list(points)[-max_points:]]
-            for server, points in self._session.history.items()
-        }
+    def _current_state(self) -> list[str]:
+        """Events for a new reader: each server's recent samples, the incidents, its newest sample and its plan."""
+        histories = self._session.history.items()
+        curves = {server: [asdict(point) for point in list(points)[-_MAX_POINTS:]] for server, points in histories}
         samples = [sse_event(view.to_json()) for view in self._session.views.values()]
         plans = [self._comparison_event(server) for server in self._compared]
         return [sse_event(curves, "history"), sse_event(self._recent_incidents(), "incidents"), *samples, *plans]
 
     def _publish_view(self, view: ServerView) -> None:
-        """Sends a server's new reading to all browsers, with incidents and the plan's comparison if they changed."""
+        """Sends a server's new sample to all readers, and the incidents and its plan where they have changed."""
         newest = self._session.changes[0] if self._session.changes else None
         texts = [sse_event(view.to_json())]
         if newest is not self._last_change:
@@ -93,10 +92,9 @@ class LiveFeed:
         plan = self._session.plan_of(server)
         assert plan is not None
         figures = [asdict(figure) | {"is_as_planned": figure.is_as_planned} for figure in self._compared[server]]
-        planned = {"model": plan.model, "vllm": plan.vllm, "gpu": plan.gpu.name, "gpus": plan.gpu.count}
-        return sse_event(
-            {"server": server, "plan": planned | {"command": list(plan.command)}, "figures": figures}, "plan"
-        )
+        planned: dict[str, Any] = {"model": plan.model, "vllm": plan.vllm, "gpu": plan.gpu.name, "gpus": plan.gpu.count}
+        planned["command"] = list(plan.command)
+        return sse_event({"server": server, "plan": planned, "figures": figures}, "plan")
 
     def _recent_incidents(self) -> list[dict[str, Any]]:
         """The recently opened and closed incidents as JSON objects, newest first."""

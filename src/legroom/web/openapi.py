@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from legroom.version import __version__
-from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
+from legroom.web.endpoints import ENDPOINTS, ApiEndpoint, Document
 from legroom.web.schemas import request_name, response_name, schemas
 
 _ERRORS = {
@@ -46,7 +46,7 @@ def openapi_document(live: bool = True) -> dict[str, Any]:
 
 
 def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
-    """The endpoint's OpenAPI path item: POST, and GET where it takes no input."""
+    """The endpoint's OpenAPI path item: POST, and GET too where the request may be empty."""
     document = _json_content(response_name(endpoint.name))
     post = _operation(endpoint.name, endpoint.summary, "The document", document, _error_responses(*_ERRORS))
     post["requestBody"] = {"required": True, "content": _json_content(request_name(endpoint.name))}
@@ -62,16 +62,14 @@ def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
     return {"get": _operation(f"{endpoint.name}_get", endpoint.summary, "The document", document, errors), "post": post}
 
 
-def _operation(
-    name: str, summary: str, description: str, content: dict[str, Any], errors: dict[str, Any]
-) -> dict[str, Any]:
+def _operation(name: str, summary: str, description: str, content: Document, errors: Document) -> Document:
     """An OpenAPI operation with this content and these error responses."""
     responses = {"200": {"description": description, "content": content}, **errors}
     return {"operationId": name, "summary": summary, "responses": responses}
 
 
 def _error_responses(*codes: str, **others: str) -> dict[str, Any]:
-    """Error responses by status; `others` are statuses with a description of their own."""
+    """The error responses of these statuses; `others` are statuses (as `_404`) with descriptions of their own."""
     texts = {code: _ERRORS[code] for code in codes} | {code.removeprefix("_"): text for code, text in others.items()}
     return {code: {"description": text, "content": _json_content("Error")} for code, text in texts.items()}
 
@@ -79,16 +77,12 @@ def _error_responses(*codes: str, **others: str) -> dict[str, Any]:
 def _query_parameter(name: str) -> dict[str, Any]:
     """The OpenAPI query parameter of /api/diagnose that stands for this field of its JSON request."""
     schema = schemas()["DiagnoseRequest"]["properties"][name]
-    return {
-        "name": name,
-        "in": "query",
-        "required": False,
-        "description": schema["description"],
-        "schema": {"type": "string", "maxLength": schema["maxLength"]},
-    }
+    text = {"type": "string", "maxLength": schema["maxLength"]}
+    return {"name": name, "in": "query", "required": False, "description": schema["description"], "schema": text}
 
 
 def _json_content(name: str) -> dict[str, Any]:
+    """The OpenAPI content of a JSON body with the schema of this name."""
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 

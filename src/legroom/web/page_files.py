@@ -17,12 +17,8 @@ PAGE_FOLDER = Path(__file__).with_name("page")
 _META = re.compile(rb'(<meta name="legroom-(?:edition|version)" content=")[^"]*(")')
 _NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")
 """Excludes names that begin with a dot: parent folders and hidden files."""
-_MEDIA_TYPES = {
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".wasm": "application/wasm",
-    ".svg": "image/svg+xml",
-}
+_MEDIA_TYPES = dict.fromkeys((".js", ".mjs"), "text/javascript")
+_MEDIA_TYPES |= {".wasm": "application/wasm", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +29,10 @@ class PageFile:
 
 
 def page_file(path: str, edition: Edition) -> PageFile | None:
-    """The file at a URL path; None where there is none."""
+    """The page's file at a URL path, `index.html` for an empty one; None where there is none."""
     name = path or "index.html"
-    if not _NAME.fullmatch(name):
-        return None
     file = PAGE_FOLDER / name
-    if not file.is_file():
+    if not _NAME.fullmatch(name) or not file.is_file():
         return None
     return _load_page_file(file, file.stat().st_mtime_ns, edition)
 

@@ -7,11 +7,8 @@ from typing import Any
 
 from legroom.facts import read_data
 
-_REQUESTS = {
-    "math": "PlanRequest",
-    "speed": "PlanRequest",
-    **dict.fromkeys(("models", "gpus", "releases"), "EmptyRequest"),
-}
+_REQUESTS = dict.fromkeys(("math", "speed"), "PlanRequest")
+_REQUESTS |= dict.fromkeys(("models", "gpus", "releases"), "EmptyRequest")
 """Endpoints whose request schema is not named after them."""
 _MAX_DEPTH = 60
 

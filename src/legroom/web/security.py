@@ -45,20 +45,15 @@ def denial(access: Access, method: str, path: str, query: str, headers: dict[str
     host = headers.get("host", "")
     if not access.token and not access.any_host and not is_loopback_host(host_name(host)):
         # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
-        return error_response(
-            421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port"
-        )
+        hint = "open http://127.0.0.1 and the port"
+        return error_response(421, "this address is not one of this machine's own", hint)
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
-        return error_response(403, "a page of another site asked for this", "open legroom's own page")
-    if headers.get("sec-fetch-site") == "cross-site" and (method != "GET" or path.startswith("/api/")):
+    is_cross_site = headers.get("sec-fetch-site") == "cross-site" and (method != "GET" or path.startswith("/api/"))
+    if is_cross_site or (origin is not None and urlsplit(origin).netloc != host):
         return error_response(403, "a page of another site asked for this", "open legroom's own page")
     if access.token and path not in _OPEN_PATHS and not _has_token(access.token, query, headers):
-        return error_response(
-            401,
-            "this needs the token that the server was started with",
-            "open the whole address, ?token=... included, or send it as Authorization: Bearer ...",
-        )
+        hint = "open the whole address, ?token=... included, or send it as Authorization: Bearer ..."
+        return error_response(401, "this needs the token that the server was started with", hint)
     return None
 
 

@@ -58,7 +58,10 @@ class StaticEdition:
 
 
 def write_static(folder: str | Path, runtime: str | None = None) -> StaticEdition:
-    """Write every file into a folder, which is created if missing; LegroomError where that fails."""
+    """Writes the page's files into a folder, which is created if missing; LegroomError where that fails.
+
+    `runtime` is the path of Pyodide's npm package; None: the cached one, else npm fetches it.
+    """
     files = static_files(runtime)
     place = Path(folder)
     try:
@@ -71,8 +74,8 @@ def write_static(folder: str | Path, runtime: str | None = None) -> StaticEditio
     return StaticEdition(place, {name: len(body) for name, body in files.items()})
 
 
-def static_files(runtime: str | None = None) -> dict[str, bytes]:
-    """The content of every file of the static page, by name; `runtime`: a Pyodide package to use."""
+def static_files(runtime: str | None) -> dict[str, bytes]:
+    """The content of every file of the static page, by name; `runtime` as in `write_static`."""
     python = with_bytecode({**runtime_files(runtime), "legroom.tar": browser_package()})
     lock_info = json.loads(python.pop("pyodide-lock.json"))["info"]
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
@@ -105,7 +108,7 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
 
 
 def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files with bytecode of the modules every visitor loads, compiled in node; unchanged without node."""
+    """The files by name, with bytecode of the modules that every visitor loads; unchanged where there is no node."""
     node = shutil.which("node")
     if node is None:
         return dict(files)
@@ -126,7 +129,7 @@ def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Name -> bytes of the archives that `compile.mjs`, one of `files`, makes; empty where node fails."""
+    """The archives, by name, that the script `compile.mjs` of these files makes; empty where node fails."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name, body in files.items():

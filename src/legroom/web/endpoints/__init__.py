@@ -78,8 +78,7 @@ def answer(name: str, request: Any) -> Document:
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:
         raise BadRequest(f"there is no endpoint {name!r}", f"there are {', '.join(ENDPOINTS)}")
-    problem = check_request(name, request)
-    if problem:
+    if problem := check_request(name, request):
         raise BadRequest(f"the request is not of the form that {name} takes: {problem[:300]}", "see /openapi.json")
     if endpoint.fetches_from_hub:
         return endpoint.function(request)
@@ -94,7 +93,7 @@ def answer(name: str, request: Any) -> Document:
 
 
 def in_requested_language(document: Document, request: Mapping[str, Any]) -> Document:
-    """The document with legroom's own sentences in the request's `language`; texts of logs stay as they are."""
+    """The document with legroom's sentences in the `language` of the request; texts of a log are not translated."""
     if request.get("language", "en") == "en":
         return document
     from legroom.render.translation import in_language
@@ -108,7 +107,7 @@ def error_document(error: LegroomError) -> Document:
 
 
 def call(name: str, request_json: str) -> str:
-    """`answer` with JSON text on both sides, for the static edition; errors are documents too."""
+    """The JSON text of `answer` to a request's JSON text, for the static edition; an error is a document too."""
     try:
         request = json.loads(request_json)
     except (ValueError, RecursionError):

@@ -26,9 +26,8 @@ def models(request: dict[str, Any]) -> dict[str, Any]:
 
     known = [model.as_json() for name in bundled_names() if (model := find(name))]
     shown = ("name", "ids", "parameters", "quantized_from")
-    return {
-        "models": [{"id": (row["ids"] or [row["name"]])[0], **{name: row[name] for name in shown}} for row in known]
-    }
+    rows = [{"id": (row["ids"] or [row["name"]])[0], **{name: row[name] for name in shown}} for row in known]
+    return {"models": rows}
 
 
 def gpus(request: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """As `legroom plan --json`; `advice` false skips fixes, `language` adds sentences, `want` searches a setting."""
+    """The document of `legroom plan --json`: the best setting for a `want`, else the plan of the flags, with fixes
+    unless `advice` is false. A `language` adds the sentences of the text."""
     from legroom.planning.plan_json import plan_json
     from legroom.render.plan_text import plan_words, search_words
 
@@ -81,6 +82,7 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _math_line(label: str, amount: str, how: str) -> str:
+    """One term of a figure: its name, its bytes as text, and how they are computed (may be empty)."""
     return f"{label}: {amount} ({how})" if how else f"{label}: {amount}"
 
 
@@ -116,7 +118,7 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
 
 
 def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
-    """The `measured` sizes of a request that its flags have not changed since; None without any."""
+    """The request's `measured` sizes of the parts that no flag has changed since the log; None without any."""
     if not (given := request.get("measured")):
         return None
     from legroom.diagnosis.fixes.fix_planner import measurements_after
@@ -180,9 +182,8 @@ def files(request: dict[str, Any]) -> dict[str, Any]:
     if not planned.fits:
         raise LegroomError("the planned server does not start", "plan one that does")
     form = request["format"]
-    module = import_module(
-        "legroom.exports.prometheus.rules" if form == "prometheus" else f"legroom.exports.deploy.{form}"
-    )
+    name = "prometheus.rules" if form == "prometheus" else f"deploy.{form}"
+    module = import_module(f"legroom.exports.{name}")
     return {"files": [asdict(file) for file in module.files(ExportRequest(planned.release, planned))]}
 
 
@@ -202,7 +203,7 @@ def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
 
 @contextmanager
 def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
-    """The request's deployment, LegroomError without a model; within it the name resolves to the request's config."""
+    """Yields the request's deployment; until the block ends, its model's name stands for the request's `config`."""
     from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")

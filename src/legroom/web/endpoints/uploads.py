@@ -80,7 +80,7 @@ def _server_document(deployment: Deployment) -> dict[str, Any]:
 
 
 def _given_flags(deployment: Deployment) -> dict[str, Any]:
-    """The given flags by vLLM's Python names, without keys and tokens."""
+    """The flags of the server's command by vLLM's Python names, without secrets."""
     from legroom.masking import is_secret
     from legroom.vllm.command_line import command_parts
 
@@ -103,7 +103,7 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom diagnose --json` for a log that is streamed, its sentences in `language`."""
+    """The document of `legroom diagnose --json` for the pieces of a log, in the `language` of the request."""
     from legroom.deployments.described import refuse_two_models
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
