@@ -134,7 +134,7 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
 
 
 def _attribute_getter(names: Iterable[str]) -> Callable[[Any], Any]:
-    """A function that returns the values of these attributes: as a tuple, unless it is one."""
+    """A function from a record to its values of these attributes: a tuple, or the bare value of a single attribute."""
     wanted = tuple(names)
     return attrgetter(*wanted) if wanted else lambda _: ()
 

@@ -57,7 +57,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
 
 
 def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """The kind that covers most of each of `width` cells; `runs` are (kind, amount); empty without an amount."""
+    """For each of `width` cells the kind that covers most of it; `runs`: (kind, amount); empty without an amount."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []
@@ -74,7 +74,7 @@ def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
 
 
 def labels(segments: Sequence[Segment], width: int) -> str:
-    """The segments' names above their cells; a name that is too wide is left out."""
+    """A line with each segment's name above its cells in a bar of `width`; a name that is too wide is left out."""
     line, counts = "", cell_counts([segment.amount for segment in segments], width)
     for segment, count in zip(segments, counts, strict=True):
         name = segment.label if len(segment.label) + 1 <= count else ""

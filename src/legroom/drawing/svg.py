@@ -67,6 +67,7 @@ class Svg:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:
+        """Draw a line from (x1, y1) to (x2, y2)."""
         dash = ' stroke-dasharray="3 3"' if dashed else ""
         self.body.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="line"{dash}/>')
 
@@ -138,11 +139,13 @@ class Curve:
 
 
 def scaled_curve(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
+    """A curve whose upper edge is its largest value, at least 1."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")
 
 
 def curve_width(style: Style) -> int:
+    """Columns of a curve in a terminal, between its name and its scale."""
     return max(_NARROWEST, style.width - _NAME_WIDTH - _SCALE_WIDTH)
 
 
@@ -158,7 +161,7 @@ def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
 
 
 def axis_line(begin: str, end: str, style: Style) -> str:
-    """The labels of the left and right edge, below the curves."""
+    """The line below the curves in a terminal, with the labels of their left and right edge."""
     return f"{'':<{_NAME_WIDTH}}{begin}{end:>{max(1, curve_width(style) - len(begin))}}"
 
 

@@ -94,7 +94,7 @@ def _pinned(segments: Sequence[int]) -> int:
 
 
 def serving(rank: Layout) -> Figure:
-    """Peak memory on a card while awake; its band leaves out the KV cache, whose size is fixed."""
+    """The server's own peak on a card while awake; the band is that of memory outside the budget."""
     own = rank.peak_used_bytes - rank.held_by_others_bytes
     return Figure(
         own,
@@ -156,7 +156,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """Bytes of the sampler's tables that are allocated among the weights: (token counts, the others), or empty."""
+    """Bytes of the sampler tables in the weights' sleep pool: (token counts, all others); empty where outside it."""
     every = sampler_tables(model, settings)
     if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
         return ()

@@ -185,7 +185,7 @@ def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
 
 
 def context_shards(settings: EngineSettings) -> int:
-    """Ranks that share a sequence: DCP from 0.10.2 on, and PCP from 0.12.0 to 0.25.1."""
+    """How many ranks split the KV cache of a sequence: DCP from 0.10.2 on, times PCP from 0.12.0 to 0.25.1."""
     shards = settings.decode_context_parallel_size if settings.release.at_least("0.10.2") else 1
     if settings.release.at_least("0.12.0") and settings.release.before("0.26.0"):
         shards *= settings.prefill_context_parallel_size
@@ -247,11 +247,13 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     token_bytes = 584 if packed else latent_token_bytes(width, settings.kv_cache_dtype, settings.dtype)
 
     def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
+        """A cache of the last `span` tokens, in blocks of `block` tokens."""
         page = (block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment))
         kept = {"in_flight_tokens": deployment.in_flight_tokens, "retained_tokens": _retained_tokens(deployment)}
         return LatentWindowSpec(*page, window=span, **kept)
 
     def compressed(head_dim: int, row_bytes: int, role: str) -> LatentSpec:
+        """A cache of one row per `compress_ratio` tokens."""
         padded = align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
         return LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
 
@@ -271,7 +273,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 
 def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
-    """State blocks per request, and whether each further block of tokens adds one (prefix caching of states)."""
+    """(states that a request holds whatever its length, whether each block of its tokens adds one: prefix caching)."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):

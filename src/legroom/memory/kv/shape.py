@@ -206,14 +206,14 @@ def shape_of_specs(
 
 
 def _block_demand(groups: Sequence[CacheGroup]) -> Demand:
-    """The blocks of one request, as counts and specs: the groups by their distinct specs."""
+    """The blocks of one request over all groups; groups of equal specs are one term of the sum."""
     return tuple((count, specs) for specs, count in Counter(_distinct(group) for group in groups).items())
 
 
 def _needed_demand(
     now: Era, specs: dict[str, CacheSpec], own: Sequence[CacheGroup], whole: Sequence[CacheGroup], release: Release
 ) -> Demand:
-    """The bytes of one request, as weights and specs, as the release's check of max_model_len counts them."""
+    """The bytes of one request in the check of max_model_len; `own`: the stage's groups, `whole`: the model's."""
     if not specs:
         return ()
     if now.length_check == "all groups":
@@ -234,14 +234,14 @@ def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
 
 
 def _groups_of_stages(
-    specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
+    specs: Sequence[dict[str, CacheSpec]], release: Release, hybrid_off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
-    """The groups of the model, and those of each stage; before 0.11.0 stages group alone, and the first's count."""
+    """(the model's groups, each stage's); before 0.11.0 each stage forms its own, and the first's are the model's."""
     if release.before("0.11.0"):
-        own = [cache_groups(stage_specs, release, hybrid_off=off) for stage_specs in specs]
+        own = [cache_groups(stage_specs, release, hybrid_off=hybrid_off) for stage_specs in specs]
         return own[0], own
     merged = {name: spec for stage_specs in specs for name, spec in stage_specs.items()}
-    groups = cache_groups(merged, release, hybrid_off=off, packed=packed)
+    groups = cache_groups(merged, release, hybrid_off=hybrid_off, packed=packed)
     return groups, [tuple(group.on_stage(stage_specs) for group in groups) for stage_specs in specs]
 
 

@@ -66,7 +66,7 @@ def _rope_parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _rope_table(
     model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int, where: tuple[int, str, int]
 ) -> tuple[tuple[Any, ...], RopeCache]:
-    """The rope cache of a layer (`where`: index, kind, head size), after the key by which tables are shared."""
+    """(key, table) of a layer given as (index, kind, head size); layers with equal keys share one table."""
     layer, kind, head_dim = where
     config = model.config
     rope = _rope_parameters(config, kind)

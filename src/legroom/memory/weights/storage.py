@@ -273,7 +273,7 @@ def _grouped_float(module: Module, scheme: Quantization, context: StorageContext
 
 def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """gpt-oss experts, padded for the kernel of this GPU and release."""
-    rows, columns = _mxfp4_sizes(module, ".w13" in module.name, context)
+    rows, columns = _mxfp4_sizes(module, context)
     copies = module.copies
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
     bias = (copies * rows * context.dtype_bytes,) if module.bias else ()
@@ -308,8 +308,8 @@ def _uses_triton_on_hopper(context: StorageContext) -> bool:
     return context.vendor == "nvidia" and context.capability[0] == 9 and not _uses_marlin_for_mxfp4(context)
 
 
-def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
-    """Padded rows and columns: the hidden size and the expert width (doubled for gate and up)."""
+def _mxfp4_sizes(module: Module, context: StorageContext) -> tuple[int, int]:
+    """Rows and columns of an expert's gate and up matrix, or down matrix, as padded for the kernel."""
     if _uses_triton_on_hopper(context):
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":
@@ -318,7 +318,7 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
         hidden_step, width_step = 256, 128 if context.at_least("0.21.0") else 256
     else:
         hidden_step, width_step = 256, 128
-    if up:
+    if ".w13" in module.name:  # gate and up
         return 2 * round_up(module.outputs // 2, width_step), round_up(module.inputs, hidden_step)
     return round_up(module.outputs, hidden_step), round_up(module.inputs, width_step)
 
