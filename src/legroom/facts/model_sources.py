@@ -17,7 +17,7 @@ from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
 from legroom.facts.model import Experts, Model, Quantization
-from legroom.isolation import isolation
+from legroom.isolation import given_models
 from legroom.memo import Memo
 
 _bundled_models: Memo[Model] = Memo(most=64)
@@ -36,8 +36,8 @@ def load(
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
-    if limits := isolation():
-        given = limits.models.get(text)
+    if (models := given_models()) is not None:
+        given = models.get(text)
         given_json = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
         return _model_of_request(text, given_json, json.dumps(dict(overrides or {})))
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known

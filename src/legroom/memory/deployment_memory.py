@@ -189,7 +189,7 @@ def first_failure(
         or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
         or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
         or kv.failure
-        or _first_of(_graph_capture(rank, graphs, free, settings, gpu) for rank in ranks)
+        or _first_of(_graph_capture(rank, graphs, free, gpu) for rank in ranks)
         or _first_of(_serving_peak(rank, gpu) for rank in ranks)
     )
 
@@ -259,7 +259,7 @@ def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
     return Failure("profiling_activation_peak", _oom_text(gpu, "in the profile run"), needed, free)
 
 
-def _graph_capture(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+def _graph_capture(rank: Layout, graphs: Figure, free: int, gpu: Gpu) -> Failure | None:
     """The out-of-memory failure of graph capture beside the KV cache; None where it fits into `free` bytes."""
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
     if needed <= free:

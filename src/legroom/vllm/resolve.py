@@ -89,7 +89,7 @@ def default_and_longest_len(args: vllm_args.ServeArgs, model: Model, release: Re
         return model.max_position_embeddings, model.max_position_embeddings
     original = config.pop(_LONGROPE_KEY, None)
     # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
-    full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
+    full = derived_max_len(config, yarn_multiplies=release.before("0.29.0"))
     # LongRoPE: from 0.11.1 on the default is the original length, and the limit the full one.
     starts_short = isinstance(original, int) and _is_longrope(config) and release.at_least("0.11.1")
     return (int(original or full) if starts_short else full), full

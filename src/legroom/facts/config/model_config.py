@@ -47,7 +47,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         dtype=dtype_of(config, text),
         hidden_size=fields.int_field(text, "hidden_size"),
         vocab_size=fields.int_field(text, "vocab_size"),
-        max_position_embeddings=derived_max_len(config, text),
+        max_position_embeddings=derived_max_len(text),
         layers=layers,
         tie_word_embeddings=_ties_embeddings(config, text),
         quantization=quantization(config),
@@ -124,7 +124,7 @@ _FALLBACK_LEN = 2048
 """vLLM assumes this where a config names no length at all."""
 
 
-def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
+def derived_max_len(text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
     """The config's context length after RoPE scaling, 2048 without one; `yarn_multiplies`: old releases' YaRN."""
     lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
     if not lengths:

@@ -121,8 +121,7 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
     spread = max(_half_band(peak), doubt) + slack // 2
-    sample = sampling(model, settings, gpu)
-    saved_by_flashinfer = sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
+    saved_by_flashinfer = sampling(model, settings, gpu).flashinfer_saving_bytes
     least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
     low = min(peak, max(least, in_tower)) + slack - spread
     high = max(peak + slack + spread, _tuning_peak(model, settings, gpu, pp_rank))
@@ -299,8 +298,8 @@ class Sampling:
     kept_bytes: int
     """The persistent top-k scratch buffer."""
     how: str
-    least_bytes: int = -1
-    """`bytes` with FlashInfer's sampler installed; -1: the same."""
+    flashinfer_saving_bytes: int = 0
+    """How much less it is if FlashInfer's sampler is installed."""
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
@@ -331,7 +330,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.
     maybe = takes_flashinfer and flashinfer_switch is None and release.before("0.11.1")
     how = f"{each} bytes x sequences x vocabulary: this sampler sorts"
-    return Sampling(logits * each, 0, how, masking if maybe else -1)
+    return Sampling(logits * each, 0, how, logits * each - masking if maybe else 0)
 
 
 def scratch_rows(gpu: Gpu, sequences: int) -> int:

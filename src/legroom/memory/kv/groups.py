@@ -52,10 +52,6 @@ class CacheGroup:
         """Bytes of one block id: the pages of all layers of the group."""
         return sum(spec.page_bytes for spec in self.specs)
 
-    def blocks(self, length: int) -> int:
-        """Blocks of this group for one request of `length` tokens."""
-        return max(spec.blocks(length) for spec in set(self.specs))
-
     def on_stage(self, stage: Specs) -> CacheGroup:
         """The group reduced to the layers on a pipeline stage (`stage`: its specs); without any it keeps its spec."""
         kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]

@@ -106,7 +106,9 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
         text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
         failure = None if shape.is_empty else Failure("unsupported_kv_cache", text, 0, 0)
         return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())
-    available = _effective_bytes(shape, settings, available_bytes)
+    available, override = available_bytes, settings.num_gpu_blocks_override
+    if override is not None and shape.era.override_replaces_memory:
+        available = [override * stage.bytes_per_block for stage in shape.stages]
     checked = [shape.checked_bytes(bytes_, stage) for stage, bytes_ in enumerate(available)]
     length = settings.max_model_len
     if settings.auto_fit_len:
@@ -131,14 +133,6 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
         shape=shape,
         checked_bytes=tuple(checked),
     )
-
-
-def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
-    """The KV bytes of each stage that the checks use: those available, or of num_gpu_blocks_override (0.20.1+)."""
-    override = settings.num_gpu_blocks_override
-    if override is None or not shape.era.override_replaces_memory:
-        return available_bytes
-    return [override * stage.bytes_per_block for stage in shape.stages]
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
@@ -209,8 +203,8 @@ def _failed_check(
             return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
         if needed > bytes_:
             longest = shape.longest_len(bytes_, stage, length)
-            held = {"estimated_max_len": longest, "capacity": blocks * shape.block_size}
-            text = too_long_text(shape.release, length, needed, bytes_, **held)
+            tokens = {"max_model_len": length, "estimated_max_len": longest, "capacity": blocks * shape.block_size}
+            text = too_long_text(shape.release, needed, bytes_, **tokens)
             return Failure("kv_too_small_for_max_len", text, needed, bytes_, longest)
     return _state_failure(shape, settings, blocks)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
@@ -27,6 +26,7 @@ from legroom.memory.kv.specs import (
     align_page,
 )
 from legroom.memory.stages import stage_range
+from legroom.memory.weights.module import share
 from legroom.records import dataclass
 from legroom.vllm.args import WITHOUT_CACHE, EngineSettings, draft_method, predicts_itself
 
@@ -47,7 +47,6 @@ class _Deployment:
     in_flight_tokens: int
     state_mode: str
     state_padding: int | None
-
     kv_cache_dtype: str
 
 
@@ -315,15 +314,6 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
     return (conv, "float32") if mixer.kind == "kda" else (conv, conv)
 
 
-def _per_rank(total: int, settings: EngineSettings, what: str) -> int:
-    """`total` divided by the tensor-parallel ranks; LegroomError, naming `what`, where it does not divide."""
-    ranks = settings.tensor_parallel_size
-    if total % ranks:
-        hint = "choose another --tensor-parallel-size"
-        raise LegroomError(f"{what} {total} does not divide over {ranks} tensor-parallel ranks", hint)
-    return total // ranks
-
-
 def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
     """Tokens in the convolution state, with speculative tokens until they are accepted."""
     return mixer.width("conv_kernel") - 1 + settings.num_speculative_tokens
@@ -331,7 +321,7 @@ def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
 
 def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a Mamba-1 layer's convolution state and recurrent state on one rank."""
-    inner = _per_rank(mixer.width("intermediate_size"), settings, "the Mamba inner size")
+    inner = share(mixer.width("intermediate_size"), settings.tensor_parallel_size, "the Mamba inner size")
     return inner * (mixer.width("conv_kernel") - 1), inner * mixer.width("state_size")
 
 
@@ -340,10 +330,12 @@ def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     groups = mixer.width("n_groups")
     if groups % settings.tensor_parallel_size:
         groups = settings.tensor_parallel_size  # groups are replicated to every rank
-    conv = _per_rank(
-        mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"), settings, "the Mamba width"
+    conv = share(
+        mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"),
+        settings.tensor_parallel_size,
+        "the Mamba width",
     )
-    heads = _per_rank(mixer.width("num_heads"), settings, "the number of Mamba heads")
+    heads = share(mixer.width("num_heads"), settings.tensor_parallel_size, "the number of Mamba heads")
     return conv * _conv_tail(mixer, settings), heads * mixer.width("head_dim") * mixer.width("state_size")
 
 
@@ -351,16 +343,16 @@ def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a gated delta net's convolution state and recurrent state on one rank."""
     key_width = mixer.width("head_k_dim") * mixer.width("num_k_heads")
     value_width = mixer.width("head_v_dim") * mixer.width("num_v_heads")
-    conv = _per_rank(2 * key_width + value_width, settings, "the linear-attention width")
-    heads = _per_rank(mixer.width("num_v_heads"), settings, "the number of linear-attention heads")
+    conv = share(2 * key_width + value_width, settings.tensor_parallel_size, "the linear-attention width")
+    heads = share(mixer.width("num_v_heads"), settings.tensor_parallel_size, "the number of linear-attention heads")
     return conv * _conv_tail(mixer, settings), heads * mixer.width("head_v_dim") * mixer.width("head_k_dim")
 
 
 def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a Kimi delta attention layer's convolution state and recurrent state on one rank."""
     heads, head_dim = mixer.width("num_heads"), mixer.width("head_dim")
-    conv = _per_rank(3 * heads * head_dim, settings, "the linear-attention width")
-    own = _per_rank(heads, settings, "the number of linear-attention heads")
+    conv = share(3 * heads * head_dim, settings.tensor_parallel_size, "the linear-attention width")
+    own = share(heads, settings.tensor_parallel_size, "the number of linear-attention heads")
     return conv * _conv_tail(mixer, settings), own * head_dim * head_dim
 
 
@@ -372,7 +364,7 @@ def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a short convolution's state on one rank; it has no recurrent state."""
-    width = _per_rank(mixer.width("intermediate_size"), settings, "the convolution width")
+    width = share(mixer.width("intermediate_size"), settings.tensor_parallel_size, "the convolution width")
     return width * _conv_tail(mixer, settings), 0
 
 

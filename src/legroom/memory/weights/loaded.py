@@ -280,11 +280,11 @@ def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
     return sum(rope.bytes for each in stored_modules(model, settings, gpu, pp_rank) for rope in each.ropes)
 
 
-def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
-    """Bytes of every parameter that --cpu-offload-gb keeps on the host."""
+def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[int]:
+    """Bytes of every tensor that --cpu-offload-gb keeps on the host, for a rank of the first stage."""
     if not settings.given.cpu_offload_gb:
         return []
-    return _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)[1]
+    return _split_offloaded(stored_modules(model, settings, gpu), settings)[1]
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:

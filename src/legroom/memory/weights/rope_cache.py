@@ -90,7 +90,7 @@ def _rope_table(
         length = sum(tables)
     if "mrope_section" in rope or anatomy.rope == "mrope":
         length *= _mrope_factor(model, settings)
-    size = _element_bytes(model, anatomy, settings, (kind, rope_type, dim), dtype_bytes)
+    size = _element_bytes(anatomy, settings, (kind, rope_type, dim), dtype_bytes)
     scaled = rope_type in _SCALED_FROM_ORIGINAL or bool(tables)
     key = (kind if anatomy.rope_layers == "by_type" else "", length, dim, size)
     return key, RopeCache(layer, length, dim, size, scaled, tables)
@@ -116,11 +116,9 @@ def _mrope_factor(model: Model, settings: EngineSettings) -> int:
     return 1 if is_plain else 4
 
 
-def _element_bytes(
-    model: Model, anatomy: Anatomy, settings: EngineSettings, what: tuple[str, str, int], dtype_bytes: int
-) -> int:
-    """Bytes of an element of the table: 4 where it stays in float32, otherwise those of the model's dtype."""
-    kind, rope_type, dim = what
+def _element_bytes(anatomy: Anatomy, settings: EngineSettings, table: tuple[str, str, int], dtype_bytes: int) -> int:
+    """Bytes of an element of a table (kind, scaling, dim): 4 if it stays in float32, else those of the dtype."""
+    kind, rope_type, dim = table
     if anatomy.rope_dtype == "float32":
         return 4
     # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which runs in eager mode only.
