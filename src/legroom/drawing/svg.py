@@ -103,21 +103,19 @@ class Svg:
         )
 
 
-def svg_area(
-    svg: Svg, box: tuple[float, float, float, float], values: Sequence[float], top: float, colour: str
-) -> None:
-    """Draw a filled curve into a box of (x, y, width, height); `top`: the value at its upper edge."""
+def _fill_curve(svg: Svg, curve: Curve, box: tuple[float, float, float, float]) -> None:
+    """Draw a curve, filled to the lower edge, into a box of (x, y, width, height)."""
     x, y, width, height = box
-    points = downsampled(values, min(len(values), int(width)))
-    if not points or top <= 0:
+    points = downsampled(curve.values, min(len(curve.values), int(width)))
+    if not points or curve.top <= 0:
         return
     step = width / len(points)
     path = [f"M{x:.1f} {y + height:.1f}"]
     for i, value in enumerate(points):
-        level = y + height * (1 - min(1.0, value / top))
+        level = y + height * (1 - min(1.0, value / curve.top))
         path.append(f"L{x + i * step:.1f} {level:.1f}L{x + (i + 1) * step:.1f} {level:.1f}")
     path.append(f"L{x + width:.1f} {y + height:.1f}Z")
-    svg.body.append(f'<path d="{"".join(path)}" fill="{COLOURS[colour]}" fill-opacity="0.75"/>')
+    svg.body.append(f'<path d="{"".join(path)}" fill="{COLOURS[curve.colour]}" fill-opacity="0.75"/>')
 
 
 _NAME_WIDTH, _SCALE_WIDTH, _NARROWEST = 12, 10, 8
@@ -172,7 +170,7 @@ def draw_curves(svg: Svg, y: float, curves: Iterable[Curve]) -> float:
         svg.text(24, y + 12, curve.name, "soft")
         svg.text(736, y + 12, curve.scale, "soft", anchor="end")
         svg.box(*box, css="box")
-        svg_area(svg, box, curve.values, curve.top, curve.colour)
+        _fill_curve(svg, curve, box)
         y += box[3] + 12
     return y
 

@@ -12,7 +12,7 @@ releases the blocks that torch cached in that pass, so the sample is negative an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from legroom.facts.fit import by_release, constants
@@ -111,18 +111,17 @@ def _draft_logits(model: Model, settings: EngineSettings) -> int:
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
     """The V1 runner's estimate (0.18+): it captures two sizes of each kind, and counts the rest like the second."""
     fit = constants()["graphs"]["estimate"]
-    pieces, full = captures(settings)
-    each = cached_by_model(layer_nodes, model)
-    splits = split_buffers(model, settings, gpu, max(_full_sizes(settings), default=0))
-    rest = (pieces - 1) * max(1.0, each * fit["piecewise_mib"]) if pieces else 0.0
-    rest += (full - 1) * max(1.0, each * fit["full_mib"]) if full else 0.0
+    piecewise, full = captured_sizes(settings)
+    nodes = cached_by_model(layer_nodes, model)
+    splits = split_buffers(model, settings, gpu, max(full, default=0))
+    rest = (len(piecewise) - 1) * max(1.0, nodes * fit["piecewise_mib"]) if piecewise else 0.0
+    rest += (len(full) - 1) * max(1.0, nodes * fit["full_mib"]) if full else 0.0
     activations = fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     first = fit["first_mib"] * MIB + max(fit["pool_per_split_byte"] * splits, activations)
     # The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first.
-    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
-    counted_sizes = [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
+    counted_sizes = [kind[-_SAMPLES] for kind in (piecewise, full) if len(kind) >= _SAMPLES for _ in kind[1:]]
     return (
-        Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
+        Term("first captures", int(first), f"the largest of {len(piecewise)} piecewise and {len(full)} full sizes"),
         Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
         *_all_reduce_terms(model, settings, gpu, counted_sizes),
         *_counted_as_graphs(model, settings, gpu),
@@ -133,22 +132,21 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
     """The V2 runner's estimate (0.29+): a trial captures every piecewise graph and the two largest full ones."""
     # The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
     # the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
-    pieces, full = captures(settings)
-    sampled = _full_sizes(settings)[-_SAMPLES:]
-    driver = _driver_bytes(model, settings, gpu, pieces, len(sampled))
+    piecewise, full = captured_sizes(settings)
+    sampled = full[-_SAMPLES:]
     splits = largest_split_buffers(model, settings, gpu, sampled)
     terms = (
-        Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
+        _driver_term("trial graphs", model, settings, gpu, piecewise, sampled),
         Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
-        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *sampled]),
+        *_all_reduce_terms(model, settings, gpu, [*piecewise, *sampled]),
         *_counted_as_graphs(model, settings, gpu),
     )
-    if full < _SAMPLES:
+    if len(full) < _SAMPLES:
         return terms
     returned = warm_up_cache(model, settings, gpu, sampled[0])
     return (
         *terms,
-        Term("the other full graphs", (full - 1) * MIB, "1 MiB each"),
+        Term("the other full graphs", (len(full) - 1) * MIB, "1 MiB each"),
         Term("returned by torch", returned, f"cached by the warm-up of {sampled[0]} tokens, and counted as if kept"),
     )
 
@@ -158,14 +156,12 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
     """The GPU memory that all captured CUDA graphs take; 0 where none are captured."""
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
-    pieces, full = captures(settings)
-    splits = largest_splits(model, settings, gpu)
-    driver = _driver_bytes(model, settings, gpu, pieces, full)
-    pool = _pool_bytes(model, settings, gpu, splits)
+    piecewise, full = captured_sizes(settings)
+    pool = _pool_bytes(model, settings, gpu, largest_splits(model, settings, gpu))
     terms = (
-        Term("graph nodes", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"),
+        _driver_term("graph nodes", model, settings, gpu, piecewise, full),
         Term("graph pool", pool, "activations and attention splits of the largest captures"),
-        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *_full_sizes(settings)]),
+        *_all_reduce_terms(model, settings, gpu, [*piecewise, *full]),
         *_host_terms(gpu),
     )
     taken = sum(term.bytes for term in terms)
@@ -173,13 +169,16 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
     return estimated(taken, taken - spread, taken + spread, terms)
 
 
-def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int, full: int) -> int:
-    """Bytes that the driver takes for `pieces` piecewise and `full` full graphs (fitted)."""
+def _driver_term(
+    label: str, model: Model, settings: EngineSettings, gpu: Gpu, piecewise: Sequence[int], full: Sequence[int]
+) -> Term:
+    """The driver's memory for piecewise and full graphs of these batch sizes (fitted)."""
     fit = _graph_constants(settings)
     on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
     full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
     nodes = cached_by_model(layer_nodes, model)
-    return int(nodes * (pieces * fit["piecewise_mib"] + full * full_mib) * MIB)
+    size = int(nodes * (len(piecewise) * fit["piecewise_mib"] + len(full) * full_mib) * MIB)
+    return Term(label, size, f"{len(model.layers)} layers x ({len(piecewise)} piecewise + {len(full)} full sizes)")
 
 
 def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
@@ -212,7 +211,7 @@ def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Bytes of the largest split-KV buffers of all full graphs."""
-    return largest_split_buffers(model, settings, gpu, _full_sizes(settings))
+    return largest_split_buffers(model, settings, gpu, captured_sizes(settings)[1])
 
 
 def _counted_as_graphs(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
@@ -235,24 +234,12 @@ def _graph_constants(settings: EngineSettings) -> dict[str, Any]:
     return by_release(constants()["graphs"][runner], settings.release)
 
 
-def captures(settings: EngineSettings) -> tuple[int, int]:
-    """How many CUDA graphs are captured: (piecewise, full)."""
-    return len(_piecewise_sizes(settings)), len(_full_sizes(settings))
-
-
-def _piecewise_sizes(settings: EngineSettings) -> list[int]:
-    """The batch sizes captured as piecewise graphs, ascending; empty in modes without them."""
-    return sorted(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else []
-
-
-def _full_sizes(settings: EngineSettings) -> list[int]:
-    """The batch sizes captured as full graphs, ascending: all in mode FULL, decode batches in FULL_*, else empty."""
-    sizes = sorted(settings.cudagraph_capture_sizes)
-    if settings.cudagraph_mode == "FULL":
-        return sizes
-    if not settings.cudagraph_mode.startswith("FULL"):
-        return []
-    return [size for size in sizes if size <= settings.max_num_seqs * (1 + settings.num_speculative_tokens)]
+def captured_sizes(settings: EngineSettings) -> tuple[list[int], list[int]]:
+    """The batch sizes captured as (piecewise, full) graphs, ascending; in modes FULL_* decode batches alone as full."""
+    sizes, mode = sorted(settings.cudagraph_capture_sizes), settings.cudagraph_mode
+    decode_tokens = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+    full = [size for size in sizes if mode == "FULL" or size <= decode_tokens] if mode.startswith("FULL") else []
+    return sizes if mode.endswith("PIECEWISE") else [], full
 
 
 def layer_nodes(model: Model) -> float:

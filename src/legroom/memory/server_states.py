@@ -117,12 +117,15 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     # The tables are counted below, and the rests of the weights' segments sleep with the weights.
     elsewhere = sampler_tables(model, settings) + unused_bytes(model, settings, gpu, (), stage)
     tables = elsewhere if overhead.counts_runner_buffers(settings) else 0
+    is_offloaded = rules is not None and rules.runtime_offloaded
+    kept_tables = sampler_tables(model, settings) if is_offloaded else runner_buffers(model, settings, gpu)
+    kept_tables -= sum(_sampler_sizes(rules, model, settings))
     # Device-wide accounting has the context in the charged part already.
     outside = 0 if overhead.charges_device_wide(settings) else context.bytes
     terms = [
         Term("CUDA context", outside, "a process that lives has one"),
         Term("modules and handles", charged.bytes - tables, "kernels, libraries, communication"),
-        Term("tables of the model runner", _runner_tables(rules, model, gpu, settings), "allocated outside the pool"),
+        Term("tables of the model runner", kept_tables, "allocated outside the pool"),
         Term("workspaces", _workspaces(rules, model, gpu, settings), "cuBLAS, the sampler, experts"),
     ]
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
@@ -136,14 +139,6 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     charged_spread = (charged.high - charged.bytes) * (charged.bytes - tables) // max(charged.bytes, 1)
     spread = charged_spread + (context.high - context.bytes) + (graphs.high - graphs.bytes)
     return Figure(size, "estimated", max(0, size - spread), size + spread, tuple(term for term in terms if term.bytes))
-
-
-def _runner_tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
-    """Bytes of the model runner's buffers that stay on the card during sleep."""
-    stays = runner_buffers(model, settings, gpu)
-    if rules and rules.runtime_offloaded:
-        stays = sampler_tables(model, settings)
-    return stays - sum(_sampler_sizes(rules, model, settings))
 
 
 def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:

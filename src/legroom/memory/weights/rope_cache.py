@@ -68,7 +68,7 @@ def _rope_table(
 ) -> tuple[tuple[Any, ...], RopeCache]:
     """(key, table) of a layer given as (index, kind, head size); layers with equal keys share one table."""
     layer, kind, head_dim = where
-    config = model.config
+    config, release = model.config, settings.release
     rope = _rope_parameters(config, kind)
     local = anatomy.rope_layers == "by_type" and kind == "sliding_attention"
     # Gemma-3 and ModernBERT scale their global layers alone.
@@ -89,7 +89,9 @@ def _rope_table(
         tables = (int(original or length), length)
         length = sum(tables)
     if "mrope_section" in rope or anatomy.rope == "mrope":
-        length *= _mrope_factor(model, settings)
+        # The tables of M-RoPE are four times as long from 0.7.3 on, except those of Qwen3-VL and Qwen3.5 in 0.32.
+        is_plain = release.at_least("0.32.0") and model.model_type.startswith("qwen3")
+        length *= 1 if is_plain or release.before("0.7.3") else 4
     size = _element_bytes(anatomy, settings, (kind, rope_type, dim), dtype_bytes)
     scaled = rope_type in _SCALED_FROM_ORIGINAL or bool(tables)
     key = (kind if anatomy.rope_layers == "by_type" else "", length, dim, size)
@@ -107,13 +109,6 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
         if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 < stated <= 1:
             return int(head_dim * stated)
     return int(head_dim * anatomy.rotary)
-
-
-def _mrope_factor(model: Model, settings: EngineSettings) -> int:
-    """The factor on the length of M-RoPE tables: 4 from 0.7.3 on; 1 for Qwen3-VL and Qwen3.5 in 0.32 (0.28.0: 4)."""
-    release = settings.release
-    is_plain = release.before("0.7.3") or (release.at_least("0.32.0") and model.model_type.startswith("qwen3"))
-    return 1 if is_plain else 4
 
 
 def _element_bytes(anatomy: Anatomy, settings: EngineSettings, table: tuple[str, str, int], dtype_bytes: int) -> int:
