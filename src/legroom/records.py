@@ -153,13 +153,16 @@ def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any
 
 
 def _refuse_assignment(self: Any, name: str, *value: Any) -> None:
+    """`__setattr__` and `__delattr__` of a frozen record: always an error."""
     raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
 
 
 def _pickle_state(self: Any) -> list[Any]:
+    """`__getstate__` of a record with slots: its values in the order of the fields."""
     return [getattr(self, name) for name in self.__dataclass_fields__]
 
 
 def _restore_state(self: Any, state: list[Any]) -> None:
+    """`__setstate__` of a record with slots."""
     for name, value in zip(self.__dataclass_fields__, state, strict=True):
         object.__setattr__(self, name, value)

@@ -250,4 +250,5 @@ def _value_for_message(value: Any) -> str:
 
 
 def _type_name(value: Any) -> str:
+    """What a value is, in words for the user: `a whole number`, `a table` ..."""
     return _NAMES.get(type(value), type(value).__name__)

@@ -102,9 +102,8 @@ def downsampled(values: Sequence[float], width: int) -> list[float]:
     return [max(values[i * len(values) // width : max((i + 1) * len(values) // width, 1)]) for i in range(width)]
 
 
-def area(values: Sequence[float], top: float, size: tuple[int, int], style: Style, colour: Colour) -> list[str]:
-    """The lines of a filled curve; `size` is (columns, lines), `top` the value at the upper edge."""
-    width, height = size
+def area(values: Sequence[float], top: float, width: int, height: int, style: Style, colour: Colour) -> list[str]:
+    """The `height` lines of a filled curve of `width` columns; `top`: the value at the upper edge."""
     columns = downsampled(values, width)
     levels = [min(height * 8, max(0, round(value / top * height * 8))) if top > 0 else 0 for value in columns]
     levels = [1 if value > 0 and level == 0 else level for value, level in zip(columns, levels, strict=True)]

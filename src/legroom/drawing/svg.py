@@ -154,7 +154,7 @@ def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
     edges = {curve.height - 1: "0", 0: curve.scale}
     return [
         f"{'' if row else curve.name:<{_NAME_WIDTH}}{line} {edges.get(row, '')}".rstrip()
-        for row, line in enumerate(area(drawn, curve.top, (width, curve.height), style, curve.colour))
+        for row, line in enumerate(area(drawn, curve.top, width, curve.height, style, curve.colour))
     ]
 
 

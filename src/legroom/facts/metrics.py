@@ -206,7 +206,7 @@ def ratio_instead(name: str, release: Release) -> str:
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
-    """What to write instead of a metric name that a release lacks: its new name, else the closest; else None."""
+    """The name to write instead of a metric that a release lacks: its new name, else the closest; None without one."""
     known = exposed_names(release, engine)
     if name in known:
         return None
@@ -234,7 +234,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """The name that the release gives another release's metric, with the same suffix; None without."""
+    """What the release calls a metric of another release, with the same suffix if it has that; None if it lacks it."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None

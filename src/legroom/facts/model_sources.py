@@ -68,6 +68,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     hub_id, entry = name if "/" in name else hub_id_of(bundled, name or bundled.name), bundled.entry
 
     def build() -> Model:
+        """The model from the entry's config."""
         config = overridden(bundled_config(bundled, hub_id), overrides)
         model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
         return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model

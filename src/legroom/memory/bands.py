@@ -47,14 +47,6 @@ class BandClass:
     multimodal: bool
     """Whether the profile run includes an encoder."""
 
-    @property
-    def weights_class(self) -> tuple[str, ...]:
-        """Where the weights' error band is looked up: storage, then text or multimodal; one class for AMD cards."""
-        if self.card == "amd":
-            return ("amd",)
-        takes = "multimodal" if self.multimodal else "text"
-        return (self.weights, takes) if self.weights in ("plain", "unlisted") else ("quantized", self.weights, takes)
-
 
 @cached(ALL_PARTS)
 def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> BandClass:
@@ -156,7 +148,7 @@ def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
-    """The figure with a band of `below` and `above` bytes, cut off at 0."""
+    """The figure, estimated, with a band from `below` bytes under it (but not under 0) to `above` bytes over it."""
     low = min(value.bytes, max(0, value.bytes - below))
     return Figure(value.bytes, "estimated", low, value.bytes + above, value.terms)
 
@@ -225,9 +217,13 @@ def _has_two_sides(value: Figure) -> bool:
 
 
 def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
-    """Where the error band of these weights is looked up: their class, below `assumed` where they are not exact."""
-    has_class_of_its_own = of.weights_class[0] in ("amd", "quantized")
-    return of.weights_class if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_class)
+    """Where the error band of these weights is looked up: their storage, then text or multimodal; one class for AMD."""
+    takes = "multimodal" if of.multimodal else "text"
+    if of.card == "amd":
+        return ("amd",)
+    if of.weights not in ("plain", "unlisted"):
+        return ("quantized", of.weights, takes)
+    return (of.weights, takes) if weights.kind == "exact" else ("assumed", of.weights, takes)
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:

@@ -173,7 +173,7 @@ def kv_cache_figure(
 
 
 def _measured_or(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
-    """The measured bytes as a figure where there are some, otherwise the computed figure."""
+    """A figure of the measured `bytes_`, or the computed figure `otherwise` where they are None."""
     if bytes_ is None:
         return otherwise
     label = otherwise.terms[0].label if otherwise.terms else "measured"
@@ -207,7 +207,7 @@ def failure_at_best(
 
 
 def _at_best(rank: Layout, pool: int) -> Layout:
-    """A layout with the least weights, and an activation peak that leaves `pool` bytes of KV cache."""
+    """The layout with the low end of the weights, and an activation peak that leaves `pool` bytes for KV."""
     lighter = rank.weights.bytes - rank.weights.low
     activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
     weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter

@@ -108,7 +108,7 @@ def layer_peaks(model: Model, start: int, stop: int, execution: Execution) -> tu
 
 
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements per token of a mixer's tensors that live while the compiled graph piece after it runs."""
+    """Elements per token of a mixer's tensors that are still alive while the graph piece after the mixer runs."""
     if mixer is None:
         return 0
     if not isinstance(mixer, StateSpace):

@@ -49,7 +49,7 @@ class Era:
 
 @cache
 def era(version: str, engine: str) -> Era:
-    """How a release and engine count KV blocks, tokens and concurrency, as `Era`."""
+    """How a release, with its V0 or V1 engine, counts and prints KV blocks, tokens and concurrency."""
     now = known_release(version)
     v0 = engine == "V0"
     checks: tuple[tuple[str, LengthCheck], ...] = (
@@ -83,7 +83,7 @@ Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
 
 
 def demanded(demand: Demand, length: int) -> int:
-    """Blocks or bytes of a request of `length` tokens: the sum over the demand of weight times blocks."""
+    """What a request of `length` tokens needs, in blocks or bytes: the sum of the demand's terms at this length."""
     total = 0
     for weight, specs in demand:
         total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
@@ -144,7 +144,7 @@ class KvShape:
         return _lengths.get((self,), (available_bytes, stage, limit), longest)
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
-        """The bytes that the length check uses: without the null block from 0.29 on."""
+        """The available bytes as the length check counts them: without one block, the null block, from 0.29 on."""
         return available_bytes - self.stages[stage].bytes_per_block * self.era.null_block_held_back
 
 

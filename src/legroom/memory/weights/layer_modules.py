@@ -344,6 +344,7 @@ def _by_block(encoder: facts.Modality) -> Iterator[facts.Linear]:
     repeated: list[facts.Linear] = []
 
     def blocks() -> Iterator[facts.Linear]:
+        """The repeated weights so far, once for each block, and none of them afterwards."""
         for _ in range(encoder.num_layers):
             for weight in repeated:
                 yield from [weight] * (weight.count // encoder.num_layers)

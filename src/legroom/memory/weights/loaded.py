@@ -317,6 +317,7 @@ def _allocator_totals(settings: AllocatorSettings, stored: list[StoredModule]) -
     """Bytes allocated after loading, at its peak, and of each free block; many settings store the same tensors."""
 
     def replay() -> tuple[int, int, tuple[int, ...]]:
+        """The totals of loading these modules into a new allocator."""
         allocator = CachingAllocator(settings, ascending_addresses=True)
         _replay_loading(allocator, stored)
         allocator.empty_cache()

@@ -152,7 +152,7 @@ class Schemes:
         return self._known[key]
 
     def kind_of_layer(self, layer: int) -> int:
-        """A key that is equal for layers in which every pattern matches the same modules."""
+        """A number that is the same for all layers in which the patterns match the same modules."""
         named = any(each.names_layer(layer) for each in self._patterns)
         return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 
