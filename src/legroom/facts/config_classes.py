@@ -49,7 +49,7 @@ def is_recorded(release: Release) -> bool:
 
 @cache
 def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
-    """What vLLM's config class declares of the field that a flag sets (type, bounds); empty where no class has it."""
+    """The bounds and choices that vLLM declares for the config field of a flag; empty where no class has the field."""
     classes = release_facts("config_fields", release)
     found = (fields[dest] for name, fields in classes.items() if name != "names" and dest in fields)
     return next(found, {})

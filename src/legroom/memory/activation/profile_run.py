@@ -299,7 +299,7 @@ class Sampling:
     """The persistent top-k scratch buffer."""
     how: str
     flashinfer_saving_bytes: int = 0
-    """How much less it is if FlashInfer's sampler is installed."""
+    """By how much `bytes` shrinks if FlashInfer's sampler is installed, where that is not known."""
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:

@@ -149,8 +149,6 @@ class KvShape:
 
 
 _lengths: Memo[int] = Memo()
-
-
 _SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager")
 
 
