@@ -30,7 +30,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     usual = config_defaults().get(str(text.get("model_type")), {})
     width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)
     known: list[Modality] = []
-    vision, text_alone = config.get("vision_config"), "Llama4ForCausalLM" in (config.get("architectures") or ())
+    vision, text_alone = config.get("vision_config"), "Llama4ForCausalLM" in str(config.get("architectures"))
     if isinstance(vision, Mapping) and vision:
         encoder = _Encoder(row or families["_plain"], {**_default_encoder(row, width), **vision}, config, width)
         known.append(_vision_tower(encoder, exact=row is not None))
