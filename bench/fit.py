@@ -32,7 +32,7 @@ from legroom.facts.releases import release
 from legroom.memory.activation.profile_run import activation, activation_cold, forward_bytes
 from legroom.memory.cudagraph_memory import (
     captured_activations,
-    captures,
+    captured_sizes,
     graph_bytes,
     graph_estimate,
     largest_splits,
@@ -180,7 +180,7 @@ def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
         for run in runs:
             if run.settings.runner != runner or not run.seen.get("graph_bytes"):
                 continue
-            pieces, full = captures(run.settings)
+            pieces, full = map(len, captured_sizes(run.settings))
             nodes = layer_nodes(run.model) * (pieces * row["piecewise_mib"] + full * row["full_mib"])
             splits = largest_splits(run.model, run.settings, run.gpu) / MIB
             activations = captured_activations(run.model, run.settings, run.gpu) / MIB

@@ -209,6 +209,7 @@ class BlackBox:
         return max(self.card.own_bytes - self.allocator.reserved_bytes, 0)
 
     def to_json(self) -> dict[str, Any]:
+        """The JSON document of the record, as docs/black-box.md describes it."""
         return {"legroom": KIND, "version": VERSION, **asdict(self)}
 
 
@@ -218,7 +219,7 @@ def is_record(head: bytes) -> bool:
 
 
 def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
-    """A worker's black box (what it records when memory runs out) from its JSON; LegroomError for other text."""
+    """The black box in a JSON text; LegroomError, calling it `name`, for any other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from legroom.records import dataclass
@@ -40,10 +39,6 @@ class Figure:
         kind = self.kind if _RANK[self.kind] >= _RANK[other.kind] else other.kind
         low, high, terms = self.low + other.low, self.high + other.high, self.terms + other.terms
         return Figure(self.bytes + other.bytes, kind, low, high, terms)
-
-    def named(self, label: str, how: str = "") -> Figure:
-        """The same bytes and band with a single term of this label."""
-        return replace(self, terms=(Term(label, self.bytes, how),))
 
 
 def exact(bytes_: int, label: str = "", how: str = "") -> Figure:

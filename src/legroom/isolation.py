@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from legroom.records import dataclass, field
+from legroom.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,33 +18,26 @@ class GivenModel:
     checkpoint_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Isolation:
-    """No file or address that a request names is opened."""
-
-    models: Mapping[str, GivenModel] = field(default_factory=dict)
-
-
-_ISOLATION: ContextVar[Isolation | None] = ContextVar("isolation", default=None)
+_GIVEN_MODELS: ContextVar[Mapping[str, GivenModel] | None] = ContextVar("given_models", default=None)
 
 
 @contextmanager
 def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
     """Within the context, a model name means one of `models` or a bundled one, and no named file is read."""
-    token = _ISOLATION.set(Isolation(models or {}))
+    token = _GIVEN_MODELS.set(models or {})
     try:
         yield
     finally:
-        _ISOLATION.reset(token)
+        _GIVEN_MODELS.reset(token)
 
 
-def isolation() -> Isolation | None:
-    """The isolation of the current call; None where files and the Hub may be read."""
-    return _ISOLATION.get()
+def given_models() -> Mapping[str, GivenModel] | None:
+    """By name, the models that the current request brings along; None where it may read files and the Hub instead."""
+    return _GIVEN_MODELS.get()
 
 
 def is_local_model(model: str) -> bool:
     """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
     if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
         return True
-    return isolation() is None and Path(model).exists()
+    return given_models() is None and Path(model).exists()

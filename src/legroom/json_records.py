@@ -68,5 +68,6 @@ def is_number(value: Any) -> bool:
 
 
 def _require(is_right: bool, place: str, wanted: str) -> None:
+    """Raise ValueError, naming the place in the document, where a value is not what is wanted."""
     if not is_right:
         raise ValueError(f"{place} is not {wanted}")

@@ -66,7 +66,7 @@ def masked(value: Any) -> Any:
 
 
 def _without_value(match: re.Match[str]) -> str:
-    """A matched assignment with its value masked, where the name is a secret's."""
+    """A matched `name=value`, the value masked where the name is that of a secret."""
     hidden = is_secret(match[2]) or match[2].lower() in _SIGNATURES
     return f"{match[1]}{HIDDEN}" if hidden else match[0]
 
@@ -86,4 +86,5 @@ def shown_word(word: str) -> str:
 
 
 def _masked_inner_value(match: re.Match[str]) -> str:
+    """A matched `"key": "value"` of a JSON text, the value replaced where the key names a secret."""
     return f'{match[1]}{PLACEHOLDER}"' if is_secret_json_key(match[2]) else match[0]

@@ -55,7 +55,7 @@ def cpu_ticks(pid: int) -> int | None:
 
 
 def exit_signal(pid: int, handle: int) -> int | None:
-    """The signal that ended the process of this pidfd, 0 for one that exited; None where it cannot be told any more."""
+    """The signal that ended a process, given its pidfd `handle`; 0 where it exited, None where that is lost."""
     import fcntl  # an extension module
 
     fields = _stat_fields(str(pid))
@@ -71,7 +71,7 @@ def exit_signal(pid: int, handle: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it (SIGSTOP), not a debugger."""
+    """Whether a signal (SIGSTOP) has stopped the process; a stop by a debugger does not count."""
     fields = _stat_fields(str(pid))
     return fields is not None and fields[0] == "T"
 
@@ -120,7 +120,7 @@ def has_role(pid: int, *roles: str) -> bool:
 
 
 def shares_engines(pid: int) -> bool:
-    """Whether several API servers share its engines, which are then its siblings and not its children."""
+    """Whether the process is one of several API servers of a vLLM, whose engines are its siblings, not its children."""
     return _SHARES_ENGINES.search(process_title(pid)) is not None
 
 

@@ -134,7 +134,7 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
 
 
 def _attribute_getter(names: Iterable[str]) -> Callable[[Any], Any]:
-    """A function that returns the values of these attributes: as a tuple, unless it is one."""
+    """A function from a record to its values of these attributes: a tuple, or the bare value of a single attribute."""
     wanted = tuple(names)
     return attrgetter(*wanted) if wanted else lambda _: ()
 
@@ -153,13 +153,16 @@ def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any
 
 
 def _refuse_assignment(self: Any, name: str, *value: Any) -> None:
+    """`__setattr__` and `__delattr__` of a frozen record: always an error."""
     raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
 
 
 def _pickle_state(self: Any) -> list[Any]:
+    """`__getstate__` of a record with slots: its values in the order of the fields."""
     return [getattr(self, name) for name in self.__dataclass_fields__]
 
 
 def _restore_state(self: Any, state: list[Any]) -> None:
+    """`__setstate__` of a record with slots."""
     for name, value in zip(self.__dataclass_fields__, state, strict=True):
         object.__setattr__(self, name, value)

@@ -84,12 +84,14 @@ class LiteralFinder:
 
 
 def _occurrences(buffer: bytes, literal: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Every place of a text in the buffer, with the text."""
     while (start := buffer.find(literal, start, end)) >= 0:
         yield start, literal
         start += len(literal)
 
 
 def _re2_options() -> Any:
+    """RE2's options with the larger memory limit; None without RE2."""
     if re2 is None:
         return None
     options = re2.Options()

@@ -105,6 +105,7 @@ class TomlTable:
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The names of all keys of the table, read or not."""
         return tuple(self._values)
 
     def error(self, key: str, what: str, hint: str = "") -> ConfigError:
@@ -197,6 +198,7 @@ class TomlTable:
         return plain
 
     def table(self, key: str) -> TomlTable | None:
+        """The table at a key; None without the key, ConfigError for another value."""
         values = self.find(key, dict)
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
@@ -222,7 +224,7 @@ class TomlTable:
 
 
 def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
-    """`servers.limits` below the third `[[servers]]` is servers, 2, limits."""
+    """A header's path with list indexes: `servers.limits` below the third `[[servers]]` is servers, 2, limits."""
     at: KeyPath = ()
     for number, step in enumerate(path):
         at = (*at, step)
@@ -232,6 +234,7 @@ def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
 
 
 def _split_key(dotted: str) -> KeyPath:
+    """A dotted TOML key as its parts without quotes."""
     return tuple(part.strip("\"'") for part in re.findall(r""""[^"]*"|'[^']*'|[A-Za-z0-9_-]+""", dotted))
 
 
@@ -249,4 +252,5 @@ def _value_for_message(value: Any) -> str:
 
 
 def _type_name(value: Any) -> str:
+    """What a value is, in words for the user: `a whole number`, `a table` ..."""
     return _NAMES.get(type(value), type(value).__name__)

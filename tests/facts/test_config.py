@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
@@ -194,6 +194,7 @@ _JSON = st.recursive(
         _JSON,
     )
 )
+@example({"architectures": 1.0})
 def test_no_config_ends_in_a_traceback(changes: dict[str, Any]) -> None:
     try:
         model_from_config(LLAMA | changes)

@@ -9,7 +9,7 @@ from typing import Any
 from legroom.facts.model import Attention, LatentAttention, Layer, Mixer, Model, StateSpace
 
 _KINDS: dict[str, type[Any]] = {"attention": Attention, "latent": LatentAttention, "state": StateSpace}
-_WEIGHTS_ONLY = {"qkv_bias", "o_bias", "qk_norm", "output_gate", "sinks", "k_equals_v", "q_lora_rank"}
+_WEIGHTS_ONLY = {"qkv_bias", "o_bias", "qk_norm", "output_gate", "sinks", "q_lora_rank"}
 _CONFIG = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype", "max_source_positions")
 
 

@@ -145,7 +145,7 @@ def test_what_is_given_back_can_all_go_back_to_the_card(
         allocator.free(block)
     assert allocator.allocated_bytes == 0
     allocator.empty_cache()
-    assert (allocator.reserved_bytes, allocator.largest_free_bytes) == (0, 0)
+    assert (allocator.reserved_bytes, allocator.free_blocks) == (0, ())
 
 
 @given(SETTINGS, REQUESTS)

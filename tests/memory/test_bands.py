@@ -13,8 +13,9 @@ from legroom.errors import LegroomError
 from legroom.facts.fit import ROOT, BandRow, Properties, bands, evidence, half_band, row_at, weights_band, weights_rows
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release as known_release
+from legroom.figures import exact
 from legroom.memory.activation.profile_run import first_start_leftover_bytes
-from legroom.memory.bands import band_class, card_family
+from legroom.memory.bands import band_class, card_family, weights_class
 from legroom.planning.plan import Plan, cold_start
 
 GIB = 2**30
@@ -157,7 +158,7 @@ def test_a_name_that_two_cards_share_reaches_up_to_the_larger() -> None:
 def stored_as(method: dict[str, Any] | None, **fields: Any) -> tuple[str, ...]:
     config = LLAMA_8B | fields | ({"quantization_config": method} if method else {})
     read = planned().target
-    return band_class(model(config), planned().settings, read.gpu).weights_class
+    return weights_class(band_class(model(config), planned().settings, read.gpu), exact(0))
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

@@ -10,7 +10,7 @@ from recorded_runs import H200, Recorded, models, recorded, settle
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.memory.attention_workspace import split_buffers
-from legroom.memory.cudagraph_memory import captures, graph_bytes, graph_estimate, warm_up_cache
+from legroom.memory.cudagraph_memory import captured_sizes, graph_bytes, graph_estimate, warm_up_cache
 from legroom.units import MIB
 
 GRAPHS = [run for run in recorded() if run.seen.get("graph_bytes")]
@@ -83,10 +83,10 @@ def test_a_card_without_splits_captures_less() -> None:
 
 def test_full_graphs_are_captured_for_decode_batches_alone() -> None:
     settings = settle(LLAMA, max_num_seqs=64)
-    pieces, full = captures(settings)
-    assert pieces == len(settings.cudagraph_capture_sizes)
-    assert full == sum(1 for size in settings.cudagraph_capture_sizes if size <= 64)
-    assert captures(dataclasses.replace(settings, cudagraph_mode="PIECEWISE")) == (pieces, 0)
+    piecewise, full = captured_sizes(settings)
+    assert piecewise == sorted(settings.cudagraph_capture_sizes)
+    assert full == [size for size in piecewise if size <= 64]
+    assert captured_sizes(dataclasses.replace(settings, cudagraph_mode="PIECEWISE")) == (piecewise, [])
 
 
 def test_more_layers_take_more() -> None:

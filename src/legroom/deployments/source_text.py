@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from legroom.errors import LegroomError
-from legroom.isolation import isolation
+from legroom.isolation import given_models
 from legroom.records import dataclass
 
 MAX_FILE_BYTES = 10 * 2**20
@@ -20,7 +20,7 @@ OPEN_WORD = "$_template_"
 
 def read_text(path: Path) -> str:
     """The text of a file; LegroomError where it is unreadable, no text, above MAX_FILE_BYTES, or in isolation."""
-    if isolation():
+    if given_models() is not None:
         raise LegroomError(f"{path} is a file beside this text, and is not read", "put what it says into the text")
     try:
         if path.is_dir():

@@ -57,7 +57,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
 
 
 def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """The kind that covers most of each of `width` cells; `runs` are (kind, amount); empty without an amount."""
+    """For each of `width` cells the kind that covers most of it; `runs`: (kind, amount); empty without an amount."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []
@@ -74,7 +74,7 @@ def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
 
 
 def labels(segments: Sequence[Segment], width: int) -> str:
-    """The segments' names above their cells; a name that is too wide is left out."""
+    """A line with each segment's name above its cells in a bar of `width`; a name that is too wide is left out."""
     line, counts = "", cell_counts([segment.amount for segment in segments], width)
     for segment, count in zip(segments, counts, strict=True):
         name = segment.label if len(segment.label) + 1 <= count else ""
@@ -102,9 +102,8 @@ def downsampled(values: Sequence[float], width: int) -> list[float]:
     return [max(values[i * len(values) // width : max((i + 1) * len(values) // width, 1)]) for i in range(width)]
 
 
-def area(values: Sequence[float], top: float, size: tuple[int, int], style: Style, colour: Colour) -> list[str]:
-    """The lines of a filled curve; `size` is (columns, lines), `top` the value at the upper edge."""
-    width, height = size
+def area(values: Sequence[float], top: float, width: int, height: int, style: Style, colour: Colour) -> list[str]:
+    """The `height` lines of a filled curve of `width` columns; `top`: the value at the upper edge."""
     columns = downsampled(values, width)
     levels = [min(height * 8, max(0, round(value / top * height * 8))) if top > 0 else 0 for value in columns]
     levels = [1 if value > 0 and level == 0 else level for value, level in zip(columns, levels, strict=True)]

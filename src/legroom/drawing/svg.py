@@ -67,6 +67,7 @@ class Svg:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:
+        """Draw a line from (x1, y1) to (x2, y2)."""
         dash = ' stroke-dasharray="3 3"' if dashed else ""
         self.body.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="line"{dash}/>')
 
@@ -102,21 +103,19 @@ class Svg:
         )
 
 
-def svg_area(
-    svg: Svg, box: tuple[float, float, float, float], values: Sequence[float], top: float, colour: str
-) -> None:
-    """Draw a filled curve into a box of (x, y, width, height); `top`: the value at its upper edge."""
+def _fill_curve(svg: Svg, curve: Curve, box: tuple[float, float, float, float]) -> None:
+    """Draw a curve, filled to the lower edge, into a box of (x, y, width, height)."""
     x, y, width, height = box
-    points = downsampled(values, min(len(values), int(width)))
-    if not points or top <= 0:
+    points = downsampled(curve.values, min(len(curve.values), int(width)))
+    if not points or curve.top <= 0:
         return
     step = width / len(points)
     path = [f"M{x:.1f} {y + height:.1f}"]
     for i, value in enumerate(points):
-        level = y + height * (1 - min(1.0, value / top))
+        level = y + height * (1 - min(1.0, value / curve.top))
         path.append(f"L{x + i * step:.1f} {level:.1f}L{x + (i + 1) * step:.1f} {level:.1f}")
     path.append(f"L{x + width:.1f} {y + height:.1f}Z")
-    svg.body.append(f'<path d="{"".join(path)}" fill="{COLOURS[colour]}" fill-opacity="0.75"/>')
+    svg.body.append(f'<path d="{"".join(path)}" fill="{COLOURS[curve.colour]}" fill-opacity="0.75"/>')
 
 
 _NAME_WIDTH, _SCALE_WIDTH, _NARROWEST = 12, 10, 8
@@ -138,11 +137,13 @@ class Curve:
 
 
 def scaled_curve(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
+    """A curve whose upper edge is its largest value, at least 1."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")
 
 
 def curve_width(style: Style) -> int:
+    """Columns of a curve in a terminal, between its name and its scale."""
     return max(_NARROWEST, style.width - _NAME_WIDTH - _SCALE_WIDTH)
 
 
@@ -153,12 +154,12 @@ def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
     edges = {curve.height - 1: "0", 0: curve.scale}
     return [
         f"{'' if row else curve.name:<{_NAME_WIDTH}}{line} {edges.get(row, '')}".rstrip()
-        for row, line in enumerate(area(drawn, curve.top, (width, curve.height), style, curve.colour))
+        for row, line in enumerate(area(drawn, curve.top, width, curve.height, style, curve.colour))
     ]
 
 
 def axis_line(begin: str, end: str, style: Style) -> str:
-    """The labels of the left and right edge, below the curves."""
+    """The line below the curves in a terminal, with the labels of their left and right edge."""
     return f"{'':<{_NAME_WIDTH}}{begin}{end:>{max(1, curve_width(style) - len(begin))}}"
 
 
@@ -169,7 +170,7 @@ def draw_curves(svg: Svg, y: float, curves: Iterable[Curve]) -> float:
         svg.text(24, y + 12, curve.name, "soft")
         svg.text(736, y + 12, curve.scale, "soft", anchor="end")
         svg.box(*box, css="box")
-        svg_area(svg, box, curve.values, curve.top, curve.colour)
+        _fill_curve(svg, curve, box)
         y += box[3] + 12
     return y
 

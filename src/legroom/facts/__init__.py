@@ -22,6 +22,13 @@ def read_data(name: str) -> Any:
 
 
 @cache
+def family_rows(name: str) -> dict[str, dict[str, Any]]:
+    """The rows of `data/NAME` by model family, where an alias has the row of its family."""
+    rows: dict[str, dict[str, Any]] = read_data(name)["families"]
+    return rows | {alias: rows[family] for alias, family in read_data(name)["aliases"].items()}
+
+
+@cache
 def pattern(name: str) -> re.Pattern[str]:
     """The regular expression of `reading_patterns.json` with this name."""
     return re.compile(read_data("reading_patterns.json")["patterns"][name]["pattern"])

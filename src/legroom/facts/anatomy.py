@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from legroom.facts import read_data
+from legroom.facts import family_rows, read_data
 from legroom.records import dataclass
 
 
@@ -76,14 +75,6 @@ class Anatomy:
     """Jamba normalizes dt, B and C."""
 
 
-@cache
-def _family_rows() -> dict[str, dict[str, Any]]:
-    """The rows of anatomy.json by model family, with the aliases resolved to their family's row."""
-    document = read_data("anatomy.json")
-    rows: dict[str, dict[str, Any]] = document["families"]
-    return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
-
-
 def adapts_embeddings_since(model_type: str) -> str | None:
     """The first release with LoRA buffers for this family's embeddings and logits; None: for its layers only."""
     since: dict[str, str] = read_data("anatomy.json")["lora_embeddings"]["since"]
@@ -93,7 +84,7 @@ def adapts_embeddings_since(model_type: str) -> str | None:
 def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None = None) -> Anatomy:
     """The anatomy of a family, by its architecture or else by the model type of its language model."""
     # `when` in a row: [config field, value, changes]; the last match wins.
-    rows = _family_rows()
+    rows = family_rows("anatomy.json")
     base = model_type.removesuffix("_text")
     row = next((rows[name] for name in (architecture, model_type, base) if name in rows), None)
     if row is None:

@@ -56,7 +56,8 @@ class Bundled:
         }
 
     def with_words(self, words: Sequence[str]) -> Bundled | None:
-        """The model with the ids that hold all words first, if its name does not; None where a word is nowhere."""
+        """The model, or None where a word is in neither its name nor its ids. Ids with all words come first, unless the
+        short name has them all."""
         named = [one for one in self.ids if all(word in one.lower() for word in words)]
         if not all(word in " ".join((self.name, *self.ids)).lower() for word in words):
             return None
@@ -87,7 +88,7 @@ def mirrored(name: str) -> Bundled | None:
 
 
 def derived(name: str) -> Bundled | None:
-    """An unbundled checkpoint as the bundled model its id or path names, quantized as that says; None if unclear."""
+    """The bundled model that the id or path of another checkpoint names, quantized as it says; None if unclear."""
     parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part] or [""]
     while len(parts) > 1 and _is_word("unnamed_folders", parts[-1]):
         parts.pop()
@@ -160,13 +161,13 @@ def _key_in_name(repo: str) -> str | None:
 
 
 def _is_its_total_size(key: str, sizes: frozenset[str]) -> bool:
-    """Whether the total size in a name is the bundled model's, but for rounding; active sizes (`A12B`) may be any."""
+    """Whether the total size in a name is the bundled model's, rounded; active sizes (`A12B`) do not matter."""
     total = max((float(size[:-1]) for size in sizes if size[0].isdigit() and "x" not in size), default=0.0) * 1e9
     return bool(abs(total / max(1, _entry_of_key(key).get("parameters", 0)) - 1) < _ROUNDING)
 
 
 def _names_other_model(words: list[str], key: str, is_sized: bool) -> bool:
-    """Whether a name has a word that stands for other layers, and that the bundled model's names lack."""
+    """Whether a name has a word of another architecture or series, which the bundled model's own names lack."""
     own = {word for each in _names_of(key, _entry_of_key(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
     kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
@@ -184,7 +185,7 @@ def _words(repo: str) -> list[str]:
 
 
 def _spelled(repo: str) -> str:
-    """A name in lower case with each size set apart and written alike: `30ba3b`, `05b`, `qwen2_5`."""
+    """A name in lower case with sizes and versions written alike: `30b-a3b` for `30ba3b`, `0.5b` for `05b`."""
     text = re.sub(r"(?<=\d)_(?=\d)", ".", re.sub(r"(?<=\db)(?=a\d)", "-", repo.lower())).replace("_", "-")
     return re.sub(r"(?<![\d.])0(?=\d+[bm]\b)", "0.", text.removeprefix("meta-"))
 
@@ -344,7 +345,7 @@ def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
 
 
 def _expand(value: Any) -> Any:
-    """Expand the short forms of a list (`cycle` n `times`, `runs`, `names`) and of a map by names (`each`)."""
+    """A model file's value with its short forms of lists (`cycle`, `runs`, `names`) and maps (`each`) written out."""
     if isinstance(value, Mapping):
         if "cycle" in value:
             return list(value["cycle"]) * value["times"] + list(value.get("then", ()))

@@ -49,7 +49,7 @@ def is_recorded(release: Release) -> bool:
 
 @cache
 def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
-    """The rule of the config field that a flag sets; empty where no class has one."""
+    """The bounds and choices that vLLM declares for the config field of a flag; empty where no class has the field."""
     classes = release_facts("config_fields", release)
     found = (fields[dest] for name, fields in classes.items() if name != "names" and dest in fields)
     return next(found, {})
@@ -170,7 +170,7 @@ class BackendTable:
         return self._group_of_card(entry["of"]) if isinstance(entry, dict) else entry
 
     def _group_of_card(self, groups: list[list[Any]]) -> Any:
-        """The value of the [capabilities, value] group that lists this card's compute capability."""
+        """The value of the row [compute capabilities, value] that lists this card's."""
         return next(value for capabilities, value in groups if self.capability in capabilities)
 
 

@@ -69,7 +69,7 @@ def known_starts(kind: str, value: str) -> tuple[int, int]:
 
 @cache
 def evidence(properties: Properties) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The kind of evidence (KINDS), and the properties shared with fewer than ten known starts."""
+    """The kind of evidence (KINDS) for a deployment, and which of its properties fewer than ten known starts have."""
     few = bands()["few"]
     machine = (known_starts(*each)[0] for each in properties if each[0] in MACHINE)
     rare = tuple(each for each in properties if known_starts(*each)[1] < few)
@@ -91,14 +91,14 @@ def kind_unmeasured(properties: Properties) -> str:
 
 
 def starts_like(properties: Properties) -> int:
-    """How many known starts share as few of their properties with others as this one; they set its error band."""
+    """How many known starts have the same kind of evidence and as many rare properties; they set the error band."""
     kind, rare = evidence(properties)
     starts: Sequence[int] = bands()["starts"][kind]
     return starts[min(len(rare), len(starts) - 1)]
 
 
 def own_error(figure: str, scale: float) -> float:
-    """The usual error in bytes of a figure in a well-known deployment, given its rule's estimate `scale`."""
+    """The usual error in bytes of a figure in a well-known deployment; `scale`: its rule's own estimate of it."""
     return float(bands()["laws"][figure]["own"] * scale)
 
 
@@ -116,7 +116,7 @@ def weights_rows() -> Mapping[str, BandRow]:
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
-    """The error band of a checkpoint class (path) or its nearest parent, and whether it is the class's own."""
+    """(error band, whether it is the class's own and not a parent's) of a class such as (quantized, awq, text)."""
     for steps in range(len(path), 0, -1):
         row = rows.get("/".join(path[:steps]))
         if row is not None:

@@ -69,7 +69,7 @@ def _is_in_spans(spans: list[list[int]], release: Release) -> bool:
 
 
 def _value_at(ranges: list[list[Any]], release: Release) -> Any:
-    """The value of the range that holds the release; None where none does."""
+    """The value in the row (first release index, last, value) that the release is in; None where it is in none."""
     return next((value for first, last, value in ranges if first <= release.index <= last), None)
 
 
@@ -191,7 +191,7 @@ def is_read_by_plugin(name: str) -> bool:
 
 
 def companion_of(names: frozenset[str]) -> str:
-    """The program that replaces vLLM's server and alone has one of these flags; empty where none has."""
+    """The program used in place of `vllm serve` that alone has one of these flags; empty where none has."""
     programs = read_data("companion_flags.json")["programs"]
     return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
 

@@ -155,6 +155,7 @@ def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict
     architecture, model_type = _ARCHITECTURES.get(short, (short, short))
 
     def field(key: str) -> Any:
+        """The architecture's metadata at a key; None without it."""
         return metadata.get(f"{short}.{key}")
 
     embedding = tensors.get("token_embd.weight")
@@ -184,7 +185,7 @@ def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict
 
 
 def _dominant_quantization(tensors: Tensors) -> dict[str, Any] | None:
-    """The quantization_config with the bit width of most tensor bytes; None where the file is not quantized."""
+    """The quantization_config of the type that most bytes of the tensors have; None where that is not quantized."""
     sums: Counter[str] = Counter()
     for kind, _, size in tensors.values():
         sums[kind] += size

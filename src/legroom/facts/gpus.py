@@ -239,7 +239,7 @@ def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
 
 
 def _gpu_of_entry(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
-    """A Gpu of its entry in gpus.json, with sizes in bytes and rates in bytes per second."""
+    """The Gpu of an entry in gpus.json; `note` and `larger` are those of an ambiguous name."""
     major, minor = entry["compute_capability"]
     return Gpu(
         name=entry["name"],

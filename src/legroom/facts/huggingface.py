@@ -160,7 +160,7 @@ def _file_tensor_bytes(path: Path) -> int:
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
-    """The files of the index, or [] if one is missing; without it all safetensors but consolidated and adapters."""
+    """The files that the index lists, [] if one is missing; without an index all but consolidated ones and adapters."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -229,9 +229,23 @@ class _RepoFiles:
         return _with_hub_errors(self.repo, self.offline, lambda: self._download(filename))
 
     def checkpoint_bytes(self) -> int | None:
-        """Bytes of all tensors, from safetensors headers or the index's total; None where neither can be read."""
+        """Bytes of all tensors, from safetensors headers or the index; None offline or where neither can be read."""
+        if self.offline:
+            return None
         try:
-            return self._checkpoint_bytes()
+            from huggingface_hub import HfApi
+
+            index = self._download("model.safetensors.index.json")
+            if index is None:
+                return _header_bytes(HfApi(), self.repo, "model.safetensors", self.revision)
+            document = read_json_object(index)
+            shards = sorted(set(document["weight_map"].values()))
+            if len(shards) > MOST_HEADERS:
+                return int(document["metadata"]["total_size"])
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(8) as pool:
+                return sum(pool.map(lambda shard: _header_bytes(HfApi(), self.repo, shard, self.revision), shards))
         except Exception:
             return None  # a plan does not need it
 
@@ -256,24 +270,6 @@ class _RepoFiles:
             if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
                 return None
             raise
-
-    def _checkpoint_bytes(self) -> int | None:
-        """The bytes of the repository's safetensors tensors, from headers or index; None offline."""
-        if self.offline:
-            return None
-        from huggingface_hub import HfApi
-
-        index = self._download("model.safetensors.index.json")
-        if index is None:
-            return _header_bytes(HfApi(), self.repo, "model.safetensors", self.revision)
-        document = read_json_object(index)
-        shards = sorted(set(document["weight_map"].values()))
-        if len(shards) > MOST_HEADERS:
-            return int(document["metadata"]["total_size"])
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(8) as pool:
-            return sum(pool.map(lambda shard: _header_bytes(HfApi(), self.repo, shard, self.revision), shards))
 
 
 def _header_bytes(api: Any, repo: str, filename: str, revision: str | None) -> int:

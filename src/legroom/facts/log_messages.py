@@ -20,7 +20,7 @@ _UNITS = {"bytes": 1, "B": 1, "kB": 1 << 10} | {
 
 
 def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
-    """Matched groups by unit suffix: numbers (`_gib`, `_size` become `_bytes`), else text; unreadable ones left out."""
+    """Matched groups as numbers by the suffix of their names (`x_gib`, `x_size` become `x_bytes`), others as text."""
     values: dict[str, Value] = {}
     for name, text in groups.items():
         stem, _, unit = name.rpartition("_")
@@ -125,7 +125,7 @@ def covered_messages() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def message_openings() -> tuple[str, ...]:
-    """The first words of the errors that decide a diagnosis, with `#` for every number."""
+    """How the errors that decide a diagnosis begin, with `#` in place of every number."""
     return tuple(read_data("evidence.json")["openings"])
 
 
@@ -151,7 +151,7 @@ class Launcher:
     """Templates of the settings that have another name there, by vLLM's Python name."""
 
     def words(self, settings: Mapping[str, object]) -> str:
-        """The settings as this program takes them."""
+        """vLLM's settings, by Python name, written as this program takes them."""
         forms = (self.names.get(name, self.setting).format(name=name, value=settings[name]) for name in settings)
         return (", " if self.setting.startswith("{name}") else " ").join(forms)
 

@@ -134,36 +134,24 @@ def all_exposed_names() -> frozenset[str]:
 
 
 @cache
-def _release_spans() -> dict[str, tuple[tuple[int, int], ...]]:
-    """Spans of release indexes, first and last, in which each series is exposed."""
-    by_series: dict[str, list[tuple[int, int]]] = {}
-    for name, entry in _exposed_entries():
-        by_series.setdefault(name, []).extend((first, last) for first, last in entry["in"])
-    return {name: _merged_spans(spans) for name, spans in by_series.items()}
-
-
-def _merged_spans(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The ranges with adjacent and overlapping ones merged."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(spans):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
-        else:
-            joined.append((first, last))
-    return tuple(joined)
-
-
-@cache
 def type_of(series: str) -> MetricType | None:
     """The metric type of a series in the last release with it; None for an unknown series."""
     entry = dict(_exposed_entries()).get(series)
     return entry["type"] if entry else None
 
 
+@cache
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:
-    """The ranges of releases with a series; empty for an unknown name."""
+    """The ranges of releases with a series, (first, last) each; empty for an unknown name."""
+    spans = sorted(span for name, entry in _exposed_entries() if name == series for span in entry["in"])
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
     releases = known_releases()
-    return tuple((releases[first], releases[last]) for first, last in _release_spans().get(series, ()))
+    return tuple((releases[first], releases[last]) for first, last in joined)
 
 
 @cache
@@ -218,7 +206,7 @@ def ratio_instead(name: str, release: Release) -> str:
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
-    """What to write instead of a metric name that a release lacks: its new name, else the closest; else None."""
+    """The name to write instead of a metric that a release lacks: its new name, else the closest; None without one."""
     known = exposed_names(release, engine)
     if name in known:
         return None
@@ -246,7 +234,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """The name that the release gives another release's metric, with the same suffix; None without."""
+    """What the release calls a metric of another release, with the same suffix if it has that; None if it lacks it."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None

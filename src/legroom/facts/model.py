@@ -20,7 +20,6 @@ class Attention:
     chunk: int | None = None
     shares_kv: bool = False
     """Reads the KV cache of an earlier layer and has none (Gemma-3n, Gemma-4 E models)."""
-    k_equals_v: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False

@@ -17,7 +17,7 @@ from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
 from legroom.facts.model import Experts, Model, Quantization
-from legroom.isolation import isolation
+from legroom.isolation import given_models
 from legroom.memo import Memo
 
 _bundled_models: Memo[Model] = Memo(most=64)
@@ -36,12 +36,10 @@ def load(
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
-    if limits := isolation():
-        # The model of a request that may read neither files nor the Hub: the caller's config or a bundled
-        # one.
-        given = limits.models.get(text)
-        brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
-        return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
+    if (models := given_models()) is not None:
+        given = models.get(text)
+        given_json = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
+        return _model_of_request(text, given_json, json.dumps(dict(overrides or {})))
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
     if path_exists(path):
         return _from_path(path, overrides)
@@ -70,6 +68,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     hub_id, entry = name if "/" in name else hub_id_of(bundled, name or bundled.name), bundled.entry
 
     def build() -> Model:
+        """The model from the entry's config."""
         config = overridden(bundled_config(bundled, hub_id), overrides)
         model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
         return replace(model, assumed=True, named_alone="named_alone" in entry) if entry.get("assumed") else model
@@ -78,7 +77,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """The bundled model under another uploader's name; if quantized, with the modules usually left unquantized."""
+    """A bundled model under another checkpoint's name; where quantized, with the usual list of unquantized modules."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
@@ -86,7 +85,7 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
 
 
 def stored_as_named(model: Model) -> Model:
-    """The model quantized as its name says where its config does not; the range of its weights holds both."""
+    """The model, quantized as its name says where its config does not; the weights' band covers both readings."""
     scheme, name = model.quantization, model.name.lower()
     if scheme and scheme.list_assumed and "bf16" in name and LINEAR_ATTENTION not in scheme.ignored:
         return replace(model, quantization=replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION)))
@@ -107,20 +106,20 @@ def _with_usual_exclusions(model: Model, scheme: Quantization) -> Model:
 
 
 @lru_cache(maxsize=64)
-def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
-    """The model of a name or a config given as JSON text; cached, as figures are cached by the object."""
+def _model_of_request(name: str, given_json: str, overrides_json: str) -> Model:
+    """The model that a name means without files or Hub; `given_json`: its [config, checkpoint bytes], or empty."""
     overrides = json.loads(overrides_json)
-    if brought:
-        config, checkpoint_bytes = json.loads(brought)
-        model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
+    if given_json:
+        config, checkpoint_bytes = json.loads(given_json)
+        model = model_from_config(overridden(config, overrides), name=name, source="the given config.json")
         return stored_as_named(replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model)
-    if not find(text):
-        _refuse_search_words(text)
+    if not find(name):
+        _refuse_search_words(name)
     for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
-        if bundled := read(text):
-            return build(bundled, text, overrides)
-    error = _unknown_model_error(text, "is not among the models that legroom brings along")
-    error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
+        if bundled := read(name):
+            return build(bundled, name, overrides)
+    error = _unknown_model_error(name, "is not among the models that legroom brings along")
+    error.hint = f"give its config.json; {error.hint}" if nearest(name) else "give its config.json"
     raise error
 
 

@@ -152,9 +152,7 @@ class SleepRules:
     sampler_pooled: bool
     """The sampler tables of model runner V2 are allocated in the pool of the weights."""
     runtime_offloaded: bool
-    """Block tables and input buffers leave the card."""
-    scratch_discarded: bool
-    """The experts' workspace leaves the card."""
+    """Block tables, input buffers and the experts' workspace leave the card."""
     graphs_flag: str | None
     """The flag that frees CUDA graphs; None where the release has none."""
     communication_flag: str | None
@@ -173,7 +171,7 @@ def sleep_rules(release: Release) -> SleepRules | None:
     return SleepRules(**row, **flags)
 
 
-_SWITCHES = ("buffers_saved", "sampler_pooled", "runtime_offloaded", "scratch_discarded")
+_SWITCHES = ("buffers_saved", "sampler_pooled", "runtime_offloaded")
 _FLAGS = ("graphs_flag", "communication_flag")
 
 

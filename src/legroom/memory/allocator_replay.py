@@ -105,7 +105,7 @@ def try_settings(
 
 
 def _agreed(answers: list[bool | None]) -> bool | None:
-    """The answer shared by all replays that have one; None where they differ or at least half have none."""
+    """The answer of all replays that have one; None where they differ, or half of them or more have none."""
     known = {answer for answer in answers if answer is not None}
     is_mostly_known = 2 * answers.count(None) < len(answers)
     return known.pop() if len(known) == 1 and is_mostly_known else None

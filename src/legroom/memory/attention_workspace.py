@@ -53,7 +53,7 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 
 def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
-    """Elements per token and rank of the widest output and its softmax sums: (plain layers, MLA layers)."""
+    """Elements per token and rank of the widest attention output with its softmax sums: (plain, MLA) layers."""
     mixers = [layer.mixer for layer in model.layers]
     plain = (
         cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)

@@ -47,14 +47,6 @@ class BandClass:
     multimodal: bool
     """Whether the profile run includes an encoder."""
 
-    @property
-    def weights_class(self) -> tuple[str, ...]:
-        """Where the weights' error band is looked up: storage, then text or multimodal; one class for AMD cards."""
-        if self.card == "amd":
-            return ("amd",)
-        takes = "multimodal" if self.multimodal else "text"
-        return (self.weights, takes) if self.weights in ("plain", "unlisted") else ("quantized", self.weights, takes)
-
 
 @cached(ALL_PARTS)
 def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> BandClass:
@@ -133,30 +125,30 @@ def card_family(gpu: Gpu) -> str:
     return "ada" if gpu.compute_capability == _ADA else _CARDS.get(gpu.compute_capability[0], "unknown")
 
 
-def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """A part of the layout with its class's error band; measured parts, and exact ones but weights, keep theirs."""
+def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
+    """The part of the layout called `name` with the error band of a deployment's class; a measured part as it is."""
+    return _banded.get((value, of, gpu), (name,), lambda: _with_band(name, value, of, gpu))
+
+
+def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
+    """As `banded`, uncached: the band of measured starts of the class; exact parts other than weights have none."""
     if value.kind == "measured":
         return value
-    return _banded.get((value, of, gpu), (figure,), lambda: _with_band(figure, value, of, settings, gpu))
-
-
-def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """The figure with bounds from the errors of measured starts of this class; exact ones but weights stay."""
-    if figure == "weights":
+    if name == "weights":
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
         return value
-    if figure == "outside":
+    if name == "outside":
         row = bands()["outside"]
         wider = 1 if evidence(of.properties) == ("measured", ()) else row["unmeasured"]
         below, above = (int(row[side] * error_scale(value) * wider) for side in _SIDES)
     else:
-        below = above = half_band(figure, of.properties, own_error(figure, error_scale(value)), gpu.total_bytes)
+        below = above = half_band(name, of.properties, own_error(name, error_scale(value)), gpu.total_bytes)
     return _widened(value, below + possible_saving(value), above + possible_extra(value))
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
-    """The figure with a band of `below` and `above` bytes, cut off at 0."""
+    """The figure, estimated, with a band from `below` bytes under it (but not under 0) to `above` bytes over it."""
     low = min(value.bytes, max(0, value.bytes - below))
     return Figure(value.bytes, "estimated", low, value.bytes + above, value.terms)
 
@@ -164,7 +156,8 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
-    """Bytes (below, above) the KV cache in its band, 0 if exact; `first_start_bytes`: of an empty compile cache."""
+    """The KV cache's error band in bytes (below, above), (0, 0) where exact. `parts`: weights, then COUNTED;
+    `first_start_bytes`: what an empty compile cache would cost."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))
@@ -224,9 +217,13 @@ def _has_two_sides(value: Figure) -> bool:
 
 
 def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
-    """The class path of a weights figure, under `assumed` where it is not exact, except for amd and quantized."""
-    has_class_of_its_own = of.weights_class[0] in ("amd", "quantized")
-    return of.weights_class if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_class)
+    """Where the error band of these weights is looked up: their storage, then text or multimodal; one class for AMD."""
+    takes = "multimodal" if of.multimodal else "text"
+    if of.card == "amd":
+        return ("amd",)
+    if of.weights not in ("plain", "unlisted"):
+        return ("quantized", of.weights, takes)
+    return (of.weights, takes) if weights.kind == "exact" else ("assumed", of.weights, takes)
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:

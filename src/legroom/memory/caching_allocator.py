@@ -205,11 +205,6 @@ class CachingAllocator:
                     self._release(block)
 
     @property
-    def largest_free_bytes(self) -> int:
-        """Bytes of the largest free block in any pool; 0 where none is free."""
-        return max((pool.free[-1][0] for pool in self._pools.values() if pool.free), default=0)
-
-    @property
     def free_blocks(self) -> tuple[int, ...]:
         """Bytes of every free block."""
         return tuple(size for pool in self._pools.values() for size, _, _ in pool.free)

@@ -12,7 +12,7 @@ releases the blocks that torch cached in that pass, so the sample is negative an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from legroom.facts.fit import by_release, constants
@@ -85,7 +85,7 @@ _SAMPLES = 2
 
 @cached(ALL_PARTS)
 def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The CUDA graph memory that the release subtracts from the budget, which is not what the graphs take."""
+    """vLLM's own estimate of CUDA graph memory, which it subtracts from the budget; 0 in releases without one."""
     if not settings.graph_estimate_applied or settings.cudagraph_mode == "NONE":
         return exact(0, "CUDA graph estimate", "this release subtracts nothing for graphs here")
     if settings.runner != "V2":
@@ -100,7 +100,7 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _draft_logits(model: Model, settings: EngineSettings) -> int:
-    """The most bytes that a draft's own graphs may hold: logits of all drafted tokens in both precisions; 0 without."""
+    """The most bytes of a draft's own graphs: logits of all drafted tokens in two precisions; 0 without a draft."""
     if not draft_name(settings.given.speculative_config) and not model.draft_layers:
         return 0
     rows = min(settings.max_num_seqs, max(settings.cudagraph_capture_sizes, default=0))
@@ -109,46 +109,44 @@ def _draft_logits(model: Model, settings: EngineSettings) -> int:
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """The V1 runner's estimate (0.18+): the two largest sizes of each kind; the second counts for the rest."""
+    """The V1 runner's estimate (0.18+): it captures two sizes of each kind, and counts the rest like the second."""
     fit = constants()["graphs"]["estimate"]
-    pieces, full = captures(settings)
-    each = layer_nodes(model)
-    splits = split_buffers(model, settings, gpu, max(_full_sizes(settings), default=0))
-    rest = (pieces - 1) * max(1.0, each * fit["piecewise_mib"]) if pieces else 0.0
-    rest += (full - 1) * max(1.0, each * fit["full_mib"]) if full else 0.0
+    piecewise, full = captured_sizes(settings)
+    nodes = cached_by_model(layer_nodes, model)
+    splits = split_buffers(model, settings, gpu, max(full, default=0))
+    rest = (len(piecewise) - 1) * max(1.0, nodes * fit["piecewise_mib"]) if piecewise else 0.0
+    rest += (len(full) - 1) * max(1.0, nodes * fit["full_mib"]) if full else 0.0
     activations = fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     first = fit["first_mib"] * MIB + max(fit["pool_per_split_byte"] * splits, activations)
     # The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first.
-    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
-    counted_sizes = [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
+    counted_sizes = [kind[-_SAMPLES] for kind in (piecewise, full) if len(kind) >= _SAMPLES for _ in kind[1:]]
     return (
-        Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
+        Term("first captures", int(first), f"the largest of {len(piecewise)} piecewise and {len(full)} full sizes"),
         Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
         *_all_reduce_terms(model, settings, gpu, counted_sizes),
-        *_beside_terms(model, settings, gpu),
+        *_counted_as_graphs(model, settings, gpu),
     )
 
 
 def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """The V2 runner's estimate (0.29+): every piecewise graph and the two largest full ones, captured and discarded."""
+    """The V2 runner's estimate (0.29+): a trial captures every piecewise graph and the two largest full ones."""
     # The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
     # the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
-    pieces, full = captures(settings)
-    sampled = _full_sizes(settings)[-_SAMPLES:]
-    driver = _driver_bytes(model, settings, gpu, pieces, len(sampled))
+    piecewise, full = captured_sizes(settings)
+    sampled = full[-_SAMPLES:]
     splits = largest_split_buffers(model, settings, gpu, sampled)
     terms = (
-        Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
+        _driver_term("trial graphs", model, settings, gpu, piecewise, sampled),
         Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
-        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *sampled]),
-        *_beside_terms(model, settings, gpu),
+        *_all_reduce_terms(model, settings, gpu, [*piecewise, *sampled]),
+        *_counted_as_graphs(model, settings, gpu),
     )
-    if full < _SAMPLES:
+    if len(full) < _SAMPLES:
         return terms
     returned = warm_up_cache(model, settings, gpu, sampled[0])
     return (
         *terms,
-        Term("the other full graphs", (full - 1) * MIB, "1 MiB each"),
+        Term("the other full graphs", (len(full) - 1) * MIB, "1 MiB each"),
         Term("returned by torch", returned, f"cached by the warm-up of {sampled[0]} tokens, and counted as if kept"),
     )
 
@@ -158,14 +156,12 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
     """The GPU memory that all captured CUDA graphs take; 0 where none are captured."""
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
-    pieces, full = captures(settings)
-    splits = largest_splits(model, settings, gpu)
-    driver = _driver_bytes(model, settings, gpu, pieces, full)
-    pool = _pool_bytes(model, settings, gpu, splits)
+    piecewise, full = captured_sizes(settings)
+    pool = _pool_bytes(model, settings, gpu, largest_splits(model, settings, gpu))
     terms = (
-        Term("graph nodes", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"),
+        _driver_term("graph nodes", model, settings, gpu, piecewise, full),
         Term("graph pool", pool, "activations and attention splits of the largest captures"),
-        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *_full_sizes(settings)]),
+        *_all_reduce_terms(model, settings, gpu, [*piecewise, *full]),
         *_host_terms(gpu),
     )
     taken = sum(term.bytes for term in terms)
@@ -173,12 +169,16 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
     return estimated(taken, taken - spread, taken + spread, terms)
 
 
-def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int, full: int) -> int:
-    """Bytes that the driver takes for `pieces` piecewise and `full` full graphs (fitted)."""
+def _driver_term(
+    label: str, model: Model, settings: EngineSettings, gpu: Gpu, piecewise: Sequence[int], full: Sequence[int]
+) -> Term:
+    """The driver's memory for piecewise and full graphs of these batch sizes (fitted)."""
     fit = _graph_constants(settings)
     on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
     full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
-    return int(layer_nodes(model) * (pieces * fit["piecewise_mib"] + full * full_mib) * MIB)
+    nodes = cached_by_model(layer_nodes, model)
+    size = int(nodes * (len(piecewise) * fit["piecewise_mib"] + len(full) * full_mib) * MIB)
+    return Term(label, size, f"{len(model.layers)} layers x ({len(piecewise)} piecewise + {len(full)} full sizes)")
 
 
 def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
@@ -211,11 +211,11 @@ def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Bytes of the largest split-KV buffers of all full graphs."""
-    return largest_split_buffers(model, settings, gpu, _full_sizes(settings))
+    return largest_split_buffers(model, settings, gpu, captured_sizes(settings)[1])
 
 
-def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """What vLLM's trial capture counts as graph memory beside graphs: FlashInfer's workspace, shared host memory."""
+def _counted_as_graphs(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """What a trial capture takes for graph memory: FlashInfer's workspace, host memory if unified; else empty."""
     workspace = flashinfer_workspace(model, settings, gpu)
     term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
     return (*((term,) if workspace else ()), *_host_terms(gpu))
@@ -234,56 +234,40 @@ def _graph_constants(settings: EngineSettings) -> dict[str, Any]:
     return by_release(constants()["graphs"][runner], settings.release)
 
 
-def captures(settings: EngineSettings) -> tuple[int, int]:
-    """The number of piecewise and of full CUDA graphs that are captured."""
-    return len(_piecewise_sizes(settings)), len(_full_sizes(settings))
-
-
-def _piecewise_sizes(settings: EngineSettings) -> list[int]:
-    """The batch sizes captured as piecewise graphs, ascending; empty in modes without them."""
-    return sorted(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else []
-
-
-def _full_sizes(settings: EngineSettings) -> list[int]:
-    """The batch sizes captured as full graphs, ascending: all in mode FULL, decode batches in FULL_*, else empty."""
-    sizes = sorted(settings.cudagraph_capture_sizes)
-    if settings.cudagraph_mode == "FULL":
-        return sizes
-    if not settings.cudagraph_mode.startswith("FULL"):
-        return []
-    return [size for size in sizes if size <= settings.max_num_seqs * (1 + settings.num_speculative_tokens)]
+def captured_sizes(settings: EngineSettings) -> tuple[list[int], list[int]]:
+    """The batch sizes captured as (piecewise, full) graphs, ascending; in modes FULL_* decode batches alone as full."""
+    sizes, mode = sorted(settings.cudagraph_capture_sizes), settings.cudagraph_mode
+    decode_tokens = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+    full = [size for size in sizes if mode == "FULL" or size <= decode_tokens] if mode.startswith("FULL") else []
+    return sizes if mode.endswith("PIECEWISE") else [], full
 
 
 def layer_nodes(model: Model) -> float:
-    """Graph nodes in units of a plain transformer layer: MLA layers count more, and each mixer beside another."""
-    return cached_by_model(_layer_nodes, model)
-
-
-def _layer_nodes(model: Model) -> float:
-    """As `layer_nodes`, computed anew for each call."""
+    """A graph's nodes in units of a plain transformer layer: MLA layers count more, layers with two mixers twice."""
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
     mixers = sum(1 + len(layer.also) for layer in model.layers)
     return mixers + heavier * len(latent(layer.mixer for layer in model.layers))
 
 
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of the allocator segments that a pass of `sequences` decode tokens leaves cached."""
-    token = sequences * element_bytes(settings)
+    """Bytes of the allocator segments that a forward pass of `sequences` decode tokens leaves cached in torch."""
+    batch = sequences * element_bytes(settings)
     split = split_buffers(model, settings, gpu, sequences)
-    passing = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
-    return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, token, split, passing)
+    experts = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
+    return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, batch, split, experts)
 
 
-def _cached_segment_bytes(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
-    """Segment bytes after a simulated pass; `token`: bytes of one element of a batch, `passing`: expert elements."""
+def _cached_segment_bytes(model: Model, ranks: int, batch: int, split: int, experts: int) -> int:
+    """Bytes of the allocator segments after a simulated forward pass. `batch`: bytes of one element for all tokens;
+    `split`: bytes of split-KV buffers; `experts`: elements per token of the experts' buffers."""
     allocator = CachingAllocator(ascending_addresses=True)
-    hidden = model.hidden_size * token
+    hidden = model.hidden_size * batch
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     for layer in model.layers[:6]:  # later layers reuse the blocks of the first ones
         heads, out = _mixer_widths(layer.mixer, model.hidden_size, ranks)
-        projected = allocator.allocate(heads * token)
+        projected = allocator.allocate(heads * batch)
         allocator.free(normed)
-        output = allocator.allocate(out * token)
+        output = allocator.allocate(out * batch)
         if split and isinstance(layer.mixer, Attention | LatentAttention):
             mixer = layer.mixer
             sums = split // ((mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim) + 1)
@@ -295,10 +279,10 @@ def _cached_segment_bytes(model: Model, ranks: int, token: int, split: int, pass
         after = allocator.allocate(hidden)
         allocator.free(output)
         residual, normed = _add_and_normalize(allocator, after, residual, hidden)
-        wide, narrow = _feedforward_widths(layer.feedforward, passing, ranks)
-        gate_up = allocator.allocate(wide * token)
+        wide, narrow = _feedforward_widths(layer.feedforward, experts, ranks)
+        gate_up = allocator.allocate(wide * batch)
         allocator.free(normed)
-        activated = allocator.allocate(narrow * token)
+        activated = allocator.allocate(narrow * batch)
         allocator.free(gate_up)
         down = allocator.allocate(hidden)
         allocator.free(activated)
@@ -325,9 +309,9 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
     return 3 * cdiv(hidden, ranks), cdiv(hidden, ranks)
 
 
-def _feedforward_widths(block: FeedForward | None, passing: int, ranks: int) -> tuple[int, int]:
-    """Elements per token of a feed-forward block's first product and of its activation; `passing`: experts' buffers."""
+def _feedforward_widths(block: FeedForward | None, experts: int, ranks: int) -> tuple[int, int]:
+    """Elements per token of a block's first product and of its activation; `experts`: those of both with experts."""
     if isinstance(block, Dense):
         inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner
-    return passing // 2, passing - passing // 2
+    return experts // 2, experts - experts // 2

@@ -108,19 +108,19 @@ def stage_layout(
     *,
     cold: bool = False,
 ) -> Layout:
-    """The memory layout of one rank of a pipeline stage; its tensor-parallel ranks are equal."""
+    """The memory layout of one GPU of a pipeline stage (all are equal), with the figures in `seen` where measured."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)
     of = band_class(model, settings, gpu)
-    weights = banded("weights", _measured_or(seen.weights_bytes, loaded.figure, seen), of, settings, gpu)
+    weights = banded("weights", _measured_or(seen.weights_bytes, loaded.figure, seen), of, gpu)
     beside = seen.non_torch_bytes if seen.profiled_non_torch_bytes is None else seen.profiled_non_torch_bytes
     rules = {
         "activation": _measured_or(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
         "cuda_graph": _measured_or(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
         "non_torch": _measured_or(beside, overhead.non_torch(model, settings, gpu, stage), seen),
     }
-    parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
+    parts = {name: banded(name, rule, of, gpu) for name, rule in rules.items()}
     first_start = 0
     if rules["activation"].kind == "estimated":
         # Where nobody said whether the compile cache is empty, the bands hold both.
@@ -140,7 +140,7 @@ def stage_layout(
             settings,
             neighbours_bytes=held_by_others_bytes if overhead.charges_device_wide(settings) else 0,
         ),
-        outside=banded("outside", overhead.outside(model, settings, gpu, stage), of, settings, gpu),
+        outside=banded("outside", overhead.outside(model, settings, gpu, stage), of, gpu),
         rank=stage,
         held_by_others_bytes=held_by_others_bytes,
         desktop_bytes=overhead.desktop_bytes(gpu),
@@ -159,7 +159,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 def kv_cache_figure(
     budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
 ) -> Figure:
-    """The KV cache: budget less parts, or kv_cache_memory_bytes; `band`: bytes (below, above) it."""
+    """The KV cache: what `parts` and other processes leave of the budget; `band`: its error in bytes (below, above)."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
@@ -173,7 +173,7 @@ def kv_cache_figure(
 
 
 def _measured_or(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
-    """The measured bytes as a figure where there are some, otherwise the computed figure."""
+    """A figure of the measured `bytes_`, or the computed figure `otherwise` where they are None."""
     if bytes_ is None:
         return otherwise
     label = otherwise.terms[0].label if otherwise.terms else "measured"
@@ -189,7 +189,7 @@ def first_failure(
         or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
         or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
         or kv.failure
-        or _first_of(_graph_capture(rank, graphs, free, settings, gpu) for rank in ranks)
+        or _first_of(_graph_capture(rank, graphs, free, gpu) for rank in ranks)
         or _first_of(_serving_peak(rank, gpu) for rank in ranks)
     )
 
@@ -207,7 +207,7 @@ def failure_at_best(
 
 
 def _at_best(rank: Layout, pool: int) -> Layout:
-    """A layout with the least weights, and an activation peak that leaves `pool` bytes of KV cache."""
+    """The layout with the low end of the weights, and an activation peak that leaves `pool` bytes for KV."""
     lighter = rank.weights.bytes - rank.weights.low
     activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
     weights, peak = replace(rank.weights, bytes=rank.weights.low), rank.loading_peak_bytes - lighter
@@ -221,7 +221,7 @@ def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_othe
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
-    """The first check that failed; None where none did."""
+    """The first of these that is a failure; None where all are None."""
     return next(filter(None, failures), None)
 
 
@@ -259,7 +259,7 @@ def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
     return Failure("profiling_activation_peak", _oom_text(gpu, "in the profile run"), needed, free)
 
 
-def _graph_capture(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+def _graph_capture(rank: Layout, graphs: Figure, free: int, gpu: Gpu) -> Failure | None:
     """The out-of-memory failure of graph capture beside the KV cache; None where it fits into `free` bytes."""
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
     if needed <= free:

@@ -18,9 +18,6 @@ def dtype_bytes(dtype: str) -> int:
         raise LegroomError(f"dtype {dtype!r} is not one legroom knows", hint) from None
 
 
-_SCALE_BYTES = 4
-"""Per-token-head dtypes store one float32 scale per head for keys and one for values."""
-
 _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 """Sparse MLA layouts: latent, rope part and scales of one token (vLLM's FlashMLA sparse backend)."""
 
@@ -42,7 +39,7 @@ def head_token_bytes(
     """Bytes of keys, values and scales of one head of one token; `packs_scales`: the scales are in the page too."""
     if kv_cache_dtype.endswith("_per_token_head"):
         halved = 2 if kv_cache_dtype.startswith("int4") else 1
-        scales = 2 * _SCALE_BYTES if packs_scales else 0
+        scales = 2 * FLOAT32_BYTES if packs_scales else 0  # for the keys and for the values of a head
         return head_dim // halved + v_head_dim // halved + scales
     if kv_cache_dtype.startswith("nvfp4"):
         return sum(dim // 2 + dim // 16 for dim in (head_dim, v_head_dim))

@@ -53,21 +53,18 @@ class Inputs:
         self.results: Memo[Any] = Memo()
 
     def of(self, settings: EngineSettings) -> EngineSettings:
-        """The settings without `left_out`; the same object for all settings that agree in what remains."""
+        """The settings without those `left_out` of the key; one and the same object for all that agree in the rest."""
         recent = self._recent.get(id(settings))
         if recent is None:
             if len(self._recent) >= 64:
                 self._recent.clear()
-            recent = self._recent[id(settings)] = (settings, self._narrow(settings))
+            given = settings.given
+            key = (*self._settings(settings), *self._given(given), repr(self._given_mappings(given)))
+            narrowed = self._narrowed.get(
+                (), key, lambda: _fast_copy(settings, given=_fast_copy(given, **self._given_left_out), **self._left_out)
+            )
+            recent = self._recent[id(settings)] = (settings, narrowed)
         return recent[1]
-
-    def _narrow(self, settings: EngineSettings) -> EngineSettings:
-        """The settings with those outside the cache key removed, as one object for each key."""
-        given = settings.given
-        key = (*self._settings(settings), *self._given(given), repr(self._given_mappings(given)))
-        return self._narrowed.get(
-            (), key, lambda: _fast_copy(settings, given=_fast_copy(given, **self._given_left_out), **self._left_out)
-        )
 
 
 def _fast_copy(record: _Record, **changes: Any) -> _Record:
@@ -114,6 +111,6 @@ def cached(inputs: Inputs) -> Callable[[_Figure[_Result]], _Figure[_Result]]:
 
 
 def cached_by_model(function: Callable[..., _Result], model: Model, *rest: object) -> _Result:
-    """`function(model, *rest)`, computed once for a model and a few hashable values."""
+    """The result of `function(model, *rest)`, computed once for each model object and values of `rest`."""
     result: _Result = _model_results.get((model,), (function, *rest), lambda: function(model, *rest))
     return result

@@ -76,18 +76,9 @@ def check_text(check: str, release: Release, **values: object) -> str:
     return str(entry["text"]).format(estimate=estimate, **values)
 
 
-def too_long_text(
-    release: Release,
-    max_model_len: int,
-    needed_bytes: int,
-    available_bytes: int,
-    *,
-    estimated_max_len: int,
-    capacity: int,
-) -> str:
-    """The error message where one request of max_model_len does not fit."""
+def too_long_text(release: Release, needed_bytes: int, available_bytes: int, **tokens: int) -> str:
+    """The error message where one request of max_model_len does not fit; `tokens`: the message's other values."""
     needed, available = needed_bytes / GIB, available_bytes / GIB
     if release.at_least("0.14.0"):
         needed, available = round(needed, 2), round(available, 2)
-    tokens = {"max_model_len": max_model_len, "estimated_max_len": estimated_max_len, "capacity": capacity}
     return check_text("too_long", release, needed_gib=needed, available_gib=available, **tokens)

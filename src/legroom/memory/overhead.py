@@ -51,7 +51,7 @@ def desktop_bytes(gpu: Gpu) -> int:
 
 
 def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """How many ranks each NCCL communicator of a worker joins, if several: TP, PP, DCP, PCP, DP, experts, EPLB."""
+    """The ranks in each NCCL communicator of a worker (TP, PP, DCP, PCP, DP, experts, EPLB); none of a single rank."""
     # From 0.14 on, dense models have no expert group, and their data-parallel ranks are servers of their own.
     grouped = traits(model).moe or settings.release.before("0.14.0")
     balanced = is_given(settings.given, "--enable-eplb") and settings.release.at_least("0.17.0")
@@ -135,7 +135,7 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
 
 @cached(ALL_PARTS)
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """Memory that vLLM uses outside its budget after the first full batches."""
+    """Memory that vLLM holds on the card outside its budget once it has served full batches."""
     width = profile_run.element_bytes(settings)
     taken, guessed = graph_bytes(model, settings, gpu), graph_estimate(model, settings, gpu)
     charged = profile_run.activation(model, settings, gpu, pp_rank)

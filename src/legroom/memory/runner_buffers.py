@@ -28,7 +28,7 @@ def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
-    """Bytes of V2's token counts, bit masks and sampling parameters per sequence; of V1's input embeddings."""
+    """Bytes of the runner's large tables: token counts, bit masks and sampling parameters (V2), embeddings (V1)."""
     parameters = settings.runner == "V2" and settings.engine == "V1" and not is_pooling(settings.given, model)
     return sum(_large_tables(model, settings)) + (settings.max_num_seqs * 19 * KIB if parameters else 0)
 
@@ -55,7 +55,7 @@ def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
 
 
 def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """Bytes that torch holds reserved but unallocated after the profile run."""
+    """Bytes of torch's segments that no tensor uses after the profile run: reserved but unallocated."""
     measured = constants()["segment_rests"]
     if settings.quantization == "mxfp4":
         return int(measured["mxfp4_mib"] * MIB)

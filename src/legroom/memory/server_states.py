@@ -94,7 +94,7 @@ def _pinned(segments: Sequence[int]) -> int:
 
 
 def serving(rank: Layout) -> Figure:
-    """Peak memory on a card while awake; its band leaves out the KV cache, whose size is fixed."""
+    """The server's own peak on a card while awake; the band is that of memory outside the budget."""
     own = rank.peak_used_bytes - rank.held_by_others_bytes
     return Figure(
         own,
@@ -117,12 +117,15 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     # The tables are counted below, and the rests of the weights' segments sleep with the weights.
     elsewhere = sampler_tables(model, settings) + unused_bytes(model, settings, gpu, (), stage)
     tables = elsewhere if overhead.counts_runner_buffers(settings) else 0
+    is_offloaded = rules is not None and rules.runtime_offloaded
+    kept_tables = sampler_tables(model, settings) if is_offloaded else runner_buffers(model, settings, gpu)
+    kept_tables -= sum(_sampler_sizes(rules, model, settings))
     # Device-wide accounting has the context in the charged part already.
     outside = 0 if overhead.charges_device_wide(settings) else context.bytes
     terms = [
         Term("CUDA context", outside, "a process that lives has one"),
         Term("modules and handles", charged.bytes - tables, "kernels, libraries, communication"),
-        Term("tables of the model runner", _runner_tables(rules, model, gpu, settings), "allocated outside the pool"),
+        Term("tables of the model runner", kept_tables, "allocated outside the pool"),
         Term("workspaces", _workspaces(rules, model, gpu, settings), "cuBLAS, the sampler, experts"),
     ]
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
@@ -138,14 +141,6 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     return Figure(size, "estimated", max(0, size - spread), size + spread, tuple(term for term in terms if term.bytes))
 
 
-def _runner_tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
-    """Bytes of the model runner's buffers that stay on the card during sleep."""
-    stays = runner_buffers(model, settings, gpu)
-    if rules and rules.runtime_offloaded:
-        stays = sampler_tables(model, settings)
-    return stays - sum(_sampler_sizes(rules, model, settings))
-
-
 def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
     """Bytes of workspaces that stay on the GPU while the server sleeps: cuBLAS, sampler, FlashInfer, experts."""
     kept = cublas_workspace(gpu) + sampling(model, settings, gpu).kept_bytes
@@ -156,7 +151,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """Bytes of the sampler's tables that are allocated among the weights: (token counts, the others), or empty."""
+    """Bytes of the sampler tables in the weights' sleep pool: (token counts, all others); empty where outside it."""
     every = sampler_tables(model, settings)
     if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
         return ()

@@ -47,18 +47,18 @@ class Tensor:
 
     @property
     def how(self) -> str:
-        """Its factors, such as `256 sequences x 128,256 vocabulary x 4 bytes`."""
+        """The factors as text, such as `256 sequences x 128,256 vocabulary x 4 bytes`."""
         return " x ".join(f"{number:,} {what}".rstrip() for number, what in self.factors)
 
 
 def printed_request(size_bytes: int) -> str:
-    """The size that torch prints for a request: the whole segment, with two decimals."""
+    """The size in torch's out-of-memory message for a tensor of these bytes: that of the segment it would need."""
     segment = segment_bytes(size_bytes)
     return f"{segment / GIB:.2f} GiB" if segment > GIB else f"{segment / MIB:.2f} MiB"
 
 
 def tensors_of_size(size_bytes: int, candidates: Iterator[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors for which torch prints the same request; none for the segment that every small tensor shares."""
+    """The candidates for which torch would print the same size; none for a small one, whose segment many share."""
     if size_bytes <= LARGE_SEGMENT_BYTES:
         return ()
     printed = printed_request(size_bytes)
@@ -110,6 +110,7 @@ def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iter
     ranks, width = settings.tensor_parallel_size, element_bytes(settings)
 
     def batch(name: str, columns: int, what: str) -> Tensor:
+        """The tensor with a row for each batched token; `what` names the columns in its text."""
         rows = (settings.max_num_batched_tokens, "batched tokens")
         return Tensor(name, (rows, (columns, what), (width, "bytes")), "forward", "max_num_batched_tokens")
 

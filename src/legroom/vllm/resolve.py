@@ -89,7 +89,7 @@ def default_and_longest_len(args: vllm_args.ServeArgs, model: Model, release: Re
         return model.max_position_embeddings, model.max_position_embeddings
     original = config.pop(_LONGROPE_KEY, None)
     # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
-    full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
+    full = derived_max_len(config, yarn_multiplies=release.before("0.29.0"))
     # LongRoPE: from 0.11.1 on the default is the original length, and the limit the full one.
     sections = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
     rope: Mapping[str, Any] = next((section for section in sections if isinstance(section, Mapping)), {})

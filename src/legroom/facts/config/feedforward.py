@@ -82,7 +82,7 @@ _BY_ARCHITECTURE = {
 
 
 def _first_int(config: Config, names: Sequence[str]) -> int:
-    """The first of these fields that is a positive number, a list's largest item; 0 where none is."""
+    """The first of these fields that is a positive number (of a list its largest item); 0 where none is."""
     for name in names:
         value = config.get(name)
         if isinstance(value, (list, tuple)):

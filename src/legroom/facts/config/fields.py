@@ -173,6 +173,6 @@ def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int 
     return value
 
 
-def optional_int(text: Mapping[str, Any], name: str, low: int = 1) -> int | None:
+def optional_int(text: Mapping[str, Any], name: str) -> int | None:
     """A whole number of the config; None where it is missing, LegroomError where it is implausible."""
-    return None if text.get(name) is None else int_field(text, name, low=low)
+    return None if text.get(name) is None else int_field(text, name)

@@ -80,8 +80,8 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
     return ()
 
 
-def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The family's pattern if it has `layer_type_counts`, else full layers spread evenly; empty without counts."""
+def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """`usual` (the family's pattern) if it has `layer_type_counts`, else full layers spread evenly; () without."""
     counts = text.get("layer_type_counts")
     if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
         return ()
@@ -90,8 +90,8 @@ def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, kno
     others = [kind for kind in named if kind != "full"]
     if sum(named.values()) != count or not full or len(others) != 1:
         return ()
-    if known.count("full") == full:
-        return known
+    if usual.count("full") == full:
+        return usual
     other = {"linear": _linear_kind(model_type), "mamba": "mamba2"}.get(others[0], others[0])
     ends = {(turn + 1) * count // full - 1 for turn in range(full)}
     return _without_window(tuple("full" if index in ends else other for index in range(count)), text)

@@ -239,11 +239,10 @@ def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, i
     shared = text.get("num_kv_shared_layers")
     bidirectional = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
     return Attention(
-        *_head_shape(text, architecture, kind, index),
+        *_head_shape(text, kind, index),
         window=int_field(text, "sliding_window") if kind == "sliding" else None,
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
         shares_kv=isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0,
-        k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
         qkv_bias=_has_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
         o_bias=_has_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
@@ -262,7 +261,7 @@ def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, .
     return architecture.startswith(families)
 
 
-def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> tuple[int, int, int, int]:
+def _head_shape(text: Mapping[str, Any], kind: str, index: int) -> tuple[int, int, int, int]:
     """heads, kv_heads, head_dim, v_head_dim of one layer before tensor parallelism; LegroomError if they clash."""
     heads = int_field(text, "num_attention_heads")
     hidden = int_field(text, "hidden_size")
@@ -337,7 +336,7 @@ def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[
 
 
 def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
-    """Attention heads, KV heads, key head size and value head size of a sliding or a full layer."""
+    """As `_gemma4_head_shape`, for configs with `swa_` fields for their sliding layers."""
     prefix = "swa_" if kind == "sliding" else ""
     kv_heads = int_field(text, f"{prefix}num_key_value_heads", default=int_field(text, "num_key_value_heads"))
     head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))

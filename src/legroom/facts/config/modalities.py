@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from legroom.facts import read_data
+from legroom.facts import family_rows, read_data
 from legroom.facts.config.fields import config_defaults, nested_text_config
 from legroom.facts.config.media_items import media_items
 from legroom.facts.model import Linear, LiveTensors, MediaItem, Modality, Split
@@ -24,14 +24,15 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
-    row = families().get(_tower_family(config))
+    families = family_rows("towers.json")
+    row = families.get(_tower_family(config))
     text = nested_text_config(config) or config
     usual = config_defaults().get(str(text.get("model_type")), {})
     width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)
     known: list[Modality] = []
-    vision, text_alone = config.get("vision_config"), "Llama4ForCausalLM" in (config.get("architectures") or ())
+    vision, text_alone = config.get("vision_config"), "Llama4ForCausalLM" in str(config.get("architectures"))
     if isinstance(vision, Mapping) and vision:
-        encoder = _Encoder(row or families()["_plain"], {**_default_encoder(row, width), **vision}, config, width)
+        encoder = _Encoder(row or families["_plain"], {**_default_encoder(row, width), **vision}, config, width)
         known.append(_vision_tower(encoder, exact=row is not None))
     elif row and (config.get("has_vision") or (row.get("always") and not text_alone)):
         known.append(_vision_tower(_Encoder(row, _default_encoder(row, width), config, width), exact=False))
@@ -39,14 +40,6 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
         known.append(_audio_tower(audio, width))
     return tuple(known)
-
-
-@cache
-def families() -> dict[str, dict[str, Any]]:
-    """The vision-tower rows of data/towers.json by family, aliases resolved."""
-    document = read_data("towers.json")
-    rows: dict[str, dict[str, Any]] = document["families"]
-    return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
 
 
 @cache
@@ -64,7 +57,7 @@ def _tower_family(config: Config) -> str:
     text = nested_text_config(config) or {}
     language = described.group(1) if described else str(text.get("model_type") or "")
     names = (f"{stated}+{inner}", f"{stated}+{language}", stated, stated.removesuffix("_text"), inner)
-    return next((name for name in names if name in families()), "")
+    return next((name for name in names if name in family_rows("towers.json")), "")
 
 
 def _default_encoder(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:

@@ -47,14 +47,12 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         dtype=dtype_of(config, text),
         hidden_size=fields.int_field(text, "hidden_size"),
         vocab_size=fields.int_field(text, "vocab_size"),
-        max_position_embeddings=derived_max_len(config, text),
+        max_position_embeddings=derived_max_len(text),
         layers=layers,
         tie_word_embeddings=_ties_embeddings(config, text),
         quantization=quantization(config),
         modalities=modalities(config),
-        encoder_layers=tuple(
-            Layer(mixer, block) for mixer, block in zip(*_encoder_parts(text, architecture), strict=True)
-        ),
+        encoder_layers=_encoder_layers(text, architecture),
         draft_layers=tuple(Layer(mixer, last_block) for mixer in mtp_mixers(text, layer_mixers)),
         is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),
         known=architecture in fields.architecture_table()[1],
@@ -97,14 +95,14 @@ def _ties_embeddings(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool
     return bool(text.get("tie_word_embeddings", False)) if value is None else bool(value)
 
 
-def _encoder_parts(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], tuple[Any, ...]]:
-    """The mixers and feed-forward blocks of an encoder-decoder's encoder; both empty without an encoder."""
+def _encoder_layers(text: Mapping[str, Any], architecture: str) -> tuple[Layer, ...]:
+    """The layers of an encoder-decoder model's encoder; empty for other models."""
     mixed = encoder_mixers(text, architecture)
     if not mixed:
-        return (), ()
+        return ()
     width = fields.int_field(text, "encoder_ffn_dim", default=4 * fields.int_field(text, "hidden_size"))
     encoder = {**text, "num_hidden_layers": len(mixed), "intermediate_size": width}
-    return mixed, feedforwards(encoder, architecture)[: len(mixed)]
+    return tuple(map(Layer, mixed, feedforwards(encoder, architecture)))
 
 
 def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bool:
@@ -124,7 +122,7 @@ _FALLBACK_LEN = 2048
 """vLLM assumes this where a config names no length at all."""
 
 
-def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
+def derived_max_len(text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
     """The config's context length after RoPE scaling, 2048 without one; `yarn_multiplies`: old releases' YaRN."""
     lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
     if not lengths:

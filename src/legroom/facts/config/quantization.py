@@ -288,10 +288,8 @@ def _auto_round_scheme(section: Config) -> Quantization:
     return replace(base, ignored=_unquantized_modules(section, "modules_to_not_convert"))
 
 
-def _int8_scheme(section: Config) -> Quantization:
-    """The scheme of experts_int8: the experts alone in 8 bits, quantized while loading."""
-    return Quantization("experts_int8", 8, strategy="channel", targets=("experts",), online=True)
-
+_EXPERTS_INT8 = Quantization("experts_int8", 8, strategy="channel", targets=("experts",), online=True)
+"""The experts alone in 8 bits, quantized while loading."""
 
 _READERS: dict[str, Callable[[Config], Quantization]] = {
     "awq": _awq_scheme,
@@ -303,7 +301,7 @@ _READERS: dict[str, Callable[[Config], Quantization]] = {
     "bitsandbytes": _bitsandbytes_scheme,
     "gguf": lambda s: Quantization("gguf", _first_int(s, "bits", default=4), 32, quantizes_lm_head=True),
     **dict.fromkeys(("auto-round", "inc"), _auto_round_scheme),
-    "experts_int8": _int8_scheme,
+    "experts_int8": lambda section: _EXPERTS_INT8,
     "fbgemm_fp8": lambda s: _float8(
         "fbgemm_fp8",
         strategy="channel",
@@ -315,7 +313,7 @@ _READERS: dict[str, Callable[[Config], Quantization]] = {
 _ONLINE: dict[str, Quantization] = {
     "fp8": _float8("fp8", strategy="tensor", dynamic_activations=True, online=True),
     "bitsandbytes": replace(_bitsandbytes_scheme({}), online=True),
-    "experts_int8": _int8_scheme({}),
+    "experts_int8": _EXPERTS_INT8,
     "ptpc_fp8": _float8("ptpc_fp8", strategy="channel", dynamic_activations=True, online=True),
     "mxfp4": replace(_mxfp4_scheme({}), online=True),
 }

@@ -285,12 +285,12 @@ def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
     return tower.pixels_per_patch * (1 if raw else width)
 
 
-def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text: int) -> int:
-    """Bytes per patch live at one point on one rank; `width`: bytes a value, `text`: the LLM's hidden size."""
+def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text_hidden_size: int) -> int:
+    """Bytes per patch that are alive at one point of the encoder on one rank; `width`: bytes of a value."""
     split = 1 if not any(weight.split for weight in tower.weights) and tower.weights else ranks
     inner = cdiv(tower.intermediate_size, split)
     elements = moment.hidden * tower.hidden_size + moment.heads * tower.hidden_size / split + moment.inner * inner
-    elements += moment.text * text
+    elements += moment.text * text_hidden_size
     return int(elements * width) + moment.extra_bytes
 
 

@@ -76,22 +76,22 @@ def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[
     return tuple(kinds)
 
 
-def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[LayerPeak, ...]:
-    """Every candidate for the peak of a forward pass: mixer and feed-forward of each distinct layer."""
+def layer_peaks(model: Model, start: int, stop: int, execution: Execution) -> tuple[LayerPeak, ...]:
+    """The candidates for the peak of a forward pass over layers `start` to `stop`: each distinct mixer and block."""
     kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
     mixers = [layer.mixer for layer, _ in kinds]
     shape, hidden_act = anatomy(model_type, model.architecture, model.config), str(model.config.get("hidden_act"))
-    widths = Widths(hidden, model_type, hidden_act, shape, how)
-    kept = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
-    carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
+    widths, ranks = Widths(hidden, model_type, hidden_act, shape, execution), execution.ranks
+    kept = max((held_by_mixer(mixer, model_type, ranks) for mixer in mixers), default=0)
+    carried = max((carried_to_mixer(mixer, model_type, ranks) for mixer in mixers), default=0)
     result = [
-        replace(_tuning(first, layer, hidden, how.ranks), after_experts=after)
+        replace(_tuning(first, layer, hidden, ranks), after_experts=after)
         for layer, after in kinds
         for first in recurrent([layer.mixer])
         if first.kind == "mamba2"
     ][:1]
     for layer, after in kinds:
-        own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else kept
+        own = held_by_mixer(layer.mixer, model_type, ranks) if layer.mixer else kept
         part, at = layer.feedforward, replace(widths, held=own)
         block = _experts(part, at) if isinstance(part, Experts) else _dense(part, at) if part else None
         if block:
@@ -99,7 +99,7 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
         mixer_at = mixer_peak(layer.mixer, replace(widths, held=carried))
         if mixer_at:
             result.append(replace(mixer_at, after_experts=after))
-    if how.on_transformers and not how.compiled and widths.anatomy.rope != "none":
+    if execution.on_transformers and not execution.compiled and widths.anatomy.rope != "none":
         # The Transformers library computes the cosines and sines of each batch.
         each = {mixer.rope_kind: mixer.rope_width for mixer in mixers if mixer is not None}
         tables = 2 * sum(each.values()) * (2 if model_type in constants()["eager"]["float32_rotations"] else 1)
@@ -108,7 +108,7 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
 
 
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements per token of a mixer's tensors that live while the compiled graph piece after it runs."""
+    """Elements per token of a mixer's tensors that are still alive while the graph piece after the mixer runs."""
     if mixer is None:
         return 0
     if not isinstance(mixer, StateSpace):

@@ -37,7 +37,7 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 
 def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes alive while torch.compile tunes the first piece of the model or its draft on a copy of the embedding."""
+    """Bytes alive while torch.compile tunes the graph's first piece, or the draft's, on a copy of the embedding."""
     width = element_bytes(settings)
     table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
     hidden = settings.max_num_batched_tokens * model.hidden_size * width
@@ -58,7 +58,7 @@ def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
 
 
 def first_start_leftover_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """Bytes of a first start's peak that may stay reserved and be charged (0.27 to 0.31; later off NVIDIA); else 0."""
+    """Bytes of a first start's peak that torch may keep and vLLM charge (0.27 to 0.31, later off NVIDIA); else 0."""
     release, cold = settings.release, activation_cold(model, settings, gpu, pp_rank)
     limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
     return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
@@ -121,8 +121,7 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
     spread = max(_half_band(peak), doubt) + slack // 2
-    sample = sampling(model, settings, gpu)
-    saved_by_flashinfer = sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
+    saved_by_flashinfer = sampling(model, settings, gpu).flashinfer_saving_bytes
     least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
     low = min(peak, max(least, in_tower)) + slack - spread
     high = max(peak + slack + spread, _tuning_peak(model, settings, gpu, pp_rank))
@@ -212,7 +211,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
-    """The layers that draft after this model (None without any), and the hidden states per token kept beside them."""
+    """(the layers that draft after this model or None, the hidden states per token that live beside them)."""
     method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
     if predicts_itself(method) and model.draft_layers:
         fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))
@@ -299,8 +298,8 @@ class Sampling:
     kept_bytes: int
     """The persistent top-k scratch buffer."""
     how: str
-    least_bytes: int = -1
-    """`bytes` with FlashInfer's sampler installed; -1: the same."""
+    flashinfer_saving_bytes: int = 0
+    """By how much `bytes` shrinks if FlashInfer's sampler is installed, where that is not known."""
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
@@ -331,7 +330,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.
     maybe = takes_flashinfer and flashinfer_switch is None and release.before("0.11.1")
     how = f"{each} bytes x sequences x vocabulary: this sampler sorts"
-    return Sampling(logits * each, 0, how, masking if maybe else -1)
+    return Sampling(logits * each, 0, how, logits * each - masking if maybe else 0)
 
 
 def scratch_rows(gpu: Gpu, sequences: int) -> int:

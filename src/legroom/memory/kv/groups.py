@@ -52,10 +52,6 @@ class CacheGroup:
         """Bytes of one block id: the pages of all layers of the group."""
         return sum(spec.page_bytes for spec in self.specs)
 
-    def blocks(self, length: int) -> int:
-        """Blocks of this group for one request of `length` tokens."""
-        return max(spec.blocks(length) for spec in set(self.specs))
-
     def on_stage(self, stage: Specs) -> CacheGroup:
         """The group reduced to the layers on a pipeline stage (`stage`: its specs); without any it keeps its spec."""
         kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]
@@ -67,7 +63,8 @@ class CacheGroup:
 def cache_groups(
     specs: Specs, release: Release, *, hybrid_off: bool = False, packed: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """The KV cache groups that vLLM makes of these layers; UnsupportedCache where the release makes none."""
+    """The KV cache groups that vLLM makes of these layers; UnsupportedCache where the release makes none.
+    `hybrid_off`: --disable-hybrid-kv-cache-manager; `packed`: one block holds pages of several sizes."""
     if not specs:
         return ()
     if hybrid_off or release.before("0.9.1"):
@@ -175,22 +172,25 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     if floor:
         per_group = _least_padding([count for count, even in zip(repeats, balanced, strict=True) if even], floor)
 
-    def number_of(index: int) -> int:
+    def group_count(index: int) -> int:
+        """Into how many groups a bucket is split, before states are."""
         return cdiv(repeats[index], per_group) if balanced[index] and per_group else 1
 
     def is_state(index: int) -> bool:
+        """Whether a bucket holds recurrent states, or windows that are treated like them."""
         first = specs[buckets[index][0]]
         return isinstance(first, StateSpec) or (per_group is None and isinstance(first, SlidingWindowSpec))
 
     def widest(index: int, number: int) -> int:
+        """Bytes of the pages in the widest of the bucket's `number` groups."""
         return sum(cdiv(len(names), number) * page for page, names in pages[index].items())
 
     anchor = max(
-        widest(index, len(names) if is_state(index) else number_of(index)) for index, names in enumerate(buckets)
+        widest(index, len(names) if is_state(index) else group_count(index)) for index, names in enumerate(buckets)
     )
     groups: list[CacheGroup] = []
     for index, names in enumerate(buckets):
-        number = number_of(index)
+        number = group_count(index)
         if is_state(index):
             number = max(number, cdiv(len(names), max(anchor // specs[names[0]].page_bytes, 1)))
         if number == 1:

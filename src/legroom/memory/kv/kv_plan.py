@@ -69,7 +69,11 @@ class KvPlan:
             # A group has one spec for all layers, or one per layer.
             counts.update(group.specs if len(group.specs) == len(group.layers) else group.specs[:1] * len(group.layers))
         return tuple(
-            Term(f"{number} {spec.title} layer{'s' if number > 1 else ''}", number * spec.bytes_of_token, spec.working)
+            Term(
+                f"{number} {spec.title} layer{'s' if number > 1 else ''}",
+                number * spec.bytes_of_token,
+                spec.arithmetic_text,
+            )
             for spec, number in counts.items()
         )
 
@@ -77,10 +81,10 @@ class KvPlan:
         """The longest context at which this many running requests fit; at most max_model_len, 0 without blocks."""
         if self.shape.is_empty or self.num_blocks <= 0:
             return 0
-        holds = partial(_logged_concurrency, self.shape, self.num_blocks)
+        requests_at_once = partial(_logged_concurrency, self.shape, self.num_blocks)
         lengths = range(1, self.max_model_len + 1)
         # Concurrency falls as requests grow, so the lengths can be bisected.
-        return bisect_left(lengths, True, key=lambda length: holds(length) < requests)
+        return bisect_left(lengths, True, key=lambda length: requests_at_once(length) < requests)
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:
@@ -92,17 +96,19 @@ class KvPlan:
 
 
 def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: Sequence[int]) -> KvPlan:
-    """Divide the KV bytes of every pipeline stage into blocks, and run the release's checks in its order."""
+    """The KV cache of a deployment and the first check that fails; `available_bytes`: for KV on each pipeline stage."""
     return plan_of_shape(kv_shape(model, settings, gpu), settings, available_bytes)
 
 
 def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> KvPlan:
-    """Divide the KV bytes of every pipeline stage into blocks of a known shape."""
+    """As `kv_plan`, for a shape that is known: the bytes of each pipeline stage divided into blocks, and the checks."""
     if shape.is_empty or shape.unsupported is not None:
         text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
         failure = None if shape.is_empty else Failure("unsupported_kv_cache", text, 0, 0)
         return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())
-    available = _effective_bytes(shape, settings, available_bytes)
+    available, override = available_bytes, settings.num_gpu_blocks_override
+    if override is not None and shape.era.override_replaces_memory:
+        available = [override * stage.bytes_per_block for stage in shape.stages]
     checked = [shape.checked_bytes(bytes_, stage) for stage, bytes_ in enumerate(available)]
     length = settings.max_model_len
     if settings.auto_fit_len:
@@ -129,16 +135,8 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
     )
 
 
-def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
-    """The bytes of each stage that the checks use: from 0.20.1 on those of num_gpu_blocks_override, if given."""
-    override = settings.num_gpu_blocks_override
-    if override is None or not shape.era.override_replaces_memory:
-        return available_bytes
-    return [override * stage.bytes_per_block for stage in shape.stages]
-
-
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
-    """Blocks that the stage's available bytes hold, or --num-gpu-blocks-override where the release keeps it."""
+    """Blocks that the stage's bytes hold, or --num-gpu-blocks-override where it is given (0.9.1 ignores it)."""
     override = settings.num_gpu_blocks_override
     if override is not None and not shape.era.override_forgotten:
         return override
@@ -147,7 +145,7 @@ def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int
 
 
 def _block_size(shape: KvShape, length: int) -> int:
-    """The smallest block of the groups (0.18+): a whole request where every layer keeps a recurrent state (0.20+)."""
+    """Tokens per block as reported: the smallest group's (0.18+); `length` if all layers have a state (0.20+)."""
     smallest = min((group.block_size for group in shape.stages[0].groups), default=shape.block_size)
     if shape.release.before("0.18.0") or (smallest == WHOLE_REQUEST and shape.release.before("0.20.0")):
         return shape.block_size
@@ -181,7 +179,7 @@ def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int)
 
 
 def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
-    """KV cache bytes of one token on a stage, averaged over a request of `length` tokens."""
+    """The KV bytes that a request of `length` tokens takes on a stage, per token; V0: a block's bytes per slot."""
     here = shape.stages[stage]
     if shape.engine == "V0":
         return here.bytes_per_block // shape.block_size
@@ -205,8 +203,8 @@ def _failed_check(
             return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
         if needed > bytes_:
             longest = shape.longest_len(bytes_, stage, length)
-            held = {"estimated_max_len": longest, "capacity": blocks * shape.block_size}
-            text = too_long_text(shape.release, length, needed, bytes_, **held)
+            tokens = {"max_model_len": length, "estimated_max_len": longest, "capacity": blocks * shape.block_size}
+            text = too_long_text(shape.release, needed, bytes_, **tokens)
             return Failure("kv_too_small_for_max_len", text, needed, bytes_, longest)
     return _state_failure(shape, settings, blocks)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
@@ -27,6 +26,7 @@ from legroom.memory.kv.specs import (
     align_page,
 )
 from legroom.memory.stages import stage_range
+from legroom.memory.weights.module import share
 from legroom.records import dataclass
 from legroom.vllm.args import WITHOUT_CACHE, EngineSettings, draft_method, predicts_itself
 
@@ -47,7 +47,6 @@ class _Deployment:
     in_flight_tokens: int
     state_mode: str
     state_padding: int | None
-
     kv_cache_dtype: str
 
 
@@ -185,7 +184,7 @@ def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
 
 
 def context_shards(settings: EngineSettings) -> int:
-    """Ranks that share a sequence: DCP from 0.10.2 on, and PCP from 0.12.0 to 0.25.1."""
+    """How many ranks split the KV cache of a sequence: DCP from 0.10.2 on, times PCP from 0.12.0 to 0.25.1."""
     shards = settings.decode_context_parallel_size if settings.release.at_least("0.10.2") else 1
     if settings.release.at_least("0.12.0") and settings.release.before("0.26.0"):
         shards *= settings.prefill_context_parallel_size
@@ -247,11 +246,13 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
     token_bytes = 584 if packed else latent_token_bytes(width, settings.kv_cache_dtype, settings.dtype)
 
     def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
+        """A cache of the last `span` tokens, in blocks of `block` tokens."""
         page = (block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment))
         kept = {"in_flight_tokens": deployment.in_flight_tokens, "retained_tokens": _retained_tokens(deployment)}
         return LatentWindowSpec(*page, window=span, **kept)
 
     def compressed(head_dim: int, row_bytes: int, role: str) -> LatentSpec:
+        """A cache of one row per `compress_ratio` tokens."""
         padded = align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
         return LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
 
@@ -271,7 +272,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 
 def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
-    """State blocks per request, and whether each further block of tokens adds one (prefix caching of states)."""
+    """(states that a request holds whatever its length, whether each block of its tokens adds one: prefix caching)."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):
@@ -313,15 +314,6 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
     return (conv, "float32") if mixer.kind == "kda" else (conv, conv)
 
 
-def _per_rank(total: int, settings: EngineSettings, what: str) -> int:
-    """`total` divided by the tensor-parallel ranks; LegroomError, naming `what`, where it does not divide."""
-    ranks = settings.tensor_parallel_size
-    if total % ranks:
-        hint = "choose another --tensor-parallel-size"
-        raise LegroomError(f"{what} {total} does not divide over {ranks} tensor-parallel ranks", hint)
-    return total // ranks
-
-
 def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
     """Tokens in the convolution state, with speculative tokens until they are accepted."""
     return mixer.width("conv_kernel") - 1 + settings.num_speculative_tokens
@@ -329,7 +321,7 @@ def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
 
 def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a Mamba-1 layer's convolution state and recurrent state on one rank."""
-    inner = _per_rank(mixer.width("intermediate_size"), settings, "the Mamba inner size")
+    inner = share(mixer.width("intermediate_size"), settings.tensor_parallel_size, "the Mamba inner size")
     return inner * (mixer.width("conv_kernel") - 1), inner * mixer.width("state_size")
 
 
@@ -338,10 +330,12 @@ def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     groups = mixer.width("n_groups")
     if groups % settings.tensor_parallel_size:
         groups = settings.tensor_parallel_size  # groups are replicated to every rank
-    conv = _per_rank(
-        mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"), settings, "the Mamba width"
+    conv = share(
+        mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"),
+        settings.tensor_parallel_size,
+        "the Mamba width",
     )
-    heads = _per_rank(mixer.width("num_heads"), settings, "the number of Mamba heads")
+    heads = share(mixer.width("num_heads"), settings.tensor_parallel_size, "the number of Mamba heads")
     return conv * _conv_tail(mixer, settings), heads * mixer.width("head_dim") * mixer.width("state_size")
 
 
@@ -349,16 +343,16 @@ def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a gated delta net's convolution state and recurrent state on one rank."""
     key_width = mixer.width("head_k_dim") * mixer.width("num_k_heads")
     value_width = mixer.width("head_v_dim") * mixer.width("num_v_heads")
-    conv = _per_rank(2 * key_width + value_width, settings, "the linear-attention width")
-    heads = _per_rank(mixer.width("num_v_heads"), settings, "the number of linear-attention heads")
+    conv = share(2 * key_width + value_width, settings.tensor_parallel_size, "the linear-attention width")
+    heads = share(mixer.width("num_v_heads"), settings.tensor_parallel_size, "the number of linear-attention heads")
     return conv * _conv_tail(mixer, settings), heads * mixer.width("head_v_dim") * mixer.width("head_k_dim")
 
 
 def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a Kimi delta attention layer's convolution state and recurrent state on one rank."""
     heads, head_dim = mixer.width("num_heads"), mixer.width("head_dim")
-    conv = _per_rank(3 * heads * head_dim, settings, "the linear-attention width")
-    own = _per_rank(heads, settings, "the number of linear-attention heads")
+    conv = share(3 * heads * head_dim, settings.tensor_parallel_size, "the linear-attention width")
+    own = share(heads, settings.tensor_parallel_size, "the number of linear-attention heads")
     return conv * _conv_tail(mixer, settings), own * head_dim * head_dim
 
 
@@ -370,7 +364,7 @@ def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a short convolution's state on one rank; it has no recurrent state."""
-    width = _per_rank(mixer.width("intermediate_size"), settings, "the convolution width")
+    width = share(mixer.width("intermediate_size"), settings.tensor_parallel_size, "the convolution width")
     return width * _conv_tail(mixer, settings), 0
 
 

@@ -49,7 +49,7 @@ class Era:
 
 @cache
 def era(version: str, engine: str) -> Era:
-    """How a release and engine count KV blocks, tokens and concurrency, as `Era`."""
+    """How a release, with its V0 or V1 engine, counts and prints KV blocks, tokens and concurrency."""
     now = known_release(version)
     v0 = engine == "V0"
     checks: tuple[tuple[str, LengthCheck], ...] = (
@@ -83,7 +83,7 @@ Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
 
 
 def demanded(demand: Demand, length: int) -> int:
-    """Blocks or bytes of a request of `length` tokens: the sum over the demand of weight times blocks."""
+    """What a request of `length` tokens needs, in blocks or bytes: the sum of the demand's terms at this length."""
     total = 0
     for weight, specs in demand:
         total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
@@ -144,13 +144,11 @@ class KvShape:
         return _lengths.get((self,), (available_bytes, stage, limit), longest)
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
-        """The bytes that the length check uses: without the null block from 0.29 on."""
+        """The available bytes as the length check counts them: without one block, the null block, from 0.29 on."""
         return available_bytes - self.stages[stage].bytes_per_block * self.era.null_block_held_back
 
 
 _lengths: Memo[int] = Memo()
-
-
 _SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager")
 
 
@@ -206,14 +204,14 @@ def shape_of_specs(
 
 
 def _block_demand(groups: Sequence[CacheGroup]) -> Demand:
-    """The blocks of one request, as counts and specs: the groups by their distinct specs."""
+    """The blocks of one request over all groups; groups of equal specs are one term of the sum."""
     return tuple((count, specs) for specs, count in Counter(_distinct(group) for group in groups).items())
 
 
 def _needed_demand(
     now: Era, specs: dict[str, CacheSpec], own: Sequence[CacheGroup], whole: Sequence[CacheGroup], release: Release
 ) -> Demand:
-    """The bytes of one request, as weights and specs, as the release's check of max_model_len counts them."""
+    """The bytes of one request in the check of max_model_len; `own`: the stage's groups, `whole`: the model's."""
     if not specs:
         return ()
     if now.length_check == "all groups":
@@ -234,14 +232,14 @@ def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
 
 
 def _groups_of_stages(
-    specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
+    specs: Sequence[dict[str, CacheSpec]], release: Release, hybrid_off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
-    """The groups of the model, and those of each stage; before 0.11.0 stages group alone, and the first's count."""
+    """(the model's groups, each stage's); before 0.11.0 each stage forms its own, and the first's are the model's."""
     if release.before("0.11.0"):
-        own = [cache_groups(stage_specs, release, hybrid_off=off) for stage_specs in specs]
+        own = [cache_groups(stage_specs, release, hybrid_off=hybrid_off) for stage_specs in specs]
         return own[0], own
     merged = {name: spec for stage_specs in specs for name, spec in stage_specs.items()}
-    groups = cache_groups(merged, release, hybrid_off=off, packed=packed)
+    groups = cache_groups(merged, release, hybrid_off=hybrid_off, packed=packed)
     return groups, [tuple(group.on_stage(stage_specs) for group in groups) for stage_specs in specs]
 
 

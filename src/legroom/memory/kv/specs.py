@@ -35,12 +35,12 @@ class CacheSpec:
 
     @property
     def bytes_of_token(self) -> int:
-        """Bytes per cached token; 0 where the size does not depend on the length."""
+        """Bytes per cached token on this rank; 0 where the cache does not grow with the length."""
         return 0
 
     @property
-    def working(self) -> str:
-        """The computation of `bytes_of_token` in words, for `--explain-math`."""
+    def arithmetic_text(self) -> str:
+        """How `bytes_of_token` is computed, as a phrase for `--explain-math`."""
         raise NotImplementedError
 
     @property
@@ -83,13 +83,13 @@ class AttentionSpec(CacheSpec):
         return self.token_bytes // self.tokens_per_state
 
     @property
-    def working(self) -> str:
-        """KV heads, head size and bytes of a token, in words."""
-        return self.token_working
+    def arithmetic_text(self) -> str:
+        """How the bytes of a token are computed, and which tokens are kept if not all."""
+        return self.token_arithmetic_text
 
     @property
-    def token_working(self) -> str:
-        """The computation of `token_bytes` in words, for `--explain-math`."""
+    def token_arithmetic_text(self) -> str:
+        """How `token_bytes` is computed, such as `2 (keys and values) x 8 KV heads x 128 wide x 2 bytes`."""
         heads = f"{self.kv_heads} KV head{'s' if self.kv_heads > 1 else ''}"
         values = self.kv_heads * (self.head_dim + self.v_head_dim)
         size, rest = divmod(self.token_bytes, values) if values else (0, 1)
@@ -135,8 +135,8 @@ class LatentSpec(FullAttentionSpec):
     """The layer has an indexer of its own (0.31+ separates them from layers that share one)."""
 
     @property
-    def working(self) -> str:
-        """The latent vector's values and bytes, in words."""
+    def arithmetic_text(self) -> str:
+        """The values and the bytes of a token's latent vector, as a phrase."""
         every = f", one for every {self.tokens_per_state} tokens" if self.tokens_per_state > 1 else ""
         return f"one vector of {self.head_dim} values shared by all heads, {self.token_bytes:,} bytes{every}"
 
@@ -165,9 +165,9 @@ class SlidingWindowSpec(AttentionSpec):
         return cdiv(min(kept_tokens, length), self.block_size) + 1
 
     @property
-    def working(self) -> str:
-        """The bytes of a token and the window's tokens, in words."""
-        return f"{self.token_working}; only the last {self.window:,} tokens are kept"
+    def arithmetic_text(self) -> str:
+        """How the bytes of a token are computed, and how many tokens the window keeps."""
+        return f"{self.token_arithmetic_text}; only the last {self.window:,} tokens are kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +193,9 @@ class ChunkedLocalSpec(AttentionSpec):
         return cdiv(min(self.chunk + self.in_flight_tokens, length), self.block_size)
 
     @property
-    def working(self) -> str:
-        """The bytes of a token and the chunk's tokens, in words."""
-        return f"{self.token_working}; only a chunk of {self.chunk:,} tokens is kept"
+    def arithmetic_text(self) -> str:
+        """How the bytes of a token are computed, and how many tokens a chunk keeps."""
+        return f"{self.token_arithmetic_text}; only a chunk of {self.chunk:,} tokens is kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +232,12 @@ class StateSpec(CacheSpec):
         return self.state_bytes if self.padded_bytes is None else self.padded_bytes
 
     def blocks(self, length: int) -> int:
-        """The states of a request, and one for each block of tokens with prefix caching of states."""
+        """Blocks of a request of `length` tokens: one per state, and one more per block of tokens with `per_length`."""
         return self.request_blocks + (cdiv(length, self.block_size) if self.per_length else 0)
 
     @property
-    def working(self) -> str:
-        """The bytes of a state for each request, in words."""
+    def arithmetic_text(self) -> str:
+        """The bytes of a request's state, as a phrase."""
         return f"a state of {self.page_bytes:,} bytes for each request, whatever its length"
 
 

@@ -67,12 +67,12 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
     """The settings of the draft model: one pipeline stage, and draft_tensor_parallel_size or the target's."""
     given = settings.given
     spec = given.speculative_config or {}
-    size = spec.get("draft_tensor_parallel_size")
-    quantization = spec.get("quantization")
+    size, quantization = spec.get("draft_tensor_parallel_size"), spec.get("quantization")
     env = {name: value for name, value in given.env.items() if name != "VLLM_PP_LAYER_PARTITION"}
-    own = replace(given, speculative_config=None, enable_lora=None, cpu_offload_gb=None, env=env)
+    own = replace(
+        given, speculative_config=None, enable_lora=None, cpu_offload_gb=None, env=env, quantization=quantization
+    )
     ranks = size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size
-    own = replace(own, quantization=quantization)
     alone = replace(settings, given=own, pipeline_parallel_size=1, enable_expert_parallel=False)
     return replace(alone, quantization=quantization, tensor_parallel_size=ranks)
 

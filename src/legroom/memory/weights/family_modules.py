@@ -133,5 +133,5 @@ def attention_workspaces(model: Model, settings: EngineSettings, context: Storag
 
 def _has_deep_gemm(context: StorageContext) -> bool:
     """Whether importing DeepGEMM allocates its workspace: 0.20 to 0.26; the version of 0.32 does not (measured)."""
-    shipped = context.at_least("0.20.0") and not context.at_least("0.27.0")
+    shipped = context.release.at_least("0.20.0") and context.release.before("0.27.0")
     return context.vendor == "nvidia" and context.capability[0] in (9, 10) and shipped

@@ -56,14 +56,14 @@ def _attention(mixer: facts.Attention, hidden: int, anatomy: Anatomy, ranks: Ran
         out.append(projection("self_attn.gate_proj", gates, hidden))
     if mixer.sinks:
         out.append(Module("attention", "self_attn.sinks", heads))
-    out += _qk_norms(mixer, anatomy, heads, kv_heads, ranks)
+    out += _qk_norms(mixer, anatomy, heads, kv_heads)
     if index:
         out += [Module("norms", "self_attn.index_q_norm", index), Module("norms", "self_attn.index_k_norm", index)]
     return out
 
 
-def _qk_norms(mixer: facts.Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
-    """The query and key norms; empty where the model has none."""
+def _qk_norms(mixer: facts.Attention, anatomy: Anatomy, heads: int, kv_heads: int) -> list[Module]:
+    """The query and key norms of a layer with these heads on a rank; empty where the model has none."""
     kind = anatomy.qk_norm or (anatomy.qk_norm_shape if mixer.qk_norm else "")
     width = mixer.head_dim
     sizes = {
@@ -344,6 +344,7 @@ def _by_block(encoder: facts.Modality) -> Iterator[facts.Linear]:
     repeated: list[facts.Linear] = []
 
     def blocks() -> Iterator[facts.Linear]:
+        """The repeated weights so far, once for each block, and none of them afterwards."""
         for _ in range(encoder.num_layers):
             for weight in repeated:
                 yield from [weight] * (weight.count // encoder.num_layers)

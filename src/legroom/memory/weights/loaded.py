@@ -111,7 +111,8 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
 
 
 def unused_bytes(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
-    """Bytes that torch holds reserved but unused once these requests found room in and beside the weights' segments."""
+    """Unused bytes of torch's segments after allocating tensors of these sizes: in free blocks beside the weights,
+    or else in segments of their own."""
     free = list(loaded_weights(model, settings, gpu, pp_rank).free_blocks)
     for request in requests:
         block = min((size for size in free if size >= request), default=0)
@@ -128,10 +129,10 @@ _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 
 
 def _weights_figure(
-    model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], doubt: tuple[int, int]
+    model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], uncertain: tuple[int, int]
 ) -> Figure:
-    """The weights as exact, or as an estimate with a band where the config does not explain all of them."""
-    saving, extra = doubt
+    """The weights, exact, or estimated where the config leaves something open; `uncertain`: bytes (fewer, more)."""
+    saving, extra = uncertain
     share = _checkpoint_ratio(model, settings, gpu)
     if share is not None:
         stored_bytes = int(total * share)
@@ -149,7 +150,7 @@ def _weights_figure(
 
 
 def _uncertain_bytes(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
-    """Bytes fewer and more that weights may take where the config leaves open which are quantized, or to what bits."""
+    """How many bytes (fewer, more) the weights may take, as the config leaves open which are quantized, and how."""
     scheme = model.quantization
     if scheme is None or scheme.weight_bits >= 16:
         return 0, 0
@@ -196,7 +197,7 @@ def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:
 
 
 def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) -> str:
-    """Why loading peaks above the final weights; empty below 1 MiB."""
+    """Why the loading peak is `above` bytes higher than the weights; empty below 1 MiB."""
     if above < MIB:
         return ""
     if any(each.storage.freed_last for each in stored):
@@ -250,7 +251,7 @@ def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> l
 
 
 def _split_offloaded(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
-    """The modules kept on the GPU, and sizes of the parameters that --cpu-offload-gb moves."""
+    """The modules that stay on the GPU, and the bytes of each tensor that --cpu-offload-gb moves to the host."""
     kept: list[StoredModule] = []
     offloaded: list[int] = []
     for each, is_offloaded in zip(stored, offload_marks(stored, settings), strict=True):
@@ -279,11 +280,11 @@ def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
     return sum(rope.bytes for each in stored_modules(model, settings, gpu, pp_rank) for rope in each.ropes)
 
 
-def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
-    """Bytes of every parameter that --cpu-offload-gb keeps on the host."""
+def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[int]:
+    """Bytes of every tensor that --cpu-offload-gb keeps on the host, for a rank of the first stage."""
     if not settings.given.cpu_offload_gb:
         return []
-    return _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)[1]
+    return _split_offloaded(stored_modules(model, settings, gpu), settings)[1]
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
@@ -316,6 +317,7 @@ def _allocator_totals(settings: AllocatorSettings, stored: list[StoredModule]) -
     """Bytes allocated after loading, at its peak, and of each free block; many settings store the same tensors."""
 
     def replay() -> tuple[int, int, tuple[int, ...]]:
+        """The totals of loading these modules into a new allocator."""
         allocator = CachingAllocator(settings, ascending_addresses=True)
         _replay_loading(allocator, stored)
         allocator.empty_cache()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import translate
 from functools import lru_cache
+from itertools import accumulate
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.model import Quantization
@@ -44,7 +45,7 @@ class Patterns:
 
     def match(self, name: str) -> bool:
         """Whether a pattern matches a module's name, which starts at `layers.N.` or is outside the layers."""
-        if self.exact and not self.exact.isdisjoint(_dotted_beginnings(name)):
+        if self.exact and not self.exact.isdisjoint(accumulate(name.split("."), "{}.{}".format)):
             return True
         if self.words:
             parts = tuple(name.split("."))
@@ -63,15 +64,6 @@ class Patterns:
     def _matches_whole(self, name: str) -> bool:
         """Whether the name begins with a glob's prefix, or the joined expression matches it from its start."""
         return name.startswith(self.starts) or (self.regex is not None and self.regex.match(name) is not None)
-
-
-def _dotted_beginnings(name: str) -> Iterator[str]:
-    """The dotted beginnings of a name: `a`, `a.b` and `a.b.c`."""
-    end = name.find(".")
-    while end >= 0:
-        yield name[:end]
-        end = name.find(".", end + 1)
-    yield name
 
 
 def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
@@ -160,7 +152,7 @@ class Schemes:
         return self._known[key]
 
     def kind_of_layer(self, layer: int) -> int:
-        """A key that is equal for layers in which every pattern matches the same modules."""
+        """A number that is the same for all layers in which the patterns match the same modules."""
         named = any(each.names_layer(layer) for each in self._patterns)
         return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 

@@ -171,7 +171,7 @@ def _base_weights(build: _Build, stage: range) -> list[StoredModule]:
 
 
 def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
-    """The modules as stored without quantization; equal modules share one StoredModule."""
+    """The modules, unquantized, with their storage; a module that occurs several times has one StoredModule."""
     every = list(modules)
     known = {id(module): module for module in every}
     stored = {key: StoredModule(module, storage(module, None, context)) for key, module in known.items()}
@@ -270,7 +270,7 @@ class _StoredLayers:
         return stored
 
     def _store(self, modules: list[Module], index: int) -> Iterator[StoredModule]:
-        """The modules with their storage in this layer; a quantized `kv_b_proj` also has a 16-bit copy."""
+        """A layer's modules with their storage; a quantized `kv_b_proj` is followed by its 16-bit copy."""
         context = self._build.context
         for module in modules:
             scheme = self._build.schemes.of(module, index)

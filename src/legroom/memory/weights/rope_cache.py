@@ -66,9 +66,9 @@ def _rope_parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _rope_table(
     model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int, where: tuple[int, str, int]
 ) -> tuple[tuple[Any, ...], RopeCache]:
-    """The rope cache of a layer (`where`: index, kind, head size), after the key by which tables are shared."""
+    """(key, table) of a layer given as (index, kind, head size); layers with equal keys share one table."""
     layer, kind, head_dim = where
-    config = model.config
+    config, release = model.config, settings.release
     rope = _rope_parameters(config, kind)
     local = anatomy.rope_layers == "by_type" and kind == "sliding_attention"
     # Gemma-3 and ModernBERT scale their global layers alone.
@@ -89,8 +89,10 @@ def _rope_table(
         tables = (int(original or length), length)
         length = sum(tables)
     if "mrope_section" in rope or anatomy.rope == "mrope":
-        length *= _mrope_factor(model, settings)
-    size = _element_bytes(model, anatomy, settings, (kind, rope_type, dim), dtype_bytes)
+        # The tables of M-RoPE are four times as long from 0.7.3 on, except those of Qwen3-VL and Qwen3.5 in 0.32.
+        is_plain = release.at_least("0.32.0") and model.model_type.startswith("qwen3")
+        length *= 1 if is_plain or release.before("0.7.3") else 4
+    size = _element_bytes(anatomy, settings, (kind, rope_type, dim), dtype_bytes)
     scaled = rope_type in _SCALED_FROM_ORIGINAL or bool(tables)
     key = (kind if anatomy.rope_layers == "by_type" else "", length, dim, size)
     return key, RopeCache(layer, length, dim, size, scaled, tables)
@@ -109,18 +111,9 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
     return int(head_dim * anatomy.rotary)
 
 
-def _mrope_factor(model: Model, settings: EngineSettings) -> int:
-    """The factor on the length of M-RoPE tables: 4 from 0.7.3 on; 1 for Qwen3-VL and Qwen3.5 in 0.32 (0.28.0: 4)."""
-    release = settings.release
-    is_plain = release.before("0.7.3") or (release.at_least("0.32.0") and model.model_type.startswith("qwen3"))
-    return 1 if is_plain else 4
-
-
-def _element_bytes(
-    model: Model, anatomy: Anatomy, settings: EngineSettings, what: tuple[str, str, int], dtype_bytes: int
-) -> int:
-    """Bytes of an element of the table: 4 where it stays in float32, otherwise those of the model's dtype."""
-    kind, rope_type, dim = what
+def _element_bytes(anatomy: Anatomy, settings: EngineSettings, table: tuple[str, str, int], dtype_bytes: int) -> int:
+    """Bytes of an element of a table (kind, scaling, dim): 4 if it stays in float32, else those of the dtype."""
+    kind, rope_type, dim = table
     if anatomy.rope_dtype == "float32":
         return 4
     # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which runs in eager mode only.

@@ -85,11 +85,7 @@ class StorageContext:
     @property
     def repacks_fp8_blocks(self) -> bool:
         """Whether Marlin runs linears with FP8 blocks: cards before Ada, and Ada from 0.29 on."""
-        return not self.fp8_kernels or (self.capability == (8, 9) and self.at_least("0.29.0"))
-
-    def at_least(self, version: str) -> bool:
-        """Whether the release is this version or a later one."""
-        return self.release.at_least(version)
+        return not self.fp8_kernels or (self.capability == (8, 9) and self.release.at_least("0.29.0"))
 
 
 def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | None:
@@ -149,9 +145,9 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
     sizes = (weight, scales * scheme.weight_bits // 8, scales * context.dtype_bytes)
-    if not (context.runs_marlin and context.at_least("0.5.4")) or context.quantization_flag == "awq":
+    if not (context.runs_marlin and context.release.at_least("0.5.4")) or context.quantization_flag == "awq":
         return Storage(sizes)
-    if module.copies == 1 and context.at_least("0.19.0"):
+    if module.copies == 1 and context.release.at_least("0.19.0"):
         kernel = _to_machete if _uses_machete(module, scheme, context) else _to_marlin
         return Storage(sizes, _awq_to_standard(*sizes[:2]) + kernel(*sizes))
     return Storage(sizes, replaced(*sizes))
@@ -191,13 +187,13 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     scales = module.copies * groups * module.outputs
     zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * INT32_BYTES
     loaded = (weight, index, zeros, scales * context.dtype_bytes)
-    marlin = context.runs_marlin and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
+    marlin = context.runs_marlin and context.release.at_least("0.4.2") and scheme.weight_bits in (4, 8)
     if not marlin or context.quantization_flag == "gptq":
         return Storage(loaded)
     plain = not (scheme.act_order or scheme.zero_point)
-    if plain and _uses_machete(module, scheme, context) and context.at_least("0.6.3"):
+    if plain and _uses_machete(module, scheme, context) and context.release.at_least("0.6.3"):
         # Machete repacks weights and scales; the loaded zero points and g_idx stay allocated.
-        return Storage(loaded, replaced(weight, 0 if context.at_least("0.29.0") else None, None, loaded[3]))
+        return Storage(loaded, replaced(weight, 0 if context.release.at_least("0.29.0") else None, None, loaded[3]))
     steps = replaced(weight, index if scheme.act_order else 0, zeros if scheme.zero_point else 0, loaded[3])
     return Storage(loaded, (*steps, index) if scheme.act_order else steps)
 
@@ -236,8 +232,8 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
         steps = (weight, copies * FLOAT32_BYTES, ~0)
         # 0.16+ keeps the weights of a layer on the meta device until all are read. 0.13 to 0.15 quantize a layer when
         # it is read, but the loader's list of parameters references the 16-bit ones of every layer.
-        streams = context.at_least("0.16.0")
-        freed_last = context.at_least("0.13.0") and not streams
+        streams = context.release.at_least("0.16.0")
+        freed_last = context.release.at_least("0.13.0") and not streams
         return Storage((weight * context.dtype_bytes,), steps, streams, freed_last)
     loaded = (weight, copies * shards * FLOAT32_BYTES, *activation)
     if context.fp8_kernels or scheme.number == "int":
@@ -273,7 +269,7 @@ def _grouped_float(module: Module, scheme: Quantization, context: StorageContext
 
 def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """gpt-oss experts, padded for the kernel of this GPU and release."""
-    rows, columns = _mxfp4_sizes(module, ".w13" in module.name, context)
+    rows, columns = _mxfp4_sizes(module, context)
     copies = module.copies
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
     bias = (copies * rows * context.dtype_bytes,) if module.bias else ()
@@ -284,11 +280,11 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
         return Storage(loaded, replaced(weight, scales, *wide))
     packed = columns // 2
     tile = copies * round_up(rows, 256)
-    if context.at_least("0.21.0"):
+    if context.release.at_least("0.21.0"):
         # Triton kernels 3.5.1 pad the scales to 256 rows by 4 groups.
         return Storage(loaded, replaced(weight, tile * round_up(columns // 32, 4), *wide))
     groups = round_up(columns // 32, 2)
-    if context.at_least("0.19.0"):
+    if context.release.at_least("0.19.0"):
         # Triton kernels 3.6.0 pad the packed inputs to 64 and keep the loaded scales.
         swizzled = copies * rows * round_up(packed, 64)
         return Storage(loaded, (*replaced(swizzled, None, *wide), tile * groups))
@@ -300,7 +296,7 @@ def _uses_marlin_for_mxfp4(context: StorageContext) -> bool:
     if context.vendor != "nvidia" or context.wants_marlin:
         return context.vendor == "nvidia"
     major = context.capability[0]
-    return major not in (9, 10) or (major == 9 and not context.at_least("0.12.0"))
+    return major not in (9, 10) or (major == 9 and not context.release.at_least("0.12.0"))
 
 
 def _uses_triton_on_hopper(context: StorageContext) -> bool:
@@ -308,17 +304,17 @@ def _uses_triton_on_hopper(context: StorageContext) -> bool:
     return context.vendor == "nvidia" and context.capability[0] == 9 and not _uses_marlin_for_mxfp4(context)
 
 
-def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
-    """Padded rows and columns: the hidden size and the expert width (doubled for gate and up)."""
+def _mxfp4_sizes(module: Module, context: StorageContext) -> tuple[int, int]:
+    """Rows and columns of an expert's gate and up matrix, or down matrix, as padded for the kernel."""
     if _uses_triton_on_hopper(context):
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":
         hidden_step, width_step = 256, 256
     elif context.capability[0] == 10 and not _uses_marlin_for_mxfp4(context):
-        hidden_step, width_step = 256, 128 if context.at_least("0.21.0") else 256
+        hidden_step, width_step = 256, 128 if context.release.at_least("0.21.0") else 256
     else:
         hidden_step, width_step = 256, 128
-    if up:
+    if ".w13" in module.name:  # gate and up
         return 2 * round_up(module.outputs // 2, width_step), round_up(module.inputs, hidden_step)
     return round_up(module.outputs, hidden_step), round_up(module.inputs, width_step)
 
@@ -328,7 +324,7 @@ def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext)
     if scheme.weight_bits == 8:
         return _int8(module, scheme, context)
     blocks = module.elements // 64
-    nested = not context.at_least("0.9.2")
+    nested = not context.release.at_least("0.9.2")
     scales = blocks + cdiv(blocks, 256) * FLOAT32_BYTES if nested else blocks * FLOAT32_BYTES
     return Storage((module.elements // 2, scales))
 
