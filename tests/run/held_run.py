@@ -78,7 +78,10 @@ class Run:
         return str(until(find))
 
     def serving(self, times: int = 1) -> None:
-        until(lambda: self.err.exists() and self.err.read_text().count("legroom: serving at") >= times)
+        try:
+            until(lambda: self.err.exists() and self.err.read_text().count("legroom: serving at") >= times)
+        except AssertionError as error:
+            raise AssertionError(f"it does not serve: {self.err.read_text() if self.err.exists() else ''}") from error
 
     def file(self) -> dict[str, Any]:
         record: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())

@@ -9,7 +9,8 @@ purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
 STAND_IN_EXIT=N ends with that code instead of starting; while the file STAND_IN_BROKEN is there, it ends with 1.
-STAND_IN_LATE_THREAD ends the worker's first thread a second before its last, as a process with much memory may.
+STAND_IN_LATE_THREAD ends the worker's first thread at once and its last a second after the engine, as a process with much
+memory may.
 STAND_IN_CGROUP=FOLDER puts it there first, as a container would; in it the prompt "eat" makes the engine take more
 memory than it may.
 `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt "too much" runs it out of memory, "in pieces" out of
@@ -122,7 +123,7 @@ def be_engine(server: Server, ready: int) -> None:
     worker = os.fork()
     if worker == 0:
         if "STAND_IN_LATE_THREAD" in os.environ:
-            threading.Thread(target=time.sleep, args=(1.0,)).start()
+            threading.Thread(target=outlive, args=(os.getppid(),)).start()
             ctypes.CDLL(None).pthread_exit(None)
         while True:
             time.sleep(3600)
@@ -138,6 +139,12 @@ def be_engine(server: Server, ready: int) -> None:
     os.write(ready, b".")
     os.waitpid(worker, 0)
     os._exit(1)
+
+
+def outlive(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    time.sleep(1.0)
 
 
 def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
