@@ -9,8 +9,8 @@ purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
 STAND_IN_EXIT=N ends with that code instead of starting; while the file STAND_IN_BROKEN is there, it ends with 1.
-STAND_IN_LATE_THREAD ends the worker's first thread at once and its last a second after the engine, as a process with much
-memory may.
+STAND_IN_LATE_THREAD ends the worker's first thread at once and its last a second after the engine, as a process with
+much memory may.
 STAND_IN_CGROUP=FOLDER puts it there first, as a container would; in it the prompt "eat" makes the engine take more
 memory than it may.
 `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt "too much" runs it out of memory, "in pieces" out of
