@@ -10,7 +10,7 @@ from legroom.facts.flags import flag_name, flags_ever
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """`NAME=value` before a command."""
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?)-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
@@ -66,11 +66,12 @@ def has_variable(word: str) -> bool:
 
 
 def expand_variables(word: str, env: Mapping[str, str]) -> str:
-    """A word with `$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known."""
+    """A word with `$NAME`, `$(NAME)` and `${NAME:-default}`, which an empty value takes too, replaced where known."""
 
     def known_value(variable: re.Match[str]) -> str:
-        name = variable[1] or variable[3] or variable[4]
-        return env[name] if name in env else variable[2] or variable[0]
+        name = variable[1] or variable[4] or variable[5]
+        default = variable[3] if variable[2] and not env.get(name) else None
+        return default or env.get(name, variable[3] or variable[0])
 
     return _VARIABLE.sub(known_value, word) if "$" in word else word
 
