@@ -183,7 +183,7 @@ def _card_names() -> re.Pattern[str]:
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
     return re.compile(
-        rf"(?<![\w.-])(?=[\w|])(?:({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+        rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:(?i:[gr]tx[ _-]?)?({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
     )
 
 

@@ -184,7 +184,7 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         others = [pair for pair in assessed if pair[0] is not planned[0]]
         # A place told in prose gives way to the plan.
         strength = max((pair[1].strength for pair in others), default=Strength.NONE)
-        assessed = [(planned[0], replace(planned[1], strength=max(strength, Strength.LIKELY))), *others]
+        assessed = [(planned[0], replace(planned[1], strength=max(strength, planned[1].strength))), *others]
     if case.is_oom and not case.has_site_frame:
         assessed = [(cause, _by_contrast(cause, assessment, case)) for cause, assessment in assessed]
     assessed.sort(key=lambda pair: -pair[1].strength)
@@ -214,9 +214,11 @@ def _with_told_causes(
 
 
 def _is_only_described(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
-    """Whether neither a printed failure nor printed figures show the first cause, so that words are all there is."""
+    """Whether no printed failure, printed figure or plan shows the first cause, so that words are all there is."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
-    return case.is_only_described and not any(item.role in ("milestone", "once", "stats") for item in shown)
+    is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
+    printed = ("milestone", "once", "stats")
+    return case.is_only_described and not is_planned and not any(item.role in printed for item in shown)
 
 
 def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
@@ -255,7 +257,8 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
     why = "The text does not show where memory ran out; this is where the plan of the same command does."
-    proven = Assessment(Strength.LIKELY, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
+    strength = Strength.SHOWN if plan.verdict == "does_not_fit" else Strength.LIKELY
+    proven = Assessment(strength, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
     return None if cause is None else (cause, proven)
 
 
