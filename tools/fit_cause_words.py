@@ -20,14 +20,14 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
-from legroom.diagnosis.cause_words import word_vector, words
+from legroom.diagnosis.cause_words import concepts, description_vector, words
 
 STEP = 1.0
 """Weights are rounded to multiples of it: a quarter of it changes no share below by more than two in a hundred."""
 FEWEST_TEXTS = 3
 """A word of fewer texts is left out: it is the name of one model or person."""
-PENALTY = 30.0
-"""The inverse of the penalty on weights: 10 states too little of retold threads, 100 too much of pasted texts."""
+PENALTY = 10.0
+"""The inverse of the penalty on weights: 30 states too much of pasted texts."""
 TARGET = Path(__file__).parents[1] / "src/legroom/facts/data/cause_words.json"
 
 WRITTEN = "written"
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 class Fit:
-    """A classifier fitted to rows."""
+    """A classifier fitted to the words and concepts of rows."""
 
     def __init__(self, rows: list[Row]) -> None:
         counts = [Counter(words(row["text"])) for row in rows]
@@ -44,23 +44,25 @@ class Fit:
         self.rarity = {
             word: round((math.log((1 + len(rows)) / (1 + number)) + 1) / STEP) * STEP for word, number in known.items()
         }
-        self.column = {word: at for at, word in enumerate(sorted(known))}
+        spoken_of = {name for row in rows for name in concepts(row["text"])}
+        self.column = {token: at for at, token in enumerate(sorted({*known, *spoken_of}))}
         model = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=300)
-        model.fit(self.matrix(counts), [row["cause"] for row in rows])
+        model.fit(self.matrix(rows, counts), [row["cause"] for row in rows])
         self.causes = list(model.classes_)
         self.weights, self.intercepts = model.coef_, model.intercept_
 
-    def matrix(self, counts: list[Counter[str]]) -> csr_matrix:
+    def matrix(self, rows: list[Row], counts: list[Counter[str]]) -> csr_matrix:
         cells = [
-            (value, at, self.column[word])
-            for at, each in enumerate(counts)
-            for word, value in word_vector(each, self.rarity).items()
+            (value, at, self.column[token])
+            for at, (row, each) in enumerate(zip(rows, counts, strict=True))
+            for token, value in description_vector(each, concepts(row["text"]), self.rarity).items()
+            if token in self.column
         ]
         values, at, columns = zip(*cells, strict=True)
-        return csr_matrix((values, (at, columns)), shape=(len(counts), len(self.column)))
+        return csr_matrix((values, (at, columns)), shape=(len(rows), len(self.column)))
 
     def chances(self, rows: list[Row]) -> np.ndarray:
-        scores = self.matrix([Counter(words(row["text"])) for row in rows]) @ self.weights.T + self.intercepts
+        scores = self.matrix(rows, [Counter(words(row["text"])) for row in rows]) @ self.weights.T + self.intercepts
         raised = np.exp(scores - scores.max(1, keepdims=True))
         return raised / raised.sum(1, keepdims=True)
 
@@ -101,7 +103,7 @@ def main() -> None:
         return
     fitted = Fit(rows)
     table = {
-        word: [round(fitted.rarity[word] / STEP), *(round(w / STEP) for w in fitted.weights[:, at])]
+        word: [round(fitted.rarity.get(word, 0) / STEP), *(round(w / STEP) for w in fitted.weights[:, at])]
         for word, at in fitted.column.items()
     }
     content = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -30,9 +30,9 @@ _FEWEST_WORDS = 6
 """Of 2,852 descriptions 99 in 100 have more words."""
 _MOST_CHARS = 20_000
 """Twenty times the longest of them: more is a log of some other program."""
-_SHOWN_WORDS = 3
-_SHORTEST_SHOWN = 4
-"""Shorter words are grammar."""
+_QUOTED_CHARS = 100
+_FEW_CONCEPTS = 4
+"""One concept alone has the length 1 / sqrt(5), ten have 0.85 together."""
 _TITLE_COUNTS = 3
 """As often a word of the first line counts: of 21 pasted reports 18 were read right instead of 15."""
 
@@ -45,14 +45,19 @@ class WordEvidence:
     lines: tuple[tuple[int, str], ...]
 
     def proof(self, cause: str) -> Evidence:
-        """The line whose words point most to this cause; its fact `words` names the most telling ones of the text."""
-        gains = _gains(self.counts, cause)
-        shown = max(self.lines, key=lambda line: sum(gains.get(word, 0.0) for word in set(words(line[1]))))
-        spelled = dict(pair for _, line in self.lines for pair in _spellings(line))
-        said = {stem: word for stem, word in spelled.items() if not word.isascii() or len(word) >= _SHORTEST_SHOWN}
-        telling = sorted((stem for stem in said if gains.get(stem, 0) > 0), key=lambda stem: -gains[stem])
-        facts = {"words": ", ".join(said[stem] for stem in telling[:_SHOWN_WORDS])}
-        return Evidence("words_told", "platform", shown[0], shown[1].strip()[:400], facts, is_told=True)
+        """The line that points most to this cause; its fact `clause` quotes the part that does."""
+        gains = _gains(self.counts, self.concepts, cause)
+        number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
+        line = line.strip()
+        starts = (max(at.start() - _QUOTED_CHARS // 3, 0) for at in re.finditer(r"\S+", line))
+        quotes = [line[start : start + _QUOTED_CHARS] for start in starts] if len(line) > _QUOTED_CHARS else [line]
+        facts = {"clause": max(quotes, key=lambda quote: _gain_of(quote, gains))}
+        return Evidence("words_told", "platform", number, line[:400], facts, is_told=True)
+
+    @property
+    def concepts(self) -> tuple[str, ...]:
+        """What the lines speak of."""
+        return concepts("\n".join(line for _, line in self.lines))
 
     @property
     def counts(self) -> Counter[str]:
@@ -68,7 +73,7 @@ def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None
     told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
     if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(counts := told.counts) < _FEWEST_WORDS:
         return None
-    likelihoods = _likelihoods(counts)
+    likelihoods = _likelihoods(counts, told.concepts)
     return replace(told, likelihoods=likelihoods) if likelihoods else None
 
 
@@ -96,22 +101,40 @@ def _stem(word: str) -> str:
     return word.removesuffix(next(endings, ""))
 
 
-def word_vector(counts: Mapping[str, int], rarity: Mapping[str, float]) -> dict[str, float]:
-    """The known words of a text by how often they stand there and how rare they are; many are of length 1, few less."""
+@cache
+def _concepts() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    table: Mapping[str, str] = read_data("evidence.json")["concepts"]
+    return tuple((f"%{name}", re.compile(pattern)) for name, pattern in table.items())
+
+
+def concepts(text: str) -> tuple[str, ...]:
+    """What a text speaks of, in whichever words and language: `%release`, `%kv_full` (`evidence.json`)."""
+    lowered = text.lower()
+    return tuple(name for name, pattern in _concepts() if pattern.search(lowered))
+
+
+def description_vector(
+    counts: Mapping[str, int], spoken_of: Sequence[str], rarity: Mapping[str, float]
+) -> dict[str, float]:
+    """The known words of a text by how often they stand there and how rare they are, and its concepts.
+
+    Many words are of length 1, few of less, and so are concepts.
+    """
     weighed = {word: (1 + math.log(count)) * rarity[word] for word, count in counts.items() if word in rarity}
     length = math.hypot(*weighed.values(), _FEW_WORDS_LENGTH)
-    return {word: weight / length for word, weight in weighed.items()}
+    share = 1 / math.sqrt(len(spoken_of) + _FEW_CONCEPTS)
+    return {word: weight / length for word, weight in weighed.items()} | dict.fromkeys(spoken_of, share)
 
 
 @dataclass(frozen=True)
 class _Classifier:
-    """A multinomial logistic regression on words."""
+    """A multinomial logistic regression on words and concepts."""
 
     causes: tuple[str, ...]
     intercepts: tuple[float, ...]
     rarity: Mapping[str, float]
     weights: Mapping[str, tuple[float, ...]]
-    """Of each word, a weight for each cause."""
+    """Of each word and concept, a weight for each cause."""
 
 
 @cache
@@ -119,27 +142,32 @@ def _classifier() -> _Classifier:
     fitted: dict[str, Any] = read_data("cause_words.json")
     step = fitted["step"]
     weights = {word: tuple(step * value for value in row[1:]) for word, row in fitted["words"].items()}
-    rarity = {word: row[0] * step for word, row in fitted["words"].items()}
+    rarity = {word: row[0] * step for word, row in fitted["words"].items() if row[0]}
     return _Classifier(tuple(fitted["causes"]), tuple(fitted["intercepts"]), rarity, weights)
 
 
-def _likelihoods(counts: Mapping[str, int]) -> dict[str, float]:
-    """How likely each cause makes these words, up to one factor; empty where none is known."""
+def _likelihoods(counts: Mapping[str, int], spoken_of: Sequence[str]) -> dict[str, float]:
+    """How likely each cause makes these words and concepts, up to one factor; empty where no word is known."""
     fitted = _classifier()
-    vector = word_vector(counts, fitted.rarity)
-    if not vector:
+    if not fitted.rarity.keys() & counts.keys():
         return {}
+    vector = description_vector(counts, spoken_of, fitted.rarity)
     columns = zip(
-        *(tuple(share * weight for weight in fitted.weights[word]) for word, share in vector.items()), strict=True
+        *(tuple(share * weight for weight in fitted.weights[token]) for token, share in vector.items()), strict=True
     )
     scores = [start + sum(column) for start, column in zip(fitted.intercepts, columns, strict=True)]
     return {cause: math.exp(score - max(scores)) for cause, score in zip(fitted.causes, scores, strict=True)}
 
 
-def _gains(counts: Mapping[str, int], cause: str) -> dict[str, float]:
-    """How much each word speaks for this cause rather than for the average cause."""
+def _gains(counts: Mapping[str, int], spoken_of: Sequence[str], cause: str) -> dict[str, float]:
+    """How much each word and concept speaks for this cause rather than for the average cause."""
     fitted = _classifier()
     at = fitted.causes.index(cause)
-    vector = word_vector(counts, fitted.rarity)
-    mean = {word: sum(fitted.weights[word]) / len(fitted.causes) for word in vector}
-    return {word: share * (fitted.weights[word][at] - mean[word]) for word, share in vector.items()}
+    vector = description_vector(counts, spoken_of, fitted.rarity)
+    mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in vector}
+    return {token: share * (fitted.weights[token][at] - mean[token]) for token, share in vector.items()}
+
+
+def _gain_of(line: str, gains: Mapping[str, float]) -> float:
+    """How much the words and concepts of one line speak for a cause."""
+    return sum(gains.get(token, 0.0) for token in {*words(line), *concepts(line)})
