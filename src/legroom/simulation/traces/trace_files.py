@@ -78,7 +78,10 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
     lines = _bounded_lines(file, path, None if is_one_document else _MAX_LINE_CHARS)
     if limit is not None and not is_one_document:
         lines = itertools.islice(lines, limit)
-    return FORMATS[format_name].read(lines, path)
+    try:
+        return FORMATS[format_name].read(lines, path)
+    except OverflowError:
+        raise LegroomError(f"{path}: a number is too large", "drop the request from the trace or fix it") from None
 
 
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
