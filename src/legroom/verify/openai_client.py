@@ -130,6 +130,7 @@ class ServerClient:
 
     @property
     def session(self) -> aiohttp.ClientSession:
+        """The HTTP session, which is open inside `async with`."""
         assert self._session is not None
         return self._session
 
@@ -148,7 +149,7 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server does not tokenize."""
+        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server gives fewer than eight."""
         try:
             answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
