@@ -74,6 +74,7 @@ class RunChild:
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> platform.State:
+        """Whether the run's vLLM process lives; ActionFailed where the `legroom run` itself does not."""
         record = self._run_record()
         if process_identity(int(record["pid"])) is None:
             raise platform.ActionFailed(f"the {self.name} is gone (process {record['pid']})")

@@ -20,13 +20,14 @@ class DrainMethod(Protocol):
     """A way to keep new requests from a server. `begin` and `end` may be called twice."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What drains, in words: `the guard`."""
 
     async def begin(self) -> None:
-        """Make new requests be refused or routed elsewhere; raises `ActionFailed`."""
+        """Makes new requests be refused or routed elsewhere, unless the platform does; raises `ActionFailed`."""
 
     async def end(self) -> None:
-        """Let new requests in again; raises `ActionFailed`."""
+        """Lets new requests in again; raises `ActionFailed`."""
 
     async def in_flight(self) -> float | None:
         """Admitted requests that are not answered yet; None where they are not counted."""
@@ -50,6 +51,7 @@ class GuardDrain:
         await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
+        """The requests that the guard says are running and waiting; None where it says neither."""
         status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
@@ -127,12 +129,6 @@ class NoDrain(DrainMethod):
     def name(self) -> str:
         return "nothing"
 
-    async def begin(self) -> None:
-        pass
-
-    async def end(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class PlatformDrain(NoDrain):
@@ -164,10 +160,10 @@ async def wait_until_empty(
     drain_method: DrainMethod,
     busy: Callable[[], Awaitable[float | None]] | None,
     deadline_s: float,
-    poll_s: float = 0.5,
+    poll_s: float = 0.25,
 ) -> Drained:
-    """Waits until no request is left, by the drain's own count and by `busy`, or `deadline_s` have passed. `busy`
-    returns the server's count of requests; where it returns None, some may be left."""
+    """Waits until twice in a row no request is left, by the drain's own count and by `busy`, or `deadline_s` have
+    passed. `busy` returns the server's count of requests; where it returns None, some may be left."""
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:

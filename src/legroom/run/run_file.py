@@ -53,6 +53,7 @@ class ProcessRecord:
             say(_NOT_WRITTEN)
 
     def last_lines(self, count: int) -> list[str]:
+        """The last lines of the log, with those that could not be written to it."""
         return last_lines(self.log.readable(), count)
 
     def task_input(self) -> dict[str, Any]:
@@ -128,19 +129,19 @@ class RunFile:
             return locks.pop_all()
 
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        """Writes the content with the log's path and the time; reports a failure once."""
+        """Writes the content with the log's path and the time; reports a failure once; `retry_write` tries again."""
         content = {**content, "log": str(self.log), "started_s": time.time()}
-        problem = self.write(content)
+        problem = self._write(content)
         if problem and not self._pending_record:
             say(problem)
         self._pending_record = content if problem else {}
 
     def retry_write(self) -> None:
         """Writes the content again that could not be written before."""
-        if self._pending_record and not self.write(self._pending_record):
+        if self._pending_record and not self._write(self._pending_record):
             self._pending_record = {}
 
-    def write(self, content: Mapping[str, Any]) -> str:
+    def _write(self, content: Mapping[str, Any]) -> str:
         """Replaces the file atomically; returns the problem, or "". On a full disk the old file makes room for it."""
         problem = ""
         for _ in range(2):

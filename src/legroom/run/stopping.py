@@ -66,6 +66,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -125,6 +126,7 @@ class Stopping:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the server is to end, for good or for a restart."""
         return self.stop_requested or self.restart_requested
 
     def reset(self) -> None:
