@@ -59,7 +59,7 @@ class ScaledReplay:
 
     @property
     def flaps(self) -> int:
-        """How often the fleet grew within a few replica start times of shrinking."""
+        """How often the fleet grew within two start-up times of shrinking."""
         flap_s = _FLAP_STARTS * self.policy.start_s
         shrank_s, count = -math.inf, 0
         for time_s, before, after in self.changes:

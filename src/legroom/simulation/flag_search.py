@@ -99,7 +99,8 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` (GPU name, candidates) of which one server holds the load, also a longer one; or None."""
+    """The first of `cards` (GPU name, candidates) of which one server holds the load, also when it is repeated; or
+    None."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
@@ -307,7 +308,7 @@ def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether the candidate keeps up with the trace repeated; None where it lasts long beside the p99 latency."""
+    """Whether the candidate keeps up with the trace repeated; None for one that is long enough, or arrives at once."""
     # An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     trace = task.trace
     duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99

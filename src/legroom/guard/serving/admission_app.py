@@ -139,6 +139,7 @@ class AdmissionApp:
         admission, status, is_complete, is_replaced = self.admission, 0, False, False
 
         async def observe_and_send(message: Message) -> None:
+            """Send a message of the response; learn from its chunks, and replace the 500 of a dead engine."""
             nonlocal status, is_complete, is_replaced
             if message["type"] == "http.response.body":
                 if status == 200 and (chunk := message.get("body")):

@@ -30,7 +30,7 @@ RETRY_INTERVAL_S = 5.0
 
 
 def checked_paths(version: str) -> tuple[str, ...]:
-    """Path prefixes that need an API key in this vLLM release; of an unknown release, those of every release."""
+    """Path prefixes that need an API key in this vLLM release; of an unknown one, those that every release checks."""
     try:
         running = release(version)
     except LegroomError:

@@ -30,6 +30,7 @@ class BoundedCache(Generic[V]):
         self._values: OrderedDict[Any, V] = OrderedDict()
 
     def get(self, key: Any) -> V | None:
+        """The key's value, which is not a use of it; None where missing."""
         return self._values.get(key)
 
     def get_or_add(self, key: Any) -> V:

@@ -262,7 +262,7 @@ class FastReplay:
         return self._timeline(interrupted)
 
     def _tally_field(self, name: str) -> int:
-        """One total of the replay (a field of `Tally`), read from the kernel's state."""
+        """One field of the kernel's `StateRow`, such as a total of `Tally`."""
         return int(rows.column(self.sim.state, name, self.use_numba)[0])
 
     def _column(self, name: str) -> Any:
