@@ -67,7 +67,7 @@ class Goal:
     time_per_token_p99: float | None = None
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
-        """Whether the setting keeps up with the arrivals, within the limits of p99 latencies and preemptions."""
+        """Whether requests finish, and keep up with the arrivals within the limits of p99 latencies and preemptions."""
         return (
             outcome.finished > 0
             and outcome.keeps_up
