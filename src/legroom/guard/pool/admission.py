@@ -177,7 +177,7 @@ class Admission:
 
     def admit(self, request: GuardedRequest) -> Refusal | None:
         """Reserve the request's blocks or queue it (see `is_waiting`), and return None; or return a refusal, if it can
-        never fit or the queue is full."""
+        never fit, the queue is full, or the policy keeps all out while the pool's size is unknown."""
         if request.demand.kind is Kind.TEXT:
             self.metrics.admitted += 1
             return None

@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 
 from legroom.guard.request.endpoints import Kind
 from legroom.guard.request.media import Media, media_of, values_beside_media
-from legroom.guard.request.prefixes import (
-    MOST_KEYS,
-    MOST_KEYS_PER_REQUEST,
-    PrefixChain,
-    PrefixUnit,
-    chain_of_ids,
-    chain_of_text,
-)
+from legroom.guard.request.prefixes import MOST_KEYS_PER_REQUEST, PrefixChain, PrefixUnit, chain_of_ids, chain_of_text
 
 MOST_PROMPTS = 1 << 16
 """Most prompts of one request, vLLM's own order of magnitude for a batch; one with more is refused."""
@@ -75,11 +68,10 @@ class BodyWalk:
         hashes."""
         if self._unit is None or self.keys_left <= 0:
             return None
-        most_keys = min(MOST_KEYS, self.keys_left)
         if isinstance(prompt, str):
-            chain = chain_of_text(prompt, self._unit, self._seed, most_keys)
+            chain = chain_of_text(prompt, self._unit, self._seed, self.keys_left)
         else:
-            chain = chain_of_ids(prompt, self._unit, self._seed, most_keys)
+            chain = chain_of_ids(prompt, self._unit, self._seed, self.keys_left)
         self.keys_left -= len(chain.keys) if chain is not None else 0
         return chain
 
