@@ -28,6 +28,7 @@ class DockerContainer:
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
+        """Running unless paused, as Docker says; the PID and the start time are the identity."""
         return _state_from_inspect(await _inspect_state(self.container))
 
     async def restart(self, request: platform.RestartRequest) -> None:

@@ -43,7 +43,8 @@ class Workload:
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> platform.State:
-        """The identity is the token of the last restart, and a hash of images and arguments."""
+        """The identity is the last restart's token and a hash of images and arguments; it runs with one ready
+        replica."""
         workload = await self._read_manifest()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)

@@ -13,8 +13,6 @@ from legroom.actions.programs import run_checked
 from legroom.live.metrics.scrape import ssl_argument
 from legroom.records import dataclass, field
 
-_ZERO_POLLS = 2  # one poll may fall between a request's end in the engine and its last bytes to the client
-
 
 class DrainMethod(Protocol):
     """A way to keep new requests from a server. `begin` and `end` may be called twice."""
@@ -24,7 +22,7 @@ class DrainMethod(Protocol):
         """What drains, in words: `the guard`."""
 
     async def begin(self) -> None:
-        """Makes new requests be refused or routed elsewhere, unless the platform does; raises `ActionFailed`."""
+        """Makes new requests be refused or routed elsewhere; raises `ActionFailed`."""
 
     async def end(self) -> None:
         """Lets new requests in again; raises `ActionFailed`."""
@@ -129,6 +127,12 @@ class NoDrain(DrainMethod):
     def name(self) -> str:
         return "nothing"
 
+    async def begin(self) -> None:
+        """Nothing keeps new requests away."""
+
+    async def end(self) -> None:
+        """New requests were let in all the time."""
+
 
 @dataclass(frozen=True)
 class PlatformDrain(NoDrain):
@@ -173,7 +177,7 @@ async def wait_until_empty(
             left = None if running is None else max(running, left or 0.0)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
-        if zeros >= _ZERO_POLLS:
+        if zeros == 2:  # one poll may fall between a request's end in the engine and its last bytes to the client
             return Drained(True, waited_s, 0.0)
         if waited_s >= deadline_s:
             return Drained(False, waited_s, left)

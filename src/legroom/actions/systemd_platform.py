@@ -10,7 +10,6 @@ from legroom.actions.programs import run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
-_DROP_IN = "90-legroom.conf"
 _PREFIXES = "@-:+!"  # of the program in ExecStart
 
 
@@ -92,7 +91,7 @@ class SystemdUnit:
         else:
             folder = Path("/etc/systemd/system")
         unit = self.unit if "." in self.unit else f"{self.unit}.service"
-        return folder / f"{unit}.d" / _DROP_IN
+        return folder / f"{unit}.d" / "90-legroom.conf"
 
 
 def effective_exec_start(text: str) -> list[str]:

@@ -39,8 +39,6 @@ _CPU_PROCESSES = 3
 """API server, engine core and worker of the CPU build."""
 _SPARE = 0.05
 """Share of a memory limit for file pages and kernel buffers, which the estimate leaves out."""
-_LEAST_POOL_BYTES = 64 * MIB
-_ANY_CARD = "192GiB"
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
         shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
         with contextlib.suppress(LegroomError):
             # Weights have the same size on a CPU as on any card.
-            planned = plan_on_machine(command, environ, Machine(_ANY_CARD))
+            planned = plan_on_machine(command, environ, Machine("192GiB"))
             shares.append(HostShare("weights", planned.layout.weights.bytes))
         shares += [HostShare("KV cache", pool)] if pool else []
         return HostEstimate(tuple(shares), pool)
@@ -115,7 +113,7 @@ def _host_memory_fixes(
 def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
     """A fix that lowers a CPU's KV cache from `pool` to `room` bytes; none below 64 MiB, or where it fits."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
-    if not _LEAST_POOL_BYTES <= room < pool:
+    if not 64 * MIB <= room < pool:
         return
     in_env = {**environ, **command.env}.get("VLLM_CPU_KVCACHE_SPACE") and command.args.kv_cache_memory_bytes is None
     if in_env and room >= GIB:
@@ -136,10 +134,6 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
     return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,))
 
 
-MIN_CONFIDENCE = 0.5
-"""Fixes below this confidence are reported, but not tried."""
-MIN_PROBABILITY = 0.1
-"""A cause that is less likely than one in ten is not worth a restart."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
 )
@@ -341,11 +335,11 @@ def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
     """Fixes of 0.5 confidence or more by flags or variables, in the diagnosis's order up to its first cause below
     0.1."""
     for finding in findings:
-        if finding.confidence < MIN_PROBABILITY:
+        if finding.confidence < 0.1:
             return
         for fix in finding.fixes:
             is_allowed = fix.kind not in NOT_A_FIX and not _NEVER_CHANGED & fix.flags.keys()
-            if is_allowed and fix.confidence >= MIN_CONFIDENCE and (fix.flags or fix.env):
+            if is_allowed and fix.confidence >= 0.5 and (fix.flags or fix.env):
                 yield fix
 
 

@@ -13,7 +13,6 @@ from legroom.records import dataclass, field
 from legroom.run.run_options import RunOptions
 
 Detail = Mapping[str, Any]
-LINES_SHOWN = 15
 
 
 @dataclass(frozen=True)

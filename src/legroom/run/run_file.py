@@ -24,8 +24,6 @@ from legroom.live.kernel_memory import Cgroup, KernelAccount
 from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
 from legroom.process_lock import single_process
 
-_NOT_WRITTEN = "the log cannot be written (is the disk full?): its newest lines are kept in memory"
-
 
 class ProcessRecord:
     """The log and the memory account of one server process."""
@@ -50,7 +48,7 @@ class ProcessRecord:
         """Reports once that the log cannot be written."""
         if self.log.problem and not self._is_problem_reported:
             self._is_problem_reported = True
-            say(_NOT_WRITTEN)
+            say("the log cannot be written (is the disk full?): its newest lines are kept in memory")
 
     def last_lines(self, count: int) -> list[str]:
         """The last lines of the log, with those that could not be written to it."""
@@ -131,17 +129,17 @@ class RunFile:
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Writes the content with the log's path and the time; reports a failure once; `retry_write` tries again."""
         content = {**content, "log": str(self.log), "started_s": time.time()}
-        problem = self._write(content)
+        problem = self.write(content)
         if problem and not self._pending_record:
             say(problem)
         self._pending_record = content if problem else {}
 
     def retry_write(self) -> None:
         """Writes the content again that could not be written before."""
-        if self._pending_record and not self._write(self._pending_record):
+        if self._pending_record and not self.write(self._pending_record):
             self._pending_record = {}
 
-    def _write(self, content: Mapping[str, Any]) -> str:
+    def write(self, content: Mapping[str, Any]) -> str:
         """Replaces the file atomically; returns the problem, or "". On a full disk the old file makes room for it."""
         problem = ""
         for _ in range(2):

@@ -56,7 +56,7 @@ class ServerCommand:
 
     @property
     def host(self) -> str:
-        """A local address at which the server can be reached."""
+        """The --host given; the loopback address where none is, or all interfaces are."""
         given = other_value(self.args, "--host") or ""
         return _WILDCARD_HOSTS.get(given, given)
 

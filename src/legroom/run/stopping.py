@@ -81,7 +81,6 @@ ERROR_REPLY_S = 1.0
 five seconds only (0.32), so it gets SIGINT when no client is left, or after this."""
 STOPPED_REPLY_S = 10.0
 """The same time where an engine is stopped and nobody asked for an end at once: a busy machine needs seconds."""
-_CLIENT_POLL_S = 0.1
 EXIT_GRACE_S = 1.5
 """Time to exit after that."""
 KILL_GRACE_S = 5.0
@@ -147,7 +146,7 @@ class Stopping:
     def next_check_s(self) -> float | None:
         """Seconds until `check` should be called again; None where no deadline runs."""
         left_s = self.left_s()
-        return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
+        return min(left_s, 0.1) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Child | None) -> None:
         """Drains, ends, kills or restarts the server (None between starts) as signals so far ask; passes others on."""

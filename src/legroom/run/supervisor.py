@@ -361,7 +361,7 @@ class Supervisor:
 
     def _last_lines(self) -> list[str]:
         """The last 15 lines that the present or last server printed."""
-        return self._process_record.last_lines(restart_policy.LINES_SHOWN) if self._process_record is not None else []
+        return self._process_record.last_lines(15) if self._process_record is not None else []
 
     def _run_task(self, name: str, task_input: Mapping[str, Any]) -> dict[str, Any] | None:
         """The output of a task, waited for while signals are handled; None where a stop was requested first."""
