@@ -32,7 +32,6 @@ PRESETS = {
 2023 (conversation: 1020 in, 129 out; code: 1500 in, 13 out), spreads follow from their means (1155, 211; 2048, 28)."""
 
 _PAIR = re.compile(r"(\d+)[/:,x](\d+)")
-_PROCESSES = ("poisson", "uniform", "bursts")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
         answer = max(1, min(128, context // 8))
         lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
         words = PRESETS[text].format(**lengths) if text in PRESETS else text
-        words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
+        words = words if words.split()[0] in ("poisson", "uniform", "bursts") else f"poisson {words}"
         trace = synthetic.read((words if "requests=" in words else f"{words} requests={count}"), seed)
     else:
         # The first requests of a trace file; raises LegroomError where there is no such file.

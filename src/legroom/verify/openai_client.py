@@ -63,12 +63,8 @@ class ServerRefusal:
         return f"{self.status}: {' '.join(text.split())[:_MAX_ERROR_CHARACTERS]}"
 
 
-class RouteMissing(LegroomError):
-    """The server has no such route."""
-
-
-class ApiKeyMissing(LegroomError):
-    """The server needs an API key."""
+class RouteClosed(LegroomError):
+    """The server has no such route, or needs an API key for it."""
 
 
 _SAMPLE_TEXT = (
@@ -137,7 +133,7 @@ class ServerClient:
     async def served(self, timeout_s: float = 10.0) -> ServedModel:
         """The first listed model; a `LegroomError` where the server is unreachable, unhealthy or lists none."""
         # Other OpenAI-compatible servers and gateways need not have /health.
-        with suppress(RouteMissing, ApiKeyMissing):
+        with suppress(RouteClosed):
             await self._request("GET", "/health", None, timeout_s, parse=False)
         document = await self._request("GET", "/v1/models", None, timeout_s)
         try:
@@ -213,9 +209,9 @@ class ServerClient:
             raise LegroomError(problem, "is it up?", UNREACHABLE) from None
         if response.status in (401, 403):
             hint = "give --api-key or OPENAI_API_KEY"
-            raise ApiKeyMissing(f"{self.url} wants an API key ({response.status})", hint, UNREACHABLE)
+            raise RouteClosed(f"{self.url} wants an API key ({response.status})", hint, UNREACHABLE)
         if response.status != 200:
-            kind = RouteMissing if response.status in (404, 405, 501) else LegroomError
+            kind = RouteClosed if response.status in (404, 405, 501) else LegroomError
             raise kind(f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE)
         try:
             return json.loads(text) if parse else text
