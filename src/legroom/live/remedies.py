@@ -143,7 +143,7 @@ def _startup_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | N
 
 
 def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For a full KV pool: a smaller batch (unless a guard already refuses requests), or a larger pool."""
+    """For a full KV pool: a smaller batch (unless a guard already refuses requests), and a larger pool."""
     if finding.kind != "refused_load":
         yield from _batch_remedies(finding, seen, planned)
     if planned is not None:
@@ -275,7 +275,7 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
 
 
 def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For another process on the GPU: how to find it, or a utilization lower by what it took."""
+    """For another process on the GPU: how to find it, and a utilization lower by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
     why = f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
     steps = ("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",)
@@ -301,7 +301,7 @@ def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterat
 
 
 def _prefix_cache_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For a low hit rate: turning prefix caching off, or a larger pool that keeps prefixes for longer."""
+    """For a low hit rate: turning prefix caching off, and a larger pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
     kept = ""

@@ -104,7 +104,6 @@ _ATTRIBUTES = ("pid", "create_time", "ppid", "name", "status", "cmdline", "exe",
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The inode of the initial PID namespace, fixed in the kernel; other namespaces hide processes."""
-_MAX_TITLE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,7 @@ def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[froze
     """The process of psutil's attributes (`info`; unreadable ones are empty), its files and connected processes."""
     name, is_zombie = printable(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
-    title = masked_log_text(" ".join(words))[:_MAX_TITLE_CHARACTERS]
+    title = masked_log_text(" ".join(words))[:160]
     program = Path(info["exe"] or "").name
     return ProcessInfo(
         pid=info["pid"],
