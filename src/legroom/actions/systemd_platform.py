@@ -64,6 +64,7 @@ class SystemdUnit:
         await self._daemon_reload()
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Writes the drop-in's earlier content back, or removes it, and reloads systemd."""
         platform.restore_file(Path(override.place), override.before)
         await self._daemon_reload()
 

@@ -96,10 +96,12 @@ class ClientConnection(HttpToolsProtocol):
         self._is_reading, self._has_cycle = True, False
 
     def on_url(self, url: bytes) -> None:
+        """Called by the parser: count the bytes of the target, which are part of the head's limit."""
         self._count_header_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser: count the header's bytes; trailers behind the body are dropped."""
         self._count_header_bytes(len(name) + len(value) + 4)
         if not self._has_cycle:  # after the head these are trailers, which must not become headers
             super().on_header(name, value)
@@ -214,6 +216,7 @@ class ClientConnection(HttpToolsProtocol):
         self._unsent_bytes = unsent_bytes(self.transport)
 
     def resume_writing(self) -> None:
+        """Called when the client has caught up: it is stalled no longer."""
         super().resume_writing()
         self.stalled_since_s = 0.0
 

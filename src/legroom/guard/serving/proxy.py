@@ -160,6 +160,7 @@ class Proxy(AdmissionApp):
 
     @property
     def clients(self) -> set[ClientConnection]:
+        """The open connections of clients."""
         return self.server_state.connections  # type: ignore[return-value]
 
     async def start(self) -> asyncio.Server:

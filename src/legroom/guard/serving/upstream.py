@@ -188,6 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._waiter
 
     def _wake_reader(self) -> None:
+        """Let the reader that awaits `changed()` go on."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -249,6 +250,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._wake_reader()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser: keep the header, and note how the end of the body will show."""
         name = name.lower()
         self.headers.append((name, value))
         self._has_length = self._has_length or name == b"content-length"
@@ -272,6 +274,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
+        """Called by the parser at the end of a response, also of a 1xx one, which is not the end."""
         if self.status and not self.is_complete:
             self.is_complete = True
             self._is_reusable = self._parser.should_keep_alive()
