@@ -19,7 +19,8 @@ _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 
 
 def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
-    """(vLLM's message, hint) where no attention backend is left for a kind of layer; NVIDIA cards only."""
+    """(vLLM's message, hint) for each refusal of the release's attention backends: none runs a kind of layer, or the
+    chosen one lacks a feature in use. Nothing for cards that are not NVIDIA's or not in the release's table."""
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
@@ -70,7 +71,8 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
 def _refusal(
     needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu, release: Release
 ) -> Iterator[tuple[str, str]]:
-    """vLLM's message and a hint where the named backend, or every one, rejects the layer; otherwise nothing."""
+    """vLLM's message and a hint where the named backend or every one rejects the layer, or Triton runs it on a card
+    too old for the KV cache dtype; otherwise nothing."""
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
     if named and against[named]:
         hint = f"leave --attention-backend out, or use {_first_backend(table, needs) or 'another card'}"

@@ -96,7 +96,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
 
 
 def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
-    """Whether graphs are captured; Intel: from 0.31 on, earlier by VLLM_XPU_ENABLE_XPU_GRAPH, never with sleep mode."""
+    """Whether graphs are captured: on Intel from 0.31 on, from 0.22 on by variable, and never with sleep mode."""
     if gpu.vendor != "intel":
         return True
     by_variable = release.at_least("0.22.0") and env_flag(args, "VLLM_XPU_ENABLE_XPU_GRAPH")
@@ -177,8 +177,8 @@ def _sizes_v1(
 def _strided_sizes(
     args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, largest: int | None
 ) -> tuple[int, ...]:
-    """Capture sizes from 0.11.1 on up to the `largest` (None: the release's default): in steps of 8 up to 256, of 16
-    beyond, and the sizes of full decode batches."""
+    """Capture sizes from 0.11.1 on: in steps of 8 up to 256, of 16 beyond, and the sizes of full decode batches.
+    `largest`: the last size where the flags set none; None: by max_num_seqs."""
     max_num_seqs, max_num_batched_tokens = batching.max_num_seqs, batching.max_num_batched_tokens
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
@@ -199,7 +199,7 @@ def _strided_sizes(
 
 
 def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
-    """Capture sizes up to `top` of decode batches in which every request has `query_len` tokens."""
+    """Capture sizes up to `top` of decode batches with `query_len` tokens a request; empty before 0.29.0."""
     if query_len > 1 and release.at_least("0.29.0"):
         most = min(max_num_seqs, ceiling)
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))

@@ -79,7 +79,7 @@ class FlagReader:
         return True
 
     def _convert(self, flag: Flag, text: str) -> Any:
-        """The text as the flag's type; raises BadValue where it is none."""
+        """The text as a value of the flag's type, `None` as None; raises BadValue where it is no such value."""
         if text == "None" and flag.kind not in ("str", "maybe"):
             return None
         if flag.name == "--max-model-len" and self.release.at_least("0.14.0") and text.strip().lower() == "auto":

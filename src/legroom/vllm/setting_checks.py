@@ -52,7 +52,8 @@ def check_given(args: ServeArgs, release: Release) -> None:
 
 
 def check_length(args: ServeArgs, limit: int, model: Model, release: Release) -> None:
-    """Raise RefusedByVllm for a --max-model-len above `limit` tokens, that of a config that was read."""
+    """Raise RefusedByVllm for a --max-model-len above `limit` tokens and the config's model_max_length; not with
+    VLLM_ALLOW_LONG_MAX_MODEL_LEN, nor for a model whose config was not read."""
     length = args.max_model_len
     if length is None or length <= limit or model.named_alone or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return
@@ -117,7 +118,8 @@ def _check_heads(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_sizes(settings: EngineSettings, model: Model) -> None:
-    """Raises LegroomError for more stages than layers, and for block sizes and numbers of blocks that vLLM refuses."""
+    """Raises LegroomError for more stages than layers, for block sizes and numbers of blocks that vLLM refuses, and for
+    --mamba-block-size without prefix caching."""
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
     size, blocks = settings.block_size, settings.num_gpu_blocks_override
     if stages > layers:

@@ -106,7 +106,7 @@ def _kv_dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release:
 
 
 def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A reason where only a later release of vLLM has the model's architecture."""
+    """A reason where the release does not have the model's architecture; uncertain if Transformers' code may run it."""
     if traits(model).hybrid and interfaces(model.architecture, release) is None and is_recorded(release):
         message = f"Model architectures ['{model.architecture}'] are not supported for now."
         yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
@@ -249,7 +249,7 @@ def _flag_in_force(flag: str, declared: str | None, model: Model, release: Relea
 
 
 def _unknown_method(method: str, release: Release) -> Unsupported:
-    """A quantization method that the release does not have, with the plugin that brings it."""
+    """The refusal of a quantization method that the release does not have; its hint names a plugin that brings it."""
     package = plugin_of(method, release)
     message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
     if package:
@@ -337,7 +337,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
         return
     rows = scheme.block[0]
     for experts in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Experts)}:
-        shard = experts.intermediate_size // (settings.tensor_parallel_size * settings.data_parallel_size)
+        shard = experts.intermediate_size // settings.expert_ranks
         if shard % rows == 0:
             continue
         if release.at_least("0.32.0") and shard % _SMALLEST_BLOCK == 0:
@@ -462,7 +462,7 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own (it has transformers_version), so its quantization is certain."""
+    """Whether the config is the checkpoint's own (bundled, or with transformers_version), so certain."""
     return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
 
 
