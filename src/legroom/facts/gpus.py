@@ -156,7 +156,7 @@ def gpu_names() -> dict[str, tuple[str, ...]]:
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
-    """Known GPU names with the closest spelling, or common cards, for a hint."""
+    """At most `limit` known GPU names with the closest spelling, common cards where none is close, for a hint."""
     import difflib  # only on the way to an error message
 
     wanted, index = _normalized_name(name), _cards_by_name()
@@ -167,7 +167,7 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 
 
 def _exactly_named(name: str) -> Gpu | None:
-    """The card whose key or alias is exactly this; None otherwise. Builds no index of all spellings."""
+    """The card whose name or alias is exactly this, in any case; None otherwise. Builds no index of all spellings."""
     wanted = name.strip().lower()
     known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in read_data("gpus.json")["gpus"]:

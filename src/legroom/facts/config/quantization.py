@@ -25,7 +25,7 @@ def quantization(config: Config) -> Quantization | None:
     method = _method_name(section)
     reader = _READERS.get(method)
     if reader is None:
-        hint = f"methods known: {', '.join(sorted(set(_READERS)))}"
+        hint = f"methods known: {', '.join(sorted(_READERS))}"
         raise LegroomError(f"quantization method {method!r} is not known", hint)
     scheme = _with_expert_dtype(reader(section), config, section)
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
@@ -77,7 +77,7 @@ def _method_name(section: Config) -> str:
     return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(method, method)
 
 
-def _first_int(section: Config, *names: str, default: int) -> int:
+def _int_or_default(section: Config, *names: str, default: int) -> int:
     """The first of these fields that is a number, else the default."""
     values = (section.get(name) for name in names)
     return next((int(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)), default)
@@ -98,8 +98,8 @@ def _awq_scheme(section: Config) -> Quantization:
     """The scheme of an AWQ quantization_config."""
     return Quantization(
         "awq",
-        _first_int(section, "bits", "w_bit", default=4),
-        _group_size(_first_int(section, "group_size", "q_group_size", default=128)),
+        _int_or_default(section, "bits", "w_bit", default=4),
+        _group_size(_int_or_default(section, "group_size", "q_group_size", default=128)),
         zero_point=bool(section.get("zero_point", True)),
         ignored=_unquantized_modules(section, "modules_to_not_convert"),
         quantizes_lm_head=bool(section.get("lm_head", False)),
@@ -110,8 +110,8 @@ def _gptq_scheme(section: Config) -> Quantization:
     """The scheme of a GPTQ quantization_config, with its per-module rules (`dynamic`)."""
     base = Quantization(
         "gptq",
-        _first_int(section, "bits", default=4),
-        _group_size(_first_int(section, "group_size", default=128)),
+        _int_or_default(section, "bits", default=4),
+        _group_size(_int_or_default(section, "group_size", default=128)),
         # GPTQ checkpoints always have zero points; vLLM loads them even where the kernel drops them.
         zero_point=not section.get("sym", True),
         act_order=bool(section.get("desc_act", False)),
@@ -126,8 +126,8 @@ def _gptq_scheme(section: Config) -> Quantization:
                 "re:" + str(k).removeprefix("+:"),
                 replace(
                     base,
-                    weight_bits=_first_int(v, "bits", default=base.weight_bits),
-                    group_size=_group_size(_first_int(v, "group_size", default=base.group_size or -1)),
+                    weight_bits=_int_or_default(v, "bits", default=base.weight_bits),
+                    group_size=_group_size(_int_or_default(v, "group_size", default=base.group_size or -1)),
                 ),
             )
             for k, v in dynamic.items()
@@ -161,7 +161,7 @@ def _weights_scheme(group: Config, method: str) -> Quantization:
     size = weights.get("group_size")
     strategy = str(weights.get("strategy") or ("group" if size and int(size) > 0 else "tensor"))
     number = str(weights.get("type") or "int")
-    bits = _first_int(weights, "num_bits", default=8)
+    bits = _int_or_default(weights, "num_bits", default=8)
     block = weights.get("block_structure")
     return Quantization(
         method,
@@ -299,7 +299,7 @@ _READERS: dict[str, Callable[[Config], Quantization]] = {
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt_scheme),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _mxfp4_scheme),
     "bitsandbytes": _bitsandbytes_scheme,
-    "gguf": lambda s: Quantization("gguf", _first_int(s, "bits", default=4), 32, quantizes_lm_head=True),
+    "gguf": lambda s: Quantization("gguf", _int_or_default(s, "bits", default=4), 32, quantizes_lm_head=True),
     **dict.fromkeys(("auto-round", "inc"), _auto_round_scheme),
     "experts_int8": lambda section: _EXPERTS_INT8,
     "fbgemm_fp8": lambda s: _float8(
