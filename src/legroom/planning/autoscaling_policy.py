@@ -12,7 +12,7 @@ from legroom.records import dataclass
 
 SYNC_S = 15
 """The HorizontalPodAutoscaler's default sync period."""
-REACTION_S = 45
+REACTION_S = 3 * SYNC_S
 """From load to decision: scrape, poll and sync of 15 s each."""
 DOUBLING_S = 3600
 """Assumed doubling time of the load: faster than the morning of a service with users in one time zone."""

@@ -257,13 +257,15 @@ def _combinations(
     (`variant` above 0) also one that leaves memory free."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
+        """The combination at its best utilization; empty where it meets the goal at none."""
         return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
 
     def meets_goal(combination: FlagCombination) -> bool:
-        # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
+        """Whether memory suffices, and some utilization passes the start-up check beside the card's other processes."""
         return combination.shortfall_bytes(goal) <= 0 and bool(candidates(combination))
 
     def leaves_room(combination: FlagCombination) -> bool:
+        """Whether it meets the goal with memory left at the peak."""
         return any(candidate.roomy for candidate in candidates(combination))
 
     axes = flag_axes(target, args, base, goal)

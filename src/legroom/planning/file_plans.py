@@ -69,7 +69,7 @@ class FileServer:
 
     @property
     def gpus_idle(self) -> int:
-        """GPUs of its container that none of its ranks uses."""
+        """GPUs of its container that none of its ranks uses; 0 where their number is not known or it spans nodes."""
         what = self.what
         if what is None or what.gpu_count is None or _spans_nodes(what):
             return 0

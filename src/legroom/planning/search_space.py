@@ -169,6 +169,7 @@ class FlagCombination:
         """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
 
         def lacking_at(utilization: float) -> int:
+            """Bytes that the KV cache, the free memory at the start or the peak lacks, whichever lacks the most."""
             pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(utilization, band_kept))
             over_budget = int(utilization * self.target.gpu.total_bytes) - self.room_bytes
             return max(pool_lacks, over_budget, -self.headroom_bytes(utilization, band_kept))

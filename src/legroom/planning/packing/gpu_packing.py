@@ -51,6 +51,7 @@ class Packed:
 
     @property
     def name(self) -> str:
+        """The server's name in the pack request."""
         return self.needs.server.name
 
     @property

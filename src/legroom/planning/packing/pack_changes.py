@@ -25,7 +25,6 @@ _SHORTEST_CONTEXT = 1024
 _LENGTH_STEP = 256
 _MOST_CARDS = 16
 _SPLITS = (2, 4, 8)
-_MOST_OFFERED = 4
 
 
 def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
@@ -33,7 +32,7 @@ def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
     if result.verdict != "does_not_fit":
         return ()
     fitting = (change for change in _candidate_changes(result) if change.result.verdict != "does_not_fit")
-    return tuple(islice(fitting, _MOST_OFFERED))
+    return tuple(islice(fitting, 4))
 
 
 def _candidate_changes(result: PackResult) -> Iterator[PackChange]:

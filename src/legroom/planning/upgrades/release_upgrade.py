@@ -314,5 +314,6 @@ def _step_json(step: ReleaseStep) -> dict[str, Any]:
 
 
 def _bugs_json(bugs: tuple[KnownBug, ...]) -> list[dict[str, Any]]:
+    """JSON of bugs that an upgrade ends or begins."""
     names = ("id", "title", "memory", "fixed_in", "source")
     return [{name: getattr(bug, name) for name in names} for bug in bugs]
