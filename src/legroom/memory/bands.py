@@ -131,7 +131,8 @@ def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """As `banded`, uncached: the band of measured starts of the class; exact parts other than weights have none."""
+    """The part `name` with the band of measured starts of its class; measured parts, and exact ones other than weights,
+    have none."""
     if value.kind == "measured":
         return value
     if name == "weights":

@@ -5,7 +5,7 @@ same memory, and a start that fills it takes the machine down."""
 from __future__ import annotations
 
 from legroom.facts.fit import by_release, constants
-from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.gpus import HOPPER, Gpu, dotted
 from legroom.facts.model import Model, recurrent
 from legroom.figures import Figure, Term, estimated, measured
 from legroom.memory.activation import profile_run
@@ -27,8 +27,7 @@ def cuda_context(gpu: Gpu) -> Figure:
     if gpu.measured is not None and gpu.measured.context_bytes is not None:
         return measured(gpu.measured.context_bytes, "CUDA context", "measured by legroom probe")
     fit = constants()["context"]
-    capability = ".".join(str(part) for part in gpu.compute_capability)
-    size = int(fit["mib_by_capability"].get(capability, fit["mib_unknown"]) * MIB)
+    size = int(fit["mib_by_capability"].get(dotted(gpu.compute_capability), fit["mib_unknown"]) * MIB)
     spread = int(fit["band_mib"] * MIB)
     term = Term("CUDA context", size, "held before the first allocation")
     return estimated(size, max(0, size - spread), size + spread, (term,))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.facts.config_classes import BackendTable, LayerNeeds, backend_table
-from legroom.facts.gpus import Gpu
+from legroom.facts.gpus import Gpu, dotted
 from legroom.facts.model import LatentAttention, Model, attending, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, is_given, named_backend
@@ -107,7 +107,7 @@ def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tu
             other = "float16" if capability < (8, 0) else "bfloat16"
             yield (
                 f"{name} KV cache is not supported by the {backend} on {gpu.name} (compute capability "
-                f"{capability[0]}.{capability[1]}). Re-run with --kv-cache-dtype {other}.",
+                f"{dotted(capability)}). Re-run with --kv-cache-dtype {other}.",
                 f"use --kv-cache-dtype {other}",
             )
 

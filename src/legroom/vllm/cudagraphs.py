@@ -58,7 +58,7 @@ def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str
     return since is not None and release.at_least(since)
 
 
-def _compile_level(args: ServeArgs, release: Release) -> int:
+def compilation_level(args: ServeArgs, release: Release) -> int:
     """The compilation level: 0 no torch.compile ... 3 vLLM's own backend, which piecewise graphs need."""
     config = args.compilation_config or {}
     asked = config.get("mode", config.get("level"))
@@ -75,7 +75,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     config = args.compilation_config or {}
     if args.enforce_eager or not _platform_captures(args, gpu, release) or config.get("use_cudagraph") is False:
         return "NONE"
-    level = _compile_level(args, release)
+    level = compilation_level(args, release)
     mode = _asked_mode(config.get("cudagraph_mode"))
     if mode is None:
         mode = _default_mode(args, model, release, level)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.facts.config_classes import accepted_quantizations, backend_table, interfaces, is_recorded, known_names
-from legroom.facts.gpus import Gpu
+from legroom.facts.gpus import Gpu, dotted
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
     amd_methods,
@@ -55,14 +55,14 @@ def _card_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
         return
     oldest, newest = supported_capabilities(release)
     message = "CUDA error: no kernel image is available for execution on the device"
-    own = _dotted(gpu.compute_capability)
+    own = dotted(gpu.compute_capability)
     if gpu.compute_capability < oldest:
-        hint = f"vLLM {release} is built for compute capability {_dotted(oldest)} and up, {gpu.name} has {own}"
+        hint = f"vLLM {release} is built for compute capability {dotted(oldest)} and up, {gpu.name} has {own}"
         yield Unsupported("unsupported_gpu", message, hint)
     elif gpu.compute_capability[0] > newest[0]:
         # The card's vendor may publish builds before vLLM's wheels support it.
         hint = (
-            f"the published builds of vLLM {release} end at compute capability {_dotted(newest)}; {gpu.name} has "
+            f"the published builds of vLLM {release} end at compute capability {dotted(newest)}; {gpu.name} has "
             f"{own}: use vLLM 0.9.0 or later, or a build of your own"
         )
         yield Unsupported("unsupported_gpu", message, hint, certain=False)
@@ -75,7 +75,7 @@ def _dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
     yield Unsupported(
         "unsupported_dtype",
         "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
-        f"Your {gpu.name} GPU has compute capability {_dotted(gpu.compute_capability)}. You can use float16 instead "
+        f"Your {gpu.name} GPU has compute capability {dotted(gpu.compute_capability)}. You can use float16 instead "
         "by explicitly setting the `dtype` flag in CLI, for example: --dtype=half.",
         "add --dtype half",
     )
@@ -89,7 +89,7 @@ def _kv_dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release:
         return
     if release.at_least("0.24.0") and backend_table(release, gpu.compute_capability) is not None:
         return  # `_attention_reasons` knows
-    capability = _dotted(gpu.compute_capability)
+    capability = dotted(gpu.compute_capability)
     flashinfer_from = (8, 0) if release.at_least("0.24.0") else (7, 5)
     if release.at_least("0.11.1") and gpu.compute_capability >= flashinfer_from:
         return
@@ -128,11 +128,6 @@ def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 def _is_below(gpu: Gpu, needed: tuple[int, int]) -> bool:
     """Whether an NVIDIA card is known to be below the compute capability."""
     return gpu.vendor == "nvidia" and _UNKNOWN < gpu.compute_capability < needed
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    """Compute capability (8, 0) as `8.0`."""
-    return f"{capability[0]}.{capability[1]}"
 
 
 def _capability_as_int(capability: tuple[int, int]) -> int:
