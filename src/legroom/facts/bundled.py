@@ -236,7 +236,7 @@ def hub_id_of(bundled: Bundled, name: str) -> str:
 
 
 def _is_quantized_from(name: str, quantized: str, any_role: bool) -> bool:
-    """Whether a quantized checkpoint is of this model, by its name: same start, no other date, same role."""
+    """Whether a quantized checkpoint is of this model, by its name: same start, no date, same role or `any_role`."""
     if not any_role and checkpoint_role(name) != checkpoint_role(quantized):
         return False
     wanted_words, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
@@ -296,7 +296,7 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def misspelling_of(name: str) -> str:
-    """The known id that differs from a Hub id by a letter or two of one long word; empty without one."""
+    """The known Hub id that a Hub id misspells by a letter or two in one word of five or more; empty for none."""
     import difflib  # only where a name is wrong
 
     words = name.lower().replace("/", "-").split("-")

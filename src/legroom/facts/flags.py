@@ -145,7 +145,7 @@ def dest_name(flag: str) -> str:
 
 
 def default(name: str, release: Release) -> Any:
-    """The declared default of a flag; None where vLLM's code computes it (see `vllm.resolve`)."""
+    """The declared default of a flag; None where it is None, computed (`vllm.resolve`), or the flag is not there."""
     return _value_at(read_data("defaults.json")["defaults"].get(name, []), release)
 
 
@@ -155,7 +155,7 @@ def defaults_ever(name: str) -> tuple[Any, ...]:
 
 
 def choices(name: str, release: Release) -> tuple[Any, ...] | None:
-    """The allowed values of a flag; None where every value is allowed."""
+    """The allowed values of a flag; None where every value is allowed, and for a flag that the release lacks."""
     allowed = _value_at(read_data("choices.json")["choices"].get(name, []), release)
     return tuple(allowed) if allowed is not None else None
 
@@ -168,7 +168,7 @@ def advice(name: str) -> FlagAdvice | None:
 
 
 def all_flag_names() -> tuple[str, ...]:
-    """Every flag of any known release."""
+    """The long name of every flag of any known release."""
     return tuple(read_data("flags.json")["flags"])
 
 

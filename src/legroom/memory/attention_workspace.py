@@ -24,7 +24,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 if unsplit."""
+    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 off Hopper or unsplit."""
     named = named_backend(settings.given, settings.release)
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:

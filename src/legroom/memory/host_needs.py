@@ -199,7 +199,7 @@ def shm_bytes(settings: HostSettings) -> int:
 
 
 def media_cache_gib(settings: HostSettings) -> float:
-    """GiB of a process's media cache: the flag, VLLM_MM_INPUT_CACHE_GIB or 4 (first 8); 0 for text models or if off."""
+    """GiB of a process's media cache: by flag, VLLM_MM_INPUT_CACHE_GIB, or 4 (8 up to 0.8.1); 0 for text or if off."""
     args, release = settings.args, settings.release
     given = other_value(args, "--mm-processor-cache-gb")
     if given is not None:
@@ -278,7 +278,7 @@ def _shm_offload_bytes(settings: HostSettings) -> float:
 
 
 def _registers_plain_memory(settings: HostSettings) -> bool:
-    """Whether the connector pins unrounded pages of its own (SimpleCPUOffloadConnector, 0.19.0)."""
+    """Whether SimpleCPUOffloadConnector is in use, by name or variable: it pins unrounded pages of its own."""
     simple = _kv_transfer_config(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
     return simple or bool(env_flag(settings.args, "VLLM_USE_SIMPLE_KV_OFFLOAD"))
 

@@ -77,7 +77,7 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
 
 
 def charges_device_wide(settings: EngineSettings) -> bool:
-    """Whether all device memory outside torch counts, with the CUDA context: 0.6.4, and V1 up to 0.9.0."""
+    """Whether all device memory outside torch counts, with the CUDA context: V0 in 0.6.4, V1 up to 0.9.0."""
     release = settings.release
     return release.within("0.6.4", "0.6.4.post1") if settings.engine == "V0" else release.within("0.6.5", "0.9.0.1")
 

@@ -74,7 +74,8 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """An MLA model's chunked_prefill_workspace_size: up to 64 Ki tokens or a block per sequence; 0 for DeepSeek-V4."""
+    """The tokens of MLA's chunked_prefill_workspace_size: at most 64 Ki unless max_num_seqs blocks are more; 0 for
+    DeepSeek-V4."""
     if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block

@@ -87,8 +87,8 @@ def with_longer_context_first(advised: Plan) -> Plan:
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
-    """The plan with up to about `enough` single-flag changes; `advised` stays False where only a search helps or time
-    ran out."""
+    """The plan with single changes of flags, tried until `enough` cheap ones fit; `advised` stays False where only a
+    search helps or time ran out."""
     if is_time_up():
         return first
     if (advised := _advice_without_search(first, frozenset())) is not None:

@@ -40,8 +40,8 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 
 def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """The verdict and its reason. `does_not_fit`: a start-up check fails by more than the error of the estimate.
-    `tight`: a check fails within the error band, or the card runs out of memory while serving. `fits`: neither, across
-    the whole band."""
+    `tight`: a check may fail or memory may run out within the error band, or vLLM may refuse the settings. `fits`: none
+    of these."""
     model, gpu = target.model, target.gpu
     if memory.failure:
         short = _near_miss(target, settings, memory) or _starts_as_smaller_card(target, settings)

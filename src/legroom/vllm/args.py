@@ -75,7 +75,7 @@ class ServeArgs:
 
     @property
     def engine_ranks(self) -> int:
-        """GPUs of one engine (vLLM's world_size); decode context parallelism adds none."""
+        """GPUs of one engine (vLLM's world_size): tensor x pipeline x prefill-context parallel size."""
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.prefill_context_parallel_size)
         return math.prod(size or 1 for size in sizes)
 

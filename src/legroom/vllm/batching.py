@@ -46,7 +46,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """V1's max_num_batched_tokens where none is given or it is replaced; `tokens`: the card's default."""
+    """V1's max_num_batched_tokens where none is given or it is replaced; `tokens`: the card's, `seqs`: max_num_seqs."""
     # Data-parallel ranks that share experts over an all-to-all backend with batched experts.
     shares_experts = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
     is_batched = shares_experts and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL

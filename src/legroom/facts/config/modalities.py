@@ -133,7 +133,7 @@ class _Encoder:
 
 
 def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
-    """The vision encoder with its projector, weights and largest items; `exact`: its family is known."""
+    """The vision encoder with its projector, weights and largest items; `exact`: its config and family are known."""
     row, hidden, patch = encoder.row, encoder.hidden, encoder.patch
     layers = encoder.field("num_hidden_layers", 24)
     if "vision_feature_layer" in encoder.config or row.get("always_offset"):

@@ -25,7 +25,7 @@ from legroom.vllm.traits import built_encoders, is_pooling
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start, where torch.compile and Triton tune their kernels; else that of others."""
+    """The activation peak of a first start, with torch.compile and Triton tuning kernels; never below the warm one."""
     warm = activation(model, settings, gpu, pp_rank)
     encoders = built_encoders(settings.given, model, settings.release)
     copied = 0 if not is_compiled(settings) or pp_rank or encoders else _peak_on_copy(model, settings, gpu)
@@ -259,7 +259,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
-    """Bytes of hidden states, logits and sampler, and their terms in words; (0, "") before the last stage."""
+    """Bytes of hidden states, logits and sampler, and their terms; (0, "") before the last stage and when pooling."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
     sample = sampling(model, settings, gpu)

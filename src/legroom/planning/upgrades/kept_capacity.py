@@ -38,7 +38,7 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The smallest flag change with `old`'s concurrency and free memory, else its concurrency alone, else the best."""
+    """The first flag change that keeps `old`'s requests and free memory, else its requests alone, else the most."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]

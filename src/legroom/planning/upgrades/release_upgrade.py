@@ -43,6 +43,7 @@ class PoolChange:
     is_bytes: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """JSON of the figure on the old release (`from`) and on the new one (`to`)."""
         return {"what": self.what, "from": self.old, "to": self.new}
 
 
