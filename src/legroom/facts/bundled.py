@@ -102,9 +102,8 @@ def derived(name: str) -> Bundled | None:
     bits = f"{scheme['mean_bits']:g} bits on average" if isinstance(scheme, dict) and "mean_bits" in scheme else "GGUF"
     stored = f", its weights stored as {scheme if isinstance(scheme, str) else bits}" if scheme else ""
     plain = {"without": ["quantization_config"]} if re.search(r"bf16|fp16", repo) and not scheme else {}
-    source = (
-        f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
-    )
+    likeness = (_bundled_of(key).ids or (key,))[0]
+    source = f"taken from its name to be built as {likeness}{stored}; its config was not read"
     entry = (
         {"base": key, "assumed": True}
         | ({} if exact else {"named_alone": True})

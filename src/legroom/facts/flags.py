@@ -90,7 +90,7 @@ def flags_of(release: Release) -> dict[str, Flag]:
             short_names = ("-O",) if release.before("0.12.0") else ("-cc",)
         deprecated = _is_in_spans(entry.get("deprecated", []), release)
         kind = _value_at(entry["kinds"], release) or "str"
-        flag = _shared_flag(name, _entry_dest(name, entry), kind, short_names, deprecated)
+        flag = _shared_flag(name, entry.get("dest", dest_name(name)), kind, short_names, deprecated)
         table |= dict.fromkeys((name, *short_names), flag)
     return table
 
@@ -119,14 +119,9 @@ def flags_ever() -> dict[str, Flag]:
     table: dict[str, Flag] = {}
     for name, entry in read_data("flags.json")["flags"].items():
         short_names = tuple(entry.get("aliases", ()))
-        flag = Flag(name, _entry_dest(name, entry), entry["kinds"][-1][2], short_names)
+        flag = Flag(name, entry.get("dest", dest_name(name)), entry["kinds"][-1][2], short_names)
         table |= dict.fromkeys((name, *short_names), flag)
     return table
-
-
-def _entry_dest(name: str, entry: dict[str, Any]) -> str:
-    """The argparse destination of a flag, as its entry states it or its name implies."""
-    return str(entry.get("dest", dest_name(name)))
 
 
 def flags_changing(part: str) -> frozenset[str]:

@@ -137,15 +137,12 @@ def release(version: str) -> Release:
         note = f"'{requested}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
         return Release(known[-1], requested, note)
     key = _sort_key(requested)
-    for name in reversed(known):
-        if _sort_key(name) == key:
-            return Release(name, requested)
-    if key[1] == -1:
-        # A release candidate behaves like the release it leads up to, not like the one before.
-        final = (key[0], 0, 0, 0)
-        for name in known:
-            if _sort_key(name) == final:
-                return Release(name, requested, f"vLLM {requested} is a pre-release; the facts of {name} apply")
+    by_key = {_sort_key(name): name for name in known}
+    if key in by_key:
+        return Release(by_key[key], requested)
+    # A release candidate behaves like the release it leads up to, not like the one before.
+    if key[1] == -1 and (final := by_key.get((key[0], 0, 0, 0))):
+        return Release(final, requested, f"vLLM {requested} is a pre-release; the facts of {final} apply")
     below = [name for name in known if _sort_key(name) < key]
     if not below:
         raise LegroomError(f"vLLM {requested} is older than any release legroom knows", _known_range_hint())

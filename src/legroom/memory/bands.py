@@ -190,8 +190,7 @@ def possible_saving(value: Figure) -> int:
 
 
 def possible_extra(value: Figure) -> int:
-    """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; else 0, also for a
-    band that begins at 0 and so says nothing of the lower side."""
+    """Bytes by which a figure's band reaches further up than down, as a part may be missing; 0 if it begins at 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 

@@ -74,8 +74,7 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """The tokens of MLA's chunked_prefill_workspace_size: at most 64 Ki unless max_num_seqs blocks are more; 0 for
-    DeepSeek-V4."""
+    """Tokens of MLA's chunked_prefill_workspace_size: 64 Ki at most, or max_num_seqs blocks if more; DeepSeek-V4: 0."""
     if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block

@@ -24,7 +24,7 @@ def _first_number(text: Mapping[str, Any], *names: str, default: int | None = No
 def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions of a Mamba-1 mixer, by name, from the text config."""
     hidden = int_field(text, "hidden_size")
-    expand = _first_number(text, "mamba_expand", "expand", default=2)
+    expand = _first_number(text, "mamba_expand", "expand", default=2) or 2
     inner = expand * hidden
     if text.get("mamba_expand") is None and isinstance(text.get("d_inner"), int):
         inner = int_field(text, "d_inner")

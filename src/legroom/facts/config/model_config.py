@@ -26,6 +26,14 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
     """The model of a config.json; LegroomError where it describes none."""
     if not isinstance(config, Mapping) or not config:
         raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
+    try:
+        return _described_model(config, name, source)
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise LegroomError(f"the model config has a wrong value: {error}", "check the config.json") from error
+
+
+def _described_model(config: Mapping[str, Any], name: str, source: str) -> Model:
+    """The model that the fields of a config.json describe; any error where one is not of its kind."""
     text = fields.canonical_text_config(config)
     architecture = architecture_of(config, text)
     layer_mixers = mixers(text, architecture)
@@ -164,6 +172,6 @@ def _rope_scaled_length(length: float, ropes: list[Mapping[str, Any]], yarn_mult
             continue
         value = rope.get("factor")
         factor = float(value) if isinstance(value, int | float) and value > 0 else factor
-        if kind in _YARN and isinstance(rope.get("original_max_position_embeddings"), int):
-            length = float(rope["original_max_position_embeddings"])
+        original = rope.get("original_max_position_embeddings")
+        length = float(original) if kind in _YARN and isinstance(original, int) and original > 0 else length
     return length * factor

@@ -28,13 +28,9 @@ def quantization(config: Config) -> Quantization | None:
         hint = f"methods known: {', '.join(sorted(_READERS))}"
         raise LegroomError(f"quantization method {method!r} is not known", hint)
     scheme = _with_expert_dtype(reader(section), config, section)
-    readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
-    readable = readable and not scheme.mean_bits
-    if (
-        not readable
-        or set(scheme.ignored) - {"lm_head"}
-        or not any(text.get("linear_num_value_heads") for text in _text_configs(config))
-    ):
+    is_listed = scheme.rules or scheme.mean_bits or set(scheme.ignored) - {"lm_head"}
+    has_delta_nets = any(text.get("linear_num_value_heads") for text in _text_configs(config))
+    if scheme.weight_bits != 4 or scheme.method in ("bitsandbytes", "gguf") or is_listed or not has_delta_nets:
         return scheme
     # A 4-bit config that lists no unquantized modules: by the weights of published starts, gated delta nets with
     # experts leave `linear_attn` at 16 bits (three of four checkpoints), dense ones quantize it (four of six).
@@ -94,6 +90,13 @@ def _group_size(size: int) -> int | None:
     return size if size > 0 else None
 
 
+def _block(value: Any) -> tuple[int, int] | None:
+    """The rows and columns that share a scale; None where the field is no pair of positive whole numbers."""
+    sizes = value if isinstance(value, (list, tuple)) else ()
+    rows, columns = sizes if len(sizes) == 2 and all(isinstance(size, int) and size > 0 for size in sizes) else (0, 0)
+    return (rows, columns) if rows else None
+
+
 def _awq_scheme(section: Config) -> Quantization:
     """The scheme of an AWQ quantization_config."""
     return Quantization(
@@ -139,18 +142,17 @@ def _gptq_scheme(section: Config) -> Quantization:
 
 def _fp8_scheme(section: Config) -> Quantization:
     """The scheme of an FP8 quantization_config, per tensor or in blocks."""
-    block = section.get("weight_block_size")
     static = str(section.get("activation_scheme", "dynamic")) == "static"
     return Quantization(
         "fp8",
         8,
-        block=(int(block[0]), int(block[1])) if isinstance(block, (list, tuple)) and len(block) == 2 else None,
+        block=_block(section.get("weight_block_size")),
         scale_bits=8 if str(section.get("scale_fmt", "")) == "ue8m0_packed" else 32,
         dynamic_activations=not static,
         static_activations=static,
         ignored=_unquantized_modules(section, "ignored_layers", "modules_to_not_convert"),
         number="float",
-        strategy="block" if block else "tensor",
+        strategy="block" if section.get("weight_block_size") else "tensor",
     )
 
 
@@ -162,12 +164,11 @@ def _weights_scheme(group: Config, method: str) -> Quantization:
     strategy = str(weights.get("strategy") or ("group" if size and int(size) > 0 else "tensor"))
     number = str(weights.get("type") or "int")
     bits = _int_or_default(weights, "num_bits", default=8)
-    block = weights.get("block_structure")
     return Quantization(
         method,
         bits,
         group_size=int(size) if size and int(size) > 0 else None,
-        block=(int(block[0]), int(block[1])) if strategy == "block" and isinstance(block, (list, tuple)) else None,
+        block=_block(weights.get("block_structure")) if strategy == "block" else None,
         zero_point=not weights.get("symmetric", True),
         scale_bits=8 if bits == 4 and number == "float" else (32 if acts and bits == 8 else 16),
         dynamic_activations=bool(acts and acts.get("dynamic")),
