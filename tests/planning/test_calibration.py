@@ -152,6 +152,11 @@ def test_weights_that_agree_with_the_exact_figure_are_not_worth_keeping() -> Non
     assert dict(observe(startup, H100, planned(), "org/some-7b").terms) == {"activation_bytes": GIB}
 
 
+def test_a_log_without_weights_is_kept_where_the_model_has_hardly_any() -> None:
+    startup = Startup(vllm="0.26.0", activation_bytes=GIB)
+    assert dict(observe(startup, H100, planned(weights=4 << 20), "org/tiny").terms) == {"activation_bytes": GIB}
+
+
 def test_weights_that_differ_from_the_exact_figure_are_kept() -> None:
     startup = Startup(vllm="0.26.0", weights_bytes=8 * GIB)
     assert dict(observe(startup, H100, planned(), "org/some-7b").terms) == {"weights_bytes": 8 * GIB}
