@@ -214,8 +214,8 @@ class BlackBox:
 
 
 def is_record(head: bytes) -> bool:
-    """Whether a file that begins like this is a black box."""
-    return head.lstrip()[:40].replace(b" ", b"").startswith(b'{"legroom":"blackbox"')
+    """Whether a file that begins like this is a black box, however its JSON is indented."""
+    return b"".join(head[:80].split()).startswith(b'{"legroom":"blackbox"')
 
 
 def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
@@ -243,11 +243,13 @@ def read_record(path: Path) -> BlackBox:
 
 
 def _cleaned(value: Any) -> Any:
-    """A JSON value without control characters; ValueError for a number that is no size, count or time."""
+    """A JSON value without control characters; ValueError for a number that is no size, count or time. A count of
+    log-probabilities may be -1, which asks vLLM for the whole vocabulary."""
     if isinstance(value, str):
         return _CONTROLS.sub("", value)
     if isinstance(value, dict):
-        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+        plain = {name: inner for name, inner in value.items() if inner == -1 and name.endswith("logprobs")}
+        return {_cleaned(name): _cleaned(inner) for name, inner in value.items() if name not in plain} | plain
     if isinstance(value, list):
         return [_cleaned(inner) for inner in value]
     if isinstance(value, (int, float)) and not 0 <= value < _BEYOND:
