@@ -120,6 +120,7 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
     shown = tuple(name for name, field_ in fields.items() if field_.repr)
 
     def equal(self: Any, other: Any) -> Any:
+        """`__eq__`: only a record of the same class can be equal, by its compared fields."""
         if other.__class__ is not self.__class__:
             return NotImplemented
         return compared(self) == compared(other)

@@ -119,7 +119,7 @@ _KnownRequests = Callable[[str], _RequestFacts]
 
 
 def _known_requests(frames: list[FrameType]) -> _KnownRequests:
-    """A lookup of requests by id in the model runner of these frames; what it does not know has no facts."""
+    """A function from a request's id to its facts in the model runner of these frames, all None where it has none."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",):
             continue
