@@ -68,7 +68,7 @@ class LineWidth:
 
 
 def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The log with wrapped lines joined, where its beginning shows that all were wrapped at one width."""
+    """The log with wrapped lines joined; unchanged where its beginning does not show one width of wrapping."""
     source = iter(pieces)
     first = next(source, b"")
     width = line_width(first[:_SAMPLE_BYTES].decode("utf-8", "replace"))
@@ -149,6 +149,7 @@ def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tup
 
 
 def _decode(line: bytes) -> str:
+    """The line as text, bad UTF-8 replaced, without the carriage return of Windows."""
     return line.decode("utf-8", "replace").rstrip("\r")
 
 

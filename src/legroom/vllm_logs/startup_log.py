@@ -131,7 +131,8 @@ def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 
 def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
-    """One list of events per start-up; a repeated server banner or engine line begins the next."""
+    """One list of events per start-up: banner, flags or engine line begin the next if their process has printed one
+    before, banner or flags also behind an engine line."""
     current: list[StartupEvent] = []
     announced: set[tuple[str, str]] = set()
     for event in events:
@@ -280,17 +281,21 @@ def _first_value(events: list[StartupEvent], name: str) -> Value | None:
 
 
 def _first_text(events: list[StartupEvent], name: str) -> str | None:
+    """The field `name` of the first event that has it, as text; None where none has."""
     value = _first_value(events, name)
     return None if value is None else str(value)
 
 
 def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
+    """The field `name` of every event that has it."""
     return [event.fields[name] for event in events if name in event.fields]
 
 
 def _largest_value(events: list[StartupEvent], name: str) -> Any:
+    """The largest value of the field `name` in any event; None where none has it."""
     return max(_values_of_name(events, name), default=None)
 
 
 def _smallest_value(events: list[StartupEvent], name: str) -> Any:
+    """The smallest value of the field `name` in any event; None where none has it."""
     return min(_values_of_name(events, name), default=None)

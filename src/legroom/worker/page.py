@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily
 
+from legroom.worker.telemetry import READ_INTERVAL_S
 from legroom.worker.worker_memory import WorkerMemory
 
 ReadWorkers = Callable[[float], tuple[WorkerMemory, ...]]
 """The figures that workers wrote within so many seconds: `TelemetryFolder.read`."""
-MAX_AGE_S = 30.0
+MAX_AGE_S = 6 * READ_INTERVAL_S
 """Older figures are not exported: their worker hangs."""
 LABELS = ("rank", "gpu")
 MEASURES = {
