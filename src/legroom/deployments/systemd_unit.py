@@ -62,8 +62,7 @@ def _subjects_of_exec_line(
 
 
 def _with_start_limit(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
-    """The server with the unit's start timeout, where systemd waits for its start."""
-    # The start timeout applies only to units that wait: Type=exec and simple start at once.
+    """The server of a unit, with its start timeout where systemd waits: Type=exec and simple start at once."""
     start = None
     if "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking"):
         word = settings.get("TimeoutStartSec") or settings.get("TimeoutSec")
