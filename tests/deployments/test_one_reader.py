@@ -15,6 +15,7 @@ from legroom.cli.main import main
 from legroom.deployments.deployment import Deployment, deployment_from_command, deployment_from_file
 from legroom.deployments.file_reader import read_file
 from legroom.deployments.subjects import StartedServer
+from legroom.deployments.systemd_unit import seconds_of_span
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.lint.linted_parts import LintedPart, linted_parts
@@ -396,3 +397,8 @@ def test_a_folder_above_that_may_not_be_listed_hides_nothing_else(tmp_path, monk
 
 def test_a_length_in_digits_of_another_script_ends_in_no_traceback():
     assert deployment_from_command("vllm serve org/model --max-model-len ²k").args.max_model_len is None
+
+
+def test_a_time_in_units_that_are_not_read_is_no_number_of_seconds():
+    assert seconds_of_span("2w") is None
+    assert seconds_of_span("5min 20s") == 320

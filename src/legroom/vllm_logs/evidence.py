@@ -274,7 +274,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:
         unallocated = max(reserved - torch, 0)
-    if largest := numbers.get("largest_bytes"):  # XLA prints the free memory and its largest piece
+    if (largest := numbers.get("largest_bytes")) and "free_bytes" in numbers:  # XLA prints free memory's largest piece
         unallocated, numbers["free_bytes"] = max(numbers["free_bytes"] - largest, 0), largest
     return TorchOom(
         evidence.line,
