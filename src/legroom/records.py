@@ -126,9 +126,11 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
         return compared(self) == compared(other)
 
     def hashed_fields(self: Any) -> int:
+        """`__hash__`, over the fields that are hashed or, where a field does not say, compared."""
         return hash(hashed(self))
 
     def shown_fields(self: Any) -> str:
+        """`__repr__`, as dataclasses write it."""
         return f"{self.__class__.__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     return {"__eq__": equal, "__hash__": hashed_fields, "__repr__": shown_fields}

@@ -176,8 +176,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
 
 
 def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: ComposeFolder) -> Iterator[Subject]:
-    """The server of the Dockerfile that a service builds; else the settings of one whose name or build arguments are of
-    a vLLM image."""
+    """The server of the Dockerfile that a service builds; else the settings of one named like a vLLM image."""
     build, place = service.get("build") or service, service.source.place
     path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
     text = folder.text(path)
@@ -289,7 +288,7 @@ def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
 
 
 def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: str) -> tuple[int, ...]:
-    """The GPUs of the machine that a service uses, by its reservation and CUDA_VISIBLE_DEVICES; empty where unknown."""
+    """The machine's GPUs that a service uses, by its reservation and CUDA_VISIBLE_DEVICES (`shown`); else empty."""
     devices = service.list(*_RESERVED, "devices")
     if not devices and service.text("runtime") != "nvidia":
         return ()

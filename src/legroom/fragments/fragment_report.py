@@ -62,19 +62,10 @@ class AllocatorReading:
     """Of a worker without a GPU: the memory of its process, of which PyTorch keeps no reserve."""
 
 
-PartName = Literal[
-    "allocated",
-    "rounding",
-    "free_whole_segments",
-    "free_in_pieces",
-    "graph_pools",
-    "non_torch",
-    "non_torch_growth",
-    "others",
-    "kv_last_blocks",
-    "failed_request",
-    "leak",
-]
+PartName = (
+    Literal["allocated", "rounding", "free_whole_segments", "free_in_pieces", "graph_pools", "non_torch"]
+    | Literal["non_torch_growth", "others", "kv_last_blocks", "failed_request", "leak"]
+)
 _SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
 _MIN_LEAK_BYTES = MIB
 _MIN_OTHERS_BYTES = GIB

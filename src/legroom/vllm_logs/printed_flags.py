@@ -69,14 +69,8 @@ _ENGINE_FACTS = {
 _ENGINE_OTHERS = {
     name: re.compile(rf"\b{name}=(?P<value>'[^']*'|[^,()\s]+)")
     for name in (
-        "tokenizer",
-        "tokenizer_mode",
-        "revision",
-        "trust_remote_code",
-        "download_dir",
-        "load_format",
-        "served_model_name",
-        "reasoning_parser",
+        *("tokenizer", "tokenizer_mode", "revision", "trust_remote_code", "download_dir", "load_format"),
+        *("served_model_name", "reasoning_parser"),
     )
 }
 _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P<sizes>[\d,\s]*)\]")

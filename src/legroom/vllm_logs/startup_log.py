@@ -153,7 +153,6 @@ def startup_of(events: list[StartupEvent]) -> Startup:
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
     startup = _with_settings(startup, events)
     startup = _with_memory(startup, events)
-    # The start-up with blocks, tokens and concurrency of the KV cache; the smallest of all ranks.
     concurrency = _smallest_value(events, "concurrency_ratio")
     length = _first_value(events, "concurrency_len_count")
     override = _first_value(events, "override_blocks_count")
@@ -165,7 +164,7 @@ def startup_of(events: list[StartupEvent]) -> Startup:
         max_concurrency=concurrency,
         concurrency_len=int(length) if length is not None else None,
     )
-    # The start-up as failed, started or incomplete; a failure after it was ready does not count.
+    # A failure after it was ready does not count.
     ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
     failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
     if failed is not None and (ready is None or failed < ready):

@@ -19,11 +19,7 @@ _BATCH = "input_batch"
 _SETTINGS = {
     "model_config": ("model", "max_model_len", "dtype", "quantization", "enforce_eager"),
     "cache_config": (
-        "gpu_memory_utilization",
-        "block_size",
-        "cache_dtype",
-        "num_gpu_blocks",
-        "kv_cache_memory_bytes",
+        *("gpu_memory_utilization", "block_size", "cache_dtype", "num_gpu_blocks", "kv_cache_memory_bytes"),
         "enable_prefix_caching",
     ),
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -86,14 +87,7 @@ class TelemetryFolder:
 
 
 _ERRORS = ("OutOfMemoryError", "MemoryError")
-_TEXTS = (
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "cannot allocate memory",
-    "std::bad_alloc",
-    "ALLOC_FAILED",
-)
+_TEXTS = re.compile(r"(?i)out of memory|not enough memory|can(?:'t|not) allocate memory|std::bad_alloc|ALLOC_FAILED")
 """Of CUDA, PyTorch's CPU allocator, the kernel, C++ and cuBLAS."""
 
 
@@ -131,10 +125,8 @@ class _ErrorLog(logging.Handler):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether GPU or host memory ran out, by the error's type or, of a RuntimeError, its text."""
-    if type(error).__name__ in _ERRORS:
-        return True
-    text = str(error)[:4000].lower()
-    return isinstance(error, RuntimeError) and any(words.lower() in text for words in _TEXTS)
+    is_named = type(error).__name__ in _ERRORS
+    return is_named or (isinstance(error, RuntimeError) and _TEXTS.search(str(error)[:4000]) is not None)
 
 
 def observe_log(recorder: BlackBoxRecorder) -> None:

@@ -119,8 +119,7 @@ def _allocator_segment(
 
 
 def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str:
-    """`graph` for vLLM's graph pool, and for any private pool while vLLM has none; else the id of a private pool (sleep
-    mode); empty for the common pool."""
+    """Empty for the common pool, `graph` for that of vLLM's CUDA graphs (if unknown any private one), else its id."""
     if pool == _COMMON_POOL:
         return ""
     return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
