@@ -356,15 +356,11 @@ def _neighbours_bytes(case: Case) -> int:
 
 _MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
 _RESOLVED = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1),
+    **dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), True),
+    **dict.fromkeys(("enforce_eager", "enable_lora"), False),
     "kv_cache_dtype": "auto",
     "dtype": "bfloat16",
-    "enable_prefix_caching": True,
-    "enforce_eager": False,
-    "enable_chunked_prefill": True,
-    "enable_lora": False,
 }
 """Values that an engine's config line prints although they were not given."""
 
