@@ -21,7 +21,7 @@ PREFIX = "legroom-blackbox-"
 """A record's file is `legroom-blackbox-<UTC time>-<pid>-<number>.json`."""
 MAX_BYTES = 1_000_000
 """A writer leaves out blocks and then segments, the smallest first, until the record is below this."""
-_MAX_READ_BYTES = 4 * MAX_BYTES
+MAX_READ_BYTES = 4 * MAX_BYTES
 _BEYOND = 1 << 63
 """Exclusive upper bound of byte counts, token counts and times in a record."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -239,7 +239,7 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
 
 def read_record(path: Path) -> BlackBox:
     """The black box in a file; LegroomError where it cannot be read."""
-    return parse_record(read_text(path, "is the path right?", _MAX_READ_BYTES), str(path))
+    return parse_record(read_text(path, "is the path right?", MAX_READ_BYTES), str(path))
 
 
 def _cleaned(value: Any) -> Any:

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from legroom.black_box import PREFIX, BlackBox, MemoryReading, is_record, parse_record, read_record
+from legroom.black_box import MAX_READ_BYTES, PREFIX, BlackBox, MemoryReading, is_record, parse_record, read_record
 from legroom.diagnosis.case import Case, recorded_oom
 from legroom.diagnosis.finding import Assessment, Strength, reason
 from legroom.errors import LegroomError
@@ -23,7 +23,6 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, TorchOom
 from legroom.vllm_logs.startup_log import Startup
 
-_MAX_RECORD_PIECES = 4
 _MAX_LOG_AGE_DIFFERENCE_S = 600.0
 """Between a record and the last line of a log beside it, where the log does not name its processes."""
 
@@ -38,10 +37,10 @@ def detect_record(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
 def read_whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
     """The black box in these pieces; LegroomError, naming `source`, where they are none."""
     whole = b""
-    for number, piece in enumerate(pieces):
-        if number >= _MAX_RECORD_PIECES:
-            raise LegroomError(f"{source} is larger than any black box")
+    for piece in pieces:
         whole += piece
+        if len(whole) > MAX_READ_BYTES:
+            raise LegroomError(f"{source} is larger than any black box")
     return parse_record(whole, source)
 
 
