@@ -101,7 +101,7 @@ class Case:
     @property
     def host_limit_bytes(self) -> int | None:
         """The container's memory limit that the text names, in bytes: of limits and requests the larger; else None."""
-        return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=None)
+        return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=0) or None
 
     @cached_property
     def first_failure(self) -> Evidence | None:

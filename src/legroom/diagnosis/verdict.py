@@ -10,7 +10,7 @@ from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, SHORTAG
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
-from legroom.diagnosis.fixes.failed_run import Hints, bytes_beyond_card
+from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
@@ -122,7 +122,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             if planner.failed_plan.verdict == "fits":
                 pool = gib(planner.failed_plan.layout.kv_cache.bytes)
                 why.append(f"That leaves {pool} on a free card: others hold memory, or card, model or flags differ.")
-        if (card := planner.known.gpu) and (printed := bytes_beyond_card(case, planner.known)):
+        if (card := planner.known.gpu) and (printed := weights_and_pool_beyond_card(case, planner.known)):
             has = f"{card.name} has {gib(card.total_bytes)}"
             why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
         findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])

@@ -229,7 +229,7 @@ def _story_texts(entry: catalog.Entry) -> list[str]:
 
 
 def _similar_words(term: str, index: _Index) -> list[str]:
-    """The catalog's words with the term's first four letters of which one begins with the other; else empty."""
+    """The catalog's words that begin with the term or begin it, of those that share its first four letters."""
     words = index.by_stem.get(term[:_STEM_LENGTH], ())
     return [word for word in words if word.startswith(term) or term.startswith(word)]
 

@@ -215,7 +215,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the share that weights, peak and one request need, where V0 hides it and the plan has a pool; or None."""
+    """Fix: the share that weights, peak and one request need, where V0 prints none and the plan has a pool; or None."""
     is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
     if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
         return None

@@ -184,7 +184,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
             made = plan_on_named_card(target, args)
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
-        is_loaded = is_loaded or bytes_beyond_card(case, known) > 0
+        is_loaded = is_loaded or weights_and_pool_beyond_card(case, known) > 0
         if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), args)
@@ -192,7 +192,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         return None
 
 
-def bytes_beyond_card(case: Case, known: KnownDeployment) -> int:
+def weights_and_pool_beyond_card(case: Case, known: KnownDeployment) -> int:
     """The printed weights and KV cache of one GPU together, where they exceed the card that is named; else 0."""
     weights, pool, card = case.startup.weights_bytes or 0, pool_bytes(case) or 0, known.gpu
     is_one_rank = (known.args.pipeline_parallel_size or 1) == 1  # the pool of another stage may be larger
