@@ -310,7 +310,7 @@ class FixPlanner:
         if made.verdict == self.failed_plan.verdict == "tight" and not self._is_cured(made, self.failed_plan):
             return None  # a tight plan has just failed
         is_same = made.layout == self.failed_plan.layout and made.memory.kv == self.failed_plan.memory.kv
-        if not made.starts or not self._frees_enough(made) or is_same:
+        if not made.starts or not self._frees_enough(made) or is_same:  # the same would fail alike
             return None
         is_raised = (flags.get("gpu_memory_utilization") or 0) > self.utilization
         return None if is_raised and made.layout.headroom_bytes < _SPARE_BYTES else made
@@ -367,7 +367,7 @@ class FixPlanner:
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
     def lower_utilization(self, need_bytes: int, why: str) -> Fix | None:
-        """Fix: utilization lower by `need_bytes` and a margin, or a smaller pool if a flag sets that; else None."""
+        """Fix: utilization lower by `need_bytes` and more, or a smaller pool of given or advised size; else None."""
         trades = "a smaller KV pool"
         if (pool := self.known.args.kv_cache_memory_bytes) is not None:
             return self._smaller_pool_fix(pool, need_bytes, why)
