@@ -19,6 +19,7 @@ from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
 from legroom.home import store_path
+from legroom.json_records import is_number
 from legroom.planning import calibration_store as store
 from legroom.planning.calibration import observe
 from legroom.planning.calibration_store import (
@@ -251,3 +252,7 @@ def test_the_store_follows_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert store_path() == tmp_path / "data" / "legroom" / "calibration.json"
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     assert store_path() == tmp_path / "home" / "calibration.json"
+
+
+def test_a_number_that_no_float_holds_is_none():
+    assert not is_number(10**400)

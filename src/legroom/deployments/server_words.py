@@ -10,7 +10,7 @@ from legroom.facts.flags import flag_name, flags_ever
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """`NAME=value` before a command."""
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?)-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
@@ -52,7 +52,7 @@ def basename(word: str) -> str:
 
 
 def visible_gpus(env: Mapping[str, str]) -> int | None:
-    """The number of GPUs that the environment leaves visible; None where it does not limit them."""
+    """The number of GPUs that the environment lists as visible; None where it lists none, or all, or by a variable."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = env.get(name, "").strip()
         if value and value not in ("all", "none", "void", "-1") and "$" not in value:
@@ -66,11 +66,13 @@ def has_variable(word: str) -> bool:
 
 
 def expand_variables(word: str, env: Mapping[str, str]) -> str:
-    """A word with `$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known."""
+    """A word with `$NAME` and `$(NAME)` replaced where the value is known, `${NAME:-default}` also where it is not."""
 
     def known_value(variable: re.Match[str]) -> str:
-        name = variable[1] or variable[3] or variable[4]
-        return env[name] if name in env else variable[2] or variable[0]
+        given = env.get(variable[1] or variable[4] or variable[5])
+        if given is None or (variable[2] and not given):
+            return str(variable[3] or (variable[0] if given is None else given))
+        return given
 
     return _VARIABLE.sub(known_value, word) if "$" in word else word
 

@@ -97,7 +97,7 @@ def _stem(word: str) -> str:
 
 
 def word_vector(counts: Mapping[str, int], rarity: Mapping[str, float]) -> dict[str, float]:
-    """The known words of a text by how often they stand there and how rare they are; many are of length 1, few less."""
+    """The known words of a text with weights by count and rarity: a vector of length 1, less for few words."""
     weighed = {word: (1 + math.log(count)) * rarity[word] for word, count in counts.items() if word in rarity}
     length = math.hypot(*weighed.values(), _FEW_WORDS_LENGTH)
     return {word: weight / length for word, weight in weighed.items()}
@@ -116,6 +116,7 @@ class _Classifier:
 
 @cache
 def _classifier() -> _Classifier:
+    """The fitted classifier of `cause_words.json`."""
     fitted: dict[str, Any] = read_data("cause_words.json")
     step = fitted["step"]
     weights = {word: tuple(step * value for value in row[1:]) for word, row in fitted["words"].items()}
