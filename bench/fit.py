@@ -30,12 +30,12 @@ from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import release
 from legroom.memory.activation.profile_run import activation, activation_cold, forward_bytes
+from legroom.memory.attention_workspace import largest_split_buffers
 from legroom.memory.cudagraph_memory import (
     captured_activations,
     captured_sizes,
     graph_bytes,
     graph_estimate,
-    largest_splits,
     layer_nodes,
 )
 from legroom.memory.overhead import communication_bytes, cuda_context, non_torch, outside
@@ -180,9 +180,9 @@ def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
         for run in runs:
             if run.settings.runner != runner or not run.seen.get("graph_bytes"):
                 continue
-            pieces, full = map(len, captured_sizes(run.settings))
-            nodes = layer_nodes(run.model) * (pieces * row["piecewise_mib"] + full * row["full_mib"])
-            splits = largest_splits(run.model, run.settings, run.gpu) / MIB
+            pieces, full = captured_sizes(run.settings)
+            nodes = layer_nodes(run.model) * (len(pieces) * row["piecewise_mib"] + len(full) * row["full_mib"])
+            splits = largest_split_buffers(run.model, run.settings, run.gpu, full) / MIB
             activations = captured_activations(run.model, run.settings, run.gpu) / MIB
             experts = any(hasattr(layer.feedforward, "num_experts") for layer in run.model.layers)
             share = max(run.settings.cudagraph_capture_sizes) / 512 if experts else 0.0

@@ -78,6 +78,12 @@ def test_size_says_which_gpus_hold_a_model_and_shows_itself():
         legroom.size("llama-3.1-8b", context=0)
 
 
+@pytest.mark.parametrize("concurrency", [float("nan"), float("inf"), 0])
+def test_a_concurrency_that_is_no_number_of_requests_is_refused(concurrency):
+    with pytest.raises(LegroomError, match="at least 1"):
+        legroom.size("llama-3.1-8b", concurrency=concurrency)
+
+
 def test_a_log_may_be_named_by_its_path_as_a_string(tmp_path):
     log = tmp_path / "c.log"
     log.write_text("ERROR ... ValueError: No available memory for the cache blocks.\n")

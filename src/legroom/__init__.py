@@ -34,19 +34,8 @@ _MODULE_OF = {
     **dict.fromkeys(("WatchReport", "watch"), "watch_report"),
 }
 
-__all__ = [
-    "DiagnosisReport",
-    "PlanReport",
-    "SizeReport",
-    "WatchReport",
-    "__version__",
-    "diagnose",
-    "layout",
-    "plan",
-    "simulate",
-    "size",
-    "watch",
-]
+__all__ = ["DiagnosisReport", "PlanReport", "SizeReport", "WatchReport", "__version__"]
+__all__ += ["diagnose", "layout", "plan", "simulate", "size", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ PREFIX = "legroom-blackbox-"
 """A record's file is `legroom-blackbox-<UTC time>-<pid>-<number>.json`."""
 MAX_BYTES = 1_000_000
 """A writer leaves out blocks and then segments, the smallest first, until the record is below this."""
-_MAX_READ_BYTES = 4 * MAX_BYTES
+MAX_READ_BYTES = 4 * MAX_BYTES
 _BEYOND = 1 << 63
 """Exclusive upper bound of byte counts, token counts and times in a record."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -214,8 +214,8 @@ class BlackBox:
 
 
 def is_record(head: bytes) -> bool:
-    """Whether a file that begins like this is a black box."""
-    return head.lstrip()[:40].replace(b" ", b"").startswith(b'{"legroom":"blackbox"')
+    """Whether a file that begins like this is a black box, however its JSON is indented."""
+    return b"".join(head[:80].split()).startswith(b'{"legroom":"blackbox"')
 
 
 def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
@@ -239,15 +239,17 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
 
 def read_record(path: Path) -> BlackBox:
     """The black box in a file; LegroomError where it cannot be read."""
-    return parse_record(read_text(path, "is the path right?", _MAX_READ_BYTES), str(path))
+    return parse_record(read_text(path, "is the path right?", MAX_READ_BYTES), str(path))
 
 
 def _cleaned(value: Any) -> Any:
-    """A JSON value without control characters; ValueError for a number that is no size, count or time."""
+    """A JSON value without control characters; ValueError for a number that is no size, count or time. A count of
+    log-probabilities may be -1, which asks vLLM for the whole vocabulary."""
     if isinstance(value, str):
         return _CONTROLS.sub("", value)
     if isinstance(value, dict):
-        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+        plain = {name: inner for name, inner in value.items() if inner == -1 and name.endswith("logprobs")}
+        return {_cleaned(name): _cleaned(inner) for name, inner in value.items() if name not in plain} | plain
     if isinstance(value, list):
         return [_cleaned(inner) for inner in value]
     if isinstance(value, (int, float)) and not 0 <= value < _BEYOND:

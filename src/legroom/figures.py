@@ -47,7 +47,7 @@ def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
 
 
 def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) -> Figure:
-    """A figure in bytes from a fitted model, with its error band `low` to `high`."""
+    """A figure in bytes from a fitted model, with its error band `low` to `high`, widened to hold it."""
     return Figure(bytes_, "estimated", min(low, bytes_), max(high, bytes_), terms)
 
 

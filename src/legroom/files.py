@@ -10,8 +10,13 @@ from pathlib import Path
 from legroom.errors import LegroomError
 
 
+def expanded(path: str) -> Path:
+    """The path with a home folder for `~` or `~NAME`; unchanged for a user that this machine does not know."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises for an unknown user
+
+
 def read_text(path: Path | str, hint: str = "", most_bytes: int = 32 << 20) -> str:
-    """The text of a file; LegroomError where it is missing, larger than this or not UTF-8."""
+    """The text of a file; LegroomError where it cannot be opened, is larger than `most_bytes` or not UTF-8."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(most_bytes + 1)
@@ -27,7 +32,7 @@ def read_text(path: Path | str, hint: str = "", most_bytes: int = 32 << 20) -> s
 
 
 def replace_file(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes a whole file: readers see the old text or the new, also after a crash. It keeps its mode and owner."""
+    """Replaces a file in one step, even in a crash; an existing one keeps its mode and owner, a new one gets `mode`."""
     path = path.resolve()  # a symbolic link stays
     beside = path.with_name(f".{path.name}.legroom")  # one that a killed legroom left is replaced
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from legroom.files import expanded
+
 
 def home() -> Path:
     """`$LEGROOM_HOME`, else `$XDG_DATA_HOME/legroom`, else `~/.local/share/legroom`."""
     given = os.environ.get("LEGROOM_HOME")
     if given:
-        return Path(os.path.expanduser(given))  # noqa: PTH111 - pathlib's raises for an unknown user
+        return expanded(given)
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else user_folder() / ".local" / "share") / "legroom"
 
@@ -34,5 +36,5 @@ def cards_path() -> Path:
 
 
 def runs_folder(folder: Path | None = None) -> Path:
-    """The folder in which every `legroom run` writes its state, as `<port>.json`."""
+    """`runs` in `folder` (None: legroom's home), where every `legroom run` writes its state as `<port>.json`."""
     return (folder or home()) / "runs"

@@ -37,7 +37,7 @@ def given_models() -> Mapping[str, GivenModel] | None:
 
 
 def is_local_model(model: str) -> bool:
-    """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
+    """Whether a model's name means a path here rather than an id on the Hub; within `isolated` by spelling alone."""
     if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
         return True
     return given_models() is None and Path(model).exists()

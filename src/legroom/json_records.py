@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import types
 from collections.abc import Mapping
 from functools import cache
@@ -63,8 +63,8 @@ def _origin_and_args(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite int or float; a bool is none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold: no bool, NaN, infinity or integer of hundreds of digits."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _require(is_right: bool, place: str, wanted: str) -> None:

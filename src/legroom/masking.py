@@ -1,5 +1,5 @@
 """Masking of secrets in everything that legroom prints or stores. `vllm.command_line.without_secrets` masks command
-lines by their flags; `diagnosis.masking` masks logs in linear time."""
+lines by their flags; `vllm_logs.log_masking` masks logs in linear time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def is_secret_json_key(name: str) -> bool:
 
 
 def shown_word(word: str) -> str:
-    """A word of a command line with secret variables, credentials and JSON values masked."""
+    """A word of a command line, with a secret's `NAME=value`, credentials in an address and secrets in JSON masked."""
     assignment = _ASSIGNMENT.fullmatch(word)
     if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"

@@ -43,19 +43,19 @@ def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, i
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """The start time of a process in clock ticks since boot (with its pid, its identity); None where it is gone."""
+    """The start time of a process in clock ticks since boot (with its pid, its identity); None where it has ended."""
     fields = _stat_fields(str(pid))
     return int(fields[_STARTED]) if fields is not None and fields[0] != "Z" else None
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """The CPU time of a process in clock ticks; None where it is gone or traced by a debugger."""
+    """The CPU time of a process in clock ticks; None where it has ended or a debugger has stopped it."""
     fields = _stat_fields(str(pid))
     return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
 
 
 def exit_signal(pid: int, handle: int) -> int | None:
-    """The signal that ended a process, given its pidfd `handle`; 0 where it exited, None where that is lost."""
+    """The signal that ended a process, given its pidfd `handle`; 0 where it exited, None if it runs or this is lost."""
     import fcntl  # an extension module
 
     fields = _stat_fields(str(pid))
@@ -77,7 +77,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def resident_bytes(pids: tuple[int, ...]) -> int | None:
-    """Resident host memory of these processes; None where none is left."""
+    """Resident host memory of these processes together; None where none is left."""
     living = [fields for pid in pids if (fields := _stat_fields(str(pid))) is not None and fields[0] not in "ZX"]
     return sum(int(fields[_RESIDENT]) for fields in living) * os.sysconf("SC_PAGE_SIZE") if living else None
 
@@ -125,5 +125,5 @@ def shares_engines(pid: int) -> bool:
 
 
 def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:
-    """Pid -> start time of a server's engine processes."""
+    """Pid -> start time of the descendants that vLLM titled as engine, worker or coordinator; empty without titles."""
     return {pid: start for pid, start in descendants(server, table).items() if has_role(pid, *ENGINE_ROLES)}

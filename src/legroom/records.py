@@ -120,14 +120,17 @@ def _comparison_methods(fields: dict[str, Field[Any]]) -> dict[str, Any]:
     shown = tuple(name for name, field_ in fields.items() if field_.repr)
 
     def equal(self: Any, other: Any) -> Any:
+        """`__eq__`: only a record of the same class can be equal, by its compared fields."""
         if other.__class__ is not self.__class__:
             return NotImplemented
         return compared(self) == compared(other)
 
     def hashed_fields(self: Any) -> int:
+        """`__hash__`, over the fields that are hashed or, where a field does not say, compared."""
         return hash(hashed(self))
 
     def shown_fields(self: Any) -> str:
+        """`__repr__`, as dataclasses write it."""
         return f"{self.__class__.__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     return {"__eq__": equal, "__hash__": hashed_fields, "__repr__": shown_fields}

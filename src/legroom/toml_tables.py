@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
-from legroom.files import read_text
+from legroom.files import expanded, read_text
 
 _Value = TypeVar("_Value")
 _Choice = TypeVar("_Choice", bound=str)
@@ -64,7 +64,7 @@ class KeyLines:
 
 
 def parse_toml(text: str, name: str, hint: str = "see https://toml.io for the format") -> dict[str, Any]:
-    """The parsed text. A syntax error becomes a LegroomError that names the line and the key."""
+    """The parsed text. A syntax error becomes a LegroomError that names the line, and the key if the line has one."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
@@ -109,7 +109,7 @@ class TomlTable:
         return tuple(self._values)
 
     def error(self, key: str, what: str, hint: str = "") -> ConfigError:
-        """The exception to raise about a key, which names its line."""
+        """The exception to raise about a key (empty: about the table itself), which names its line."""
         path = (*self._at, key) if key else self._at
         name = ".".join(str(step + 1) if isinstance(step, int) else step for step in path)
         return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)
@@ -132,7 +132,7 @@ class TomlTable:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
-        """A number from `least` to `most`, else ConfigError; the default without the key."""
+        """A number from `least` to `most`, else ConfigError; without the key the default, checked as well."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -171,9 +171,9 @@ class TomlTable:
         return tuple(values)
 
     def path(self, key: str) -> Path | None:
-        """A path relative to the file's folder; None without the key."""
+        """The path at `key`, a relative one below the file's folder; None without the key."""
         text = self.find(key, str)
-        return None if text is None else self._file.parent / Path(text).expanduser()
+        return None if text is None else self._file.parent / expanded(text)
 
     def secret(self, key: str) -> str | None:
         """The text at `key`, or in the variable at KEY_env, or the file at KEY_file; None without any."""
@@ -239,7 +239,7 @@ def _split_key(dotted: str) -> KeyPath:
 
 
 def _closest_key(word: str, known: Sequence[str]) -> str:
-    """A hint with the known key closest to the word; empty where none is near."""
+    """The hint `did you mean ...?` with the known key or choice closest to the word; empty where none is near."""
     near = get_close_matches(word, known, 1)
     return f"did you mean {near[0]}?" if near else ""
 

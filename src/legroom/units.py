@@ -12,14 +12,16 @@ _SUFFIXES = {"": 1000, "b": 1000, "i": 1024, "ib": 1024}
 _BYTES = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power for power, prefix in enumerate("kmgt", 1) for suffix, base in _SUFFIXES.items()
 }
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def cdiv(a: int, b: int) -> int:
+    """`a / b` rounded up to a whole number, as vLLM's `cdiv`."""
     return -(-a // b)
 
 
 def round_up(a: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `a`, as vLLM's `round_up`."""
     return cdiv(a, multiple) * multiple
 
 
@@ -42,8 +44,8 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_whole(text: str, option: str, least: int, most: int) -> int:
-    """The whole number of an option in plain digits; LegroomError outside `least` to `most` or otherwise written."""
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+    """The number given to an option in plain digits; LegroomError outside `least` to `most` or otherwise written."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
         raise LegroomError(f"{option} {text!r} is not a number from {least} to {most:,}", f"write it like {option} 4")
     return int(text)
 

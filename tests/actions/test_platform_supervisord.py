@@ -111,3 +111,14 @@ def test_names_that_supervisord_replaces_stay_names():
     changed = with_command(text, "b", FlagChange({"--seed": "1"}))
     assert changed.count("%(ENV_HOME)s") == changed.count("%(process_num)02d") == 1
     assert "%%(" not in changed and "5%%" in changed
+
+
+def test_an_inline_comment_is_no_part_of_the_command():
+    text = "[program:b]\ncommand=vllm serve m ; the large one\n  --port 8001 # as the balancer has it\n"
+    changed = with_command(text, "b", FlagChange({"--seed": "1"}))
+    assert changed == "[program:b]\ncommand=vllm serve m --port 8001 --seed 1\n"
+
+
+def test_a_command_with_an_open_quote_cannot_be_changed():
+    with pytest.raises(ActionFailed, match="No closing quotation"):
+        with_command("[program:b]\ncommand=vllm serve 'm\n", "b", FlagChange({"--seed": "1"}))

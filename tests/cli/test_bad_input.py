@@ -232,3 +232,21 @@ def test_an_unknown_architecture_is_said_to_be_unknown(capsys, tmp_path):
 )
 def test_size_refuses_the_same_way(capsys, words):
     complaint(capsys, "size", *words)
+
+
+@pytest.mark.parametrize("option", ["--gpu-memory", "--max-model-len", "--want-context"])
+def test_a_number_of_hundreds_of_digits_is_refused(capsys, option):
+    complaint(capsys, "plan", "llama-3.1-8b", "--gpu", "h100", option, "9" * 400)
+
+
+def test_zeros_in_front_do_not_lift_an_options_limit(capsys):
+    assert "from 1 to" in complaint(capsys, "size", "llama-3.1-8b", "--concurrency", "0" * 9 + "1" + "0" * 8)
+
+
+@pytest.mark.parametrize("log", ["~nobody-of-this-name/vllm.log", "/" + "a" * 300])
+def test_a_log_whose_path_no_machine_has_is_refused(capsys, log):
+    complaint(capsys, "diagnose", log)
+
+
+def test_a_digit_of_another_script_is_no_entrys_number(capsys):
+    complaint(capsys, "explain", "LR²")

@@ -15,6 +15,7 @@ from legroom.cli.main import main
 from legroom.deployments.deployment import Deployment, deployment_from_command, deployment_from_file
 from legroom.deployments.file_reader import read_file
 from legroom.deployments.subjects import StartedServer
+from legroom.deployments.systemd_unit import seconds_of_span
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.lint.linted_parts import LintedPart, linted_parts
@@ -369,3 +370,35 @@ def test_a_plain_command_line_needs_no_reader_of_files(module):
     words = ["plan", "--gpu", "h100", "--", "vllm", "serve", "llama-3.1-8b"]
     code = f"import sys; from legroom.cli.main import main; main({words!r}); sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_tmpfs_with_options_at_dev_shm_is_seen():
+    text = "docker run --gpus all --tmpfs /dev/shm:rw,size=8g vllm/vllm-openai:v0.10.0 --model org/model\n"
+    assert [server.shm for server in linted_servers("start.sh", text)] == ["mounted"]
+
+
+def test_an_empty_variable_takes_the_default_behind_a_colon_only():
+    text = "N=\nvllm serve org/model --port ${N:-8001} --seed=${N-7}\n"
+    assert servers(text) == ["vllm serve org/model --port 8001 --seed="]
+
+
+def test_a_folder_above_that_may_not_be_listed_hides_nothing_else(tmp_path, monkeypatch):
+    listed = Path.iterdir
+
+    def refused(folder: Path):
+        if folder == tmp_path:
+            raise PermissionError
+        return listed(folder)
+
+    (tmp_path / "app").mkdir()
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert planned(tmp_path / "app", "vllm serve org/model\n").args.model == "org/model"
+
+
+def test_a_length_in_digits_of_another_script_ends_in_no_traceback():
+    assert deployment_from_command("vllm serve org/model --max-model-len ²k").args.max_model_len is None
+
+
+def test_a_time_in_units_that_are_not_read_is_no_number_of_seconds():
+    assert seconds_of_span("2w") is None
+    assert seconds_of_span("5min 20s") == 320

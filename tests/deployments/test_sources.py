@@ -15,7 +15,6 @@ from legroom.deployments.deployment import (
     deployment_from_file,
     deployment_from_python,
 )
-from legroom.deployments.server_words import expand_variables
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
 
@@ -343,10 +342,3 @@ def test_ray_serve_is_told_apart_from_a_command_without_vllm():
     with pytest.raises(LegroomError) as raised:
         deployment_from_command("serve -s build")
     assert "Ray Serve" not in raised.value.hint
-
-
-@pytest.mark.parametrize(
-    ("word", "unset", "empty"), [("${A:-d}", "d", "d"), ("${A-d}", "d", ""), ("${A}", "${A}", ""), ("$A", "$A", "")]
-)
-def test_an_empty_variable_takes_a_default_only_after_a_colon(word, unset, empty):
-    assert [expand_variables(word, env) for env in ({}, {"A": ""}, {"A": "x"})] == [unset, empty, "x"]

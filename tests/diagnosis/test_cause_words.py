@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.diagnosis.cause_words import word_evidence, words
+from legroom.diagnosis.cause_words import concepts, word_evidence, words
 from legroom.diagnosis.causes import causes
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.diagnosis.verdict import Diagnosis
@@ -26,13 +26,26 @@ def test_words_lose_their_endings_and_quantities_count_by_their_kind() -> None:
     assert list(words("显存不足")) == ["显存", "存不", "不足"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the job ended an hour ago and its VRAM is not released",
+        "任务结束后显存没有释放",
+        "still occupied after the evaluation finished: 12 GB of GPU memory",
+    ],
+)
+def test_concepts_are_heard_in_any_words_and_language(text: str) -> None:
+    assert {"%release", "%gpu_memory"} <= set(concepts(text))
+
+
 def test_a_description_without_a_printed_failure_has_its_cause_by_its_words() -> None:
     found = diagnosed(QUEUE)
     assert found.rests_on == "words"
     assert found.findings[0].cause == "kv_preemption_thrash"
     (line,) = found.findings[0].evidence
     assert line.id == "words_told"
-    assert line.facts["words"]
+    assert line.facts["clause"] in QUEUE
+    assert str(line.facts["clause"]) in found.findings[0].why
     assert sum(finding.confidence for finding in found.findings) <= 1
 
 

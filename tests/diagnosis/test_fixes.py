@@ -470,3 +470,11 @@ def test_a_card_that_becomes_free_still_needs_a_share_that_holds_the_weights() -
     (run,) = read_log([log.encode()], "log", Hints(command, gpu="h200", vllm="0.32.0")).runs
     assert run.findings[0].cause == "gpu_shared_or_not_free"
     assert any("then --gpu-memory-utilization 0.4" in step for step in run.findings[0].fixes[0].steps)
+
+
+@pytest.mark.parametrize("text", [text for cause, text in CAUSES.values() if cause != "multimodal_inputs"])
+def test_a_step_that_is_small_already_is_not_made_larger(text: str) -> None:
+    command = "vllm serve org/some-model --max-num-batched-tokens 256 --max-num-seqs 8"
+    run = read_log([text.encode()], "log", Hints(command=command)).runs[0]
+    fixes = [fix for found in run.findings if found.cause != "multimodal_inputs" for fix in found.fixes]
+    assert all((fix.flags.get("max_num_batched_tokens") or 0) <= 256 for fix in fixes)

@@ -114,3 +114,11 @@ def test_numbers_survive_the_wording(wanted_mib: int, total_mib: int, free_mib: 
 def test_barely_enough_free_memory_is_not_called_enough(free: str) -> None:
     log = TORCH.format(wanted="1.16 GiB", total="8 GiB", free=free, own="5 GiB", torch="4.8 GiB", unused="9.00 MiB")
     assert not ledger_of(oom_of(log)).free_exceeds_request
+
+
+def test_a_garbled_free_size_of_xla_leaves_the_rest_of_the_message() -> None:
+    log = (
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 2.00G. That was not possible. There are 1.2.3G "
+        "free, and the largest contiguous region of free memory is 1.00G."
+    )
+    assert (oom_of(log).wanted_bytes, oom_of(log).free_bytes) == (2 * GIB, None)

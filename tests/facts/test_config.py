@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
+from legroom.facts.bundled import bundled_config, find
 from legroom.facts.config.model_config import model_from_config
+from legroom.facts.config.quantization import quantization
 from legroom.facts.model import Attention, LatentAttention, StateSpace
 
 LLAMA: dict[str, Any] = {
@@ -226,3 +229,27 @@ def test_a_field_that_is_no_finite_number_is_no_crash(field, value):
         model_from_config({**LLAMA, field: value})
     except LegroomError as error:
         assert field in f"{error} {error.hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("qwen2.5-vl-7b", ("vision_config", "patch_size"), 0),
+        ("gemma-3-12b", ("vision_config", "num_hidden_layers"), 10**15),
+        ("qwen2.5-vl-7b", ("vision_config", "mlp_ratio"), [0]),
+        ("gemma-2-9b-fp8", ("quantization_config", "config_groups"), "x"),
+        ("nemotron-h-8b", ("intermediate_size",), []),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_an_error_for_people(name: str, field: tuple[str, ...], value: Any) -> None:
+    config = copy.deepcopy(bundled_config(find(name)))
+    section = config
+    for key in field[:-1]:
+        section = section[key]
+    section[field[-1]] = value
+    with pytest.raises(LegroomError, match="config"):
+        model_from_config(config)
+
+
+def test_blocks_of_no_rows_are_no_blocks() -> None:
+    assert quantization({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 0]}}).block is None

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from legroom.errors import LegroomError
 from legroom.facts.config.feedforward import feedforwards
 from legroom.facts.model import Dense, Experts
 
@@ -87,3 +90,8 @@ def test_a_mamba_has_no_feed_forward_block() -> None:
 def test_the_width_of_an_expert_goes_by_the_name_that_hunyuan_3_gives_it() -> None:
     found = blocks(model_type="hy_v3", num_experts=8, num_experts_per_tok=2, expert_hidden_dim=32)
     assert found[0].intermediate_size == 32
+
+
+def test_a_period_of_no_layers_is_an_error_for_people() -> None:
+    with pytest.raises(LegroomError, match="expert_layer_period"):
+        blocks(model_type="jamba", expert_layer_period=0)

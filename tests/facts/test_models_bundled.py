@@ -7,7 +7,7 @@ import pytest
 import legroom
 from legroom.errors import LegroomError
 from legroom.facts import bundled
-from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, variants
+from legroom.facts.bundled import bundled_names, derived, nearest, smaller_siblings, variants
 from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
 from legroom.facts.releases import first_release, known_releases, release
@@ -294,3 +294,8 @@ def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
         architecture = load(name).architecture
         asked = any(interfaces(architecture, release(version)) is not None for version in known_releases())
         assert asked or first_release(architecture), f"{name}: no release of vLLM has {architecture}"
+
+
+def test_millions_of_parameters_in_a_name_are_told_from_billions() -> None:
+    assert derived("somebody/gpt2-124m").base == "gpt2"
+    assert derived("somebody/gpt2-774m") is None

@@ -90,3 +90,9 @@ def test_a_worker_without_a_gpu_tells_its_processs_memory_and_the_last_kv_blocks
     assert (reading.device, report.reading.state.allocated_bytes) == ("cpu", 600_000_000)
     assert [part.part for part in report.parts] == ["allocated", "kv_last_blocks"]
     assert (report.fragmentation_ratio, report.has_problem) == (0.0, False)
+
+
+@pytest.mark.parametrize("value", ["1e999", "1.2.3"])
+def test_a_gauge_that_is_no_number_of_bytes_is_passed_over(value: str) -> None:
+    page = f'{PAGE}legroom_worker_reserved_bytes{{gpu="7",rank="7"}} {value}\n'
+    assert len(readings_of_metrics(page, parse_sample(PAGE.encode(), 0.0, "here"))) == 2

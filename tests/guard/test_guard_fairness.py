@@ -66,7 +66,7 @@ def test_a_client_that_leaves_the_middle_of_the_queue_is_not_met_again():
     for item in items:
         queue.add(item)
     queue.remove(items[1])
-    assert (drained(queue), len(queue), queue.num_clients) == (["a", "c"], 0, 0)
+    assert (drained(queue), len(queue), queue.per_client) == (["a", "c"], 0, {})
 
 
 def shared_pool(lane=0.1):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.guard.policy import Policy, PolicyFile, parse_policy, policy_toml, read_policy
+from legroom.guard.policy import ClientPolicy, Policy, PolicyFile, parse_policy, policy_toml, read_policy
 
 
 def complaint(text):
@@ -23,6 +23,11 @@ def test_an_empty_file_is_the_default_policy():
 
 def test_the_printed_policy_reads_back_as_itself():
     assert parse_policy(policy_toml()) == Policy()
+
+
+def test_a_printed_text_with_quotes_reads_back_as_itself():
+    policy = Policy(clients=ClientPolicy(header='x-"client"'))
+    assert parse_policy(policy_toml(policy)) == policy
 
 
 def test_sizes_may_be_written_with_units():

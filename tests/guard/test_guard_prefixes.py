@@ -85,6 +85,11 @@ def test_a_long_prompt_has_a_bounded_number_of_keys_and_still_shares_most_of_it(
     assert ledger.units_of([both]) >= 0.99 * 150_000 / 16
 
 
+def test_one_prompt_of_a_request_has_no_more_keys_than_are_compared():
+    prompt = demand_of(Kind.COMPLETION, {"model": "m", "prompt": [*range(400_000)]}, UNIT).prompts[0]
+    assert len(prompt.chain.keys) == MOST_KEYS
+
+
 def test_what_is_no_token_id_has_no_chain():
     assert chain(["a"] * 100) is None
     assert chain([1 << 70] * 100) is None

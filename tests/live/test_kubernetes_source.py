@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.kubernetes_source import KubernetesPods, Pod, discovered_endpoints
+from legroom.live.metrics.kubernetes_source import Pod, discovered_endpoints, pods_api
 
 
 def cluster_api(port: int) -> Any:
@@ -41,7 +41,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[tuple[Cluster, KubernetesPods]]:
+def cluster() -> Iterator[tuple[Cluster, Any]]:
     state = Cluster()
 
     class Handler(BaseHTTPRequestHandler):
@@ -60,11 +60,11 @@ def cluster() -> Iterator[tuple[Cluster, KubernetesPods]]:
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield state, KubernetesPods(api=cluster_api(server.server_port))
+    yield state, cluster_api(server.server_port)
     server.shutdown()
 
 
-def test_running_pods_with_the_label_are_found(cluster: tuple[Cluster, KubernetesPods]) -> None:
+def test_running_pods_with_the_label_are_found(cluster: tuple[Cluster, Any]) -> None:
     state, pods = cluster
     state.items = [pod("a"), pod("b", ip="10.0.0.2")]
     targets = discovered_endpoints(pods, "app=vllm", "prod")
@@ -76,19 +76,19 @@ def test_running_pods_with_the_label_are_found(cluster: tuple[Cluster, Kubernete
     assert path == "/api/v1/namespaces/prod/pods" and query["labelSelector"] == ["app=vllm"]
 
 
-def test_without_a_namespace_all_are_asked(cluster: tuple[Cluster, KubernetesPods]) -> None:
+def test_without_a_namespace_all_are_asked(cluster: tuple[Cluster, Any]) -> None:
     state, pods = cluster
     discovered_endpoints(pods, "app=vllm")
     assert state.asked[0][0] == "/api/v1/pods"
 
 
-def test_pods_that_start_end_or_go_are_left_out(cluster: tuple[Cluster, KubernetesPods]) -> None:
+def test_pods_that_start_end_or_go_are_left_out(cluster: tuple[Cluster, Any]) -> None:
     state, pods = cluster
     state.items = [pod("a", phase="Pending"), pod("b", ip=None), pod("c", deletionTimestamp="2026-01-01T00:00:00Z")]
     assert discovered_endpoints(pods, "app=vllm") == {}
 
 
-def test_a_refusal_says_what_may_not_be_done(cluster: tuple[Cluster, KubernetesPods]) -> None:
+def test_a_refusal_says_what_may_not_be_done(cluster: tuple[Cluster, Any]) -> None:
     state, pods = cluster
     state.status = 403
     with pytest.raises(LegroomError, match="list pods"):
@@ -96,13 +96,12 @@ def test_a_refusal_says_what_may_not_be_done(cluster: tuple[Cluster, KubernetesP
 
 
 def test_an_api_that_is_gone_is_said() -> None:
-    pods = KubernetesPods(api=cluster_api(9))
     with pytest.raises(LegroomError, match="does not answer") as raised:
-        discovered_endpoints(pods, "app=vllm")
+        discovered_endpoints(cluster_api(9), "app=vllm")
     assert raised.value.exit_code == 3
 
 
-def test_a_selector_must_be_given(cluster: tuple[Cluster, KubernetesPods]) -> None:
+def test_a_selector_must_be_given(cluster: tuple[Cluster, Any]) -> None:
     with pytest.raises(LegroomError, match="which pods"):
         discovered_endpoints(cluster[1], " ")
 
@@ -128,6 +127,6 @@ def test_a_cluster_that_is_named_counts_before_the_one_around(monkeypatch: pytes
     asked: list[str | None] = []
     monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda: asked.append("around"))
     monkeypatch.setattr("kubernetes.config.load_kube_config", lambda *, context: asked.append(context))
-    KubernetesPods("other")
-    KubernetesPods()
+    pods_api("other")
+    pods_api()
     assert asked == ["other", "around"]

@@ -65,3 +65,8 @@ def test_every_level_that_is_no_calm_twin_or_alert_time_has_its_reason_beside_it
     assert [name for name in bare if not ("calm" in name or name.startswith("alert") or name.endswith("over_s"))] == [
         "crash_restarts"
     ]
+
+
+def test_a_path_of_a_user_who_is_not_there_is_taken_as_it_is() -> None:
+    table = TomlTable({"journal": "~nobody-of-this-name/j.db"}, (), Path("/etc/watch.toml"), KeyLines(""))
+    assert table.path("journal") == Path("/etc/~nobody-of-this-name/j.db")

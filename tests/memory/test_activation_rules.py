@@ -18,6 +18,7 @@ from legroom.memory.activation.profile_run import (
     activation_cold,
     cublas_workspace,
     forward_bytes,
+    is_compiled,
     sampling,
     scratch_rows,
 )
@@ -206,3 +207,19 @@ def test_deepseek_v4_expands_no_latents_and_reserves_its_indexers_logits() -> No
 def test_a_sparse_indexer_reserves_the_keys_of_forty_requests() -> None:
     settings = settle(V4, max_num_batched_tokens=64, max_num_seqs=16, max_model_len=131072, kv_cache_dtype="fp8")
     assert expert_scratch(V4, settings, H200).kept_elements == 40 * (131072 // 4) * (128 + 4) // 2
+
+
+def test_optimization_level_0_compiles_nothing() -> None:
+    unoptimized = settle(LLAMA, max_model_len=8192, optimization_level=0)
+    assert activation(LLAMA, unoptimized, H200).bytes == activation(LLAMA, settle(LLAMA, **EAGER), H200).bytes
+
+
+def test_a_compilation_mode_of_null_is_the_default() -> None:
+    assert is_compiled(settle(LLAMA, compilation_config={"mode": None}))
+
+
+def test_an_unreadable_limit_of_the_indexers_logits_is_vllms_default() -> None:
+    given, default = (
+        settle(V4, kv_cache_dtype="fp8", env=env) for env in ({"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "512MB"}, {})
+    )
+    assert activation(V4, given, H200).bytes == activation(V4, default, H200).bytes

@@ -14,7 +14,7 @@ from legroom.memory.caching_allocator import (
     AllocatorSettings,
     Block,
     CachingAllocator,
-    RequestRefused,
+    CudaOutOfMemory,
     parse_allocator_settings,
     segment_bytes,
 )
@@ -45,7 +45,7 @@ def pinned(settings: AllocatorSettings) -> CachingAllocator:
 def test_pinned_segments_refuse_two_gib_as_on_the_h200() -> None:
     allocator = pinned(AllocatorSettings())
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (2_202_009_600, 7_516_192_768)
-    with pytest.raises(RequestRefused):
+    with pytest.raises(CudaOutOfMemory):
         allocator.allocate(2 * GIB)
 
 
@@ -134,7 +134,7 @@ def test_what_is_given_back_can_all_go_back_to_the_card(
     for size, is_freed in requests:
         try:
             live.append(allocator.allocate(size))
-        except RequestRefused:
+        except CudaOutOfMemory:
             continue
         if is_freed:
             allocator.free(live.pop(0))
@@ -179,7 +179,7 @@ def test_every_request_is_answered_as_the_h200_answered_it(case: dict[str, Any])
             try:
                 live[number] = allocator.allocate(size)
                 answer = "allocate"
-            except RequestRefused:
+            except CudaOutOfMemory:
                 answer = "oom"
         figures = (allocator.allocated_bytes, allocator.reserved_bytes, allocator.retries)
         assert (answer, *figures) == (outcome, allocated, reserved, retries)

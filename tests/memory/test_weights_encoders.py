@@ -10,6 +10,7 @@ from legroom.facts.releases import release
 from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
+from legroom.vllm.traits import built_encoders
 
 
 def test_a_limit_of_no_images_leaves_the_vision_tower_out():
@@ -23,6 +24,12 @@ def test_a_limit_of_no_images_leaves_the_vision_tower_out():
     assert loaded("0.11.0", **none_allowed) == loaded("0.11.0", language_model_only=True)
     assert loaded("0.11.0", **none_allowed) < loaded("0.11.0", limit_mm_per_prompt={"image": 1, "video": 0})
     assert loaded("0.10.2", **none_allowed) == loaded("0.10.2")
+
+
+def test_a_limit_of_none_may_state_the_size_of_an_item_too():
+    model = load("qwen3-vl-2b")
+    limits = {"image": 0, "video": {"count": 0, "num_frames": 32}}
+    assert not built_encoders(ServeArgs(limit_mm_per_prompt=limits), model, release("0.32.0"))
 
 
 def test_gemma_4_holds_its_audio_encoder_and_up_to_0_27_unread_keys_of_layers_that_share_a_cache():

@@ -9,7 +9,7 @@ from weight_cases import DEEPSEEK_V2_LITE, GIB, H100, LLAMA_8B, QWEN3_30B, model
 
 from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import parameter_bytes, weights
-from legroom.vllm.args import ServeArgs
+from legroom.vllm.args import ServeArgs, redundant_experts
 
 TINY = {
     **LLAMA_8B,
@@ -143,3 +143,9 @@ def test_redundant_experts_are_copies_on_every_rank() -> None:
     )
     expert = 3 * QWEN3_30B["hidden_size"] * QWEN3_30B["moe_intermediate_size"] * 2
     assert more - plain == QWEN3_30B["num_hidden_layers"] * 8 // 4 * expert
+
+
+def test_a_flag_of_its_own_asks_for_redundant_experts_up_to_0_11() -> None:
+    asked = ("--enable-eplb", "--num-redundant-experts", "8")
+    assert redundant_experts(ServeArgs(others=asked)) == 8
+    assert redundant_experts(ServeArgs(others=asked[1:])) == 0

@@ -19,6 +19,7 @@ from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
 from legroom.home import store_path
+from legroom.json_records import is_number
 from legroom.planning import calibration_store as store
 from legroom.planning.calibration import observe
 from legroom.planning.calibration_store import (
@@ -152,6 +153,11 @@ def test_weights_that_agree_with_the_exact_figure_are_not_worth_keeping() -> Non
     assert dict(observe(startup, H100, planned(), "org/some-7b").terms) == {"activation_bytes": GIB}
 
 
+def test_a_log_without_weights_is_kept_where_the_model_has_hardly_any() -> None:
+    startup = Startup(vllm="0.26.0", activation_bytes=GIB)
+    assert dict(observe(startup, H100, planned(weights=4 << 20), "org/tiny").terms) == {"activation_bytes": GIB}
+
+
 def test_weights_that_differ_from_the_exact_figure_are_kept() -> None:
     startup = Startup(vllm="0.26.0", weights_bytes=8 * GIB)
     assert dict(observe(startup, H100, planned(), "org/some-7b").terms) == {"weights_bytes": 8 * GIB}
@@ -246,3 +252,7 @@ def test_the_store_follows_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert store_path() == tmp_path / "data" / "legroom" / "calibration.json"
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     assert store_path() == tmp_path / "home" / "calibration.json"
+
+
+def test_a_number_that_no_float_holds_is_none():
+    assert not is_number(10**400)

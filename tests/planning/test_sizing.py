@@ -52,6 +52,12 @@ def test_the_cheapest_row_comes_first_and_misfits_last():
     assert names[-1] == "NVIDIA GeForce RTX 3060"
 
 
+def test_a_card_that_costs_nothing_comes_before_all_others():
+    rows = fits("llama-3.1-8b", ["h100", "l4"], 4096)
+    prices = {name: GpuPrice(name, usd, "", "") for name, usd in (("NVIDIA L4", 1.0), ("NVIDIA H100 80GB HBM3", 0.0))}
+    assert cheapest_first(rows[::-1], prices)[0].gpu.name == "NVIDIA H100 80GB HBM3"
+
+
 def test_a_model_that_no_node_holds_is_spread_over_several():
     goal = CapacityGoal(4096, 1.0, gpus=(8, 16))
     on_h100 = fewest("deepseek-v3", "h100", goal)

@@ -8,8 +8,11 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
+from legroom.planning.capacity_search import SearchAnswer
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Target, plan
+from legroom.planning.search_space import CapacityGoal
+from legroom.planning.upgrades import kept_capacity as capacities
 from legroom.planning.upgrades.changed_flags import args_on_release
 from legroom.planning.upgrades.kept_capacity import kept_capacity
 from legroom.planning.upgrades.kv_changes import kv_changes
@@ -30,6 +33,8 @@ FLAGS = {
     "gpu_memory_utilization": 0.8,
     "kv_cache_memory_bytes": 10 * GIB,
 }
+
+NO_ANSWER = SearchAnswer(CapacityGoal(1), None, (), (), 0)
 
 
 def made(words, old, new, card="h100", **options):
@@ -207,6 +212,16 @@ def test_a_lower_default_of_sequences_is_held_at_todays():
     new = plan(Target(load("llama-3.1-8b"), gpu("h200"), 1, release("0.7.3")), ServeArgs("llama-3.1-8b"))
     assert new.settings.max_num_seqs < old.settings.max_num_seqs
     assert kept_capacity(old, new).flags["max_num_seqs"] == old.settings.max_num_seqs
+
+
+def test_a_search_is_for_the_requests_of_all_data_parallel_engines(monkeypatch):
+    goals = []
+    monkeypatch.setattr(capacities, "_flag_choices", lambda old, new: iter(()))
+    monkeypatch.setattr(capacities, "search_flags", lambda targets, args, goal, **_: goals.append(goal) or NO_ANSWER)
+    args = ServeArgs("llama-3.1-8b", data_parallel_size=2)
+    old, new = (plan(Target(load(args.model), gpu("h100"), 2, release(name)), args) for name in ("0.20.0", "0.32.0"))
+    kept_capacity(old, new)
+    assert [goal.concurrency for goal in goals] == [2 * old.memory.kv.max_concurrency]
 
 
 def test_what_cannot_be_kept_is_not_claimed():

@@ -100,6 +100,16 @@ def test_the_python_of_the_vllm_command_is_asked(tmp_path: Path, monkeypatch: py
     assert python_of_vllm() == sys.executable
 
 
+def test_the_python_of_a_vllm_command_with_a_long_path_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("vllm", "#!/bin/sh\n'''exec' python \"$0\" \"$@\"\\n' '''\n"), ("python", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert python_of_vllm() == str(tmp_path / "python")
+
+
 def test_a_plan_uses_what_was_probed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,10 @@ def test_a_pool_as_planned_is_said_to_be(log):
     assert pool_comparison(log, Expectation("", tokens=455000)).endswith("as planned")
 
 
+def test_a_pool_is_not_as_planned_where_none_was_planned(log):
+    assert "planned" not in pool_comparison(log, Expectation("", tokens=0))
+
+
 def test_a_pool_off_the_plan_is_told_with_both_numbers(log):
     line = pool_comparison(log, Expectation("", tokens=500000))
     assert "458,752 tokens" in line

@@ -52,8 +52,8 @@ def test_cuda_shows_a_server_the_cards_of_its_variable_in_that_order(cards, visi
 
 def test_what_others_hold_of_cards_that_the_server_does_not_take_does_not_count(cards):
     cards(card(0, GIB), card(1, 70 * GIB))
-    assert visible_gpus({}, needed=1).used_bytes == GIB
-    assert visible_gpus({}, needed=2).used_bytes == 70 * GIB
+    assert visible_gpus({}, gpus_needed=1).used_bytes == GIB
+    assert visible_gpus({}, gpus_needed=2).used_bytes == 70 * GIB
 
 
 @pytest.mark.parametrize("held", [(), (0,), (0, 0)])

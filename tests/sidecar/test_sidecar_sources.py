@@ -199,7 +199,7 @@ def test_kubernetes_no_longer_lists_a_pod(tmp_path, monkeypatch):
     async def scraped(places, interval_s, take, rounds):
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(sources, "KubernetesPods", lambda context: None)
+    monkeypatch.setattr(sources, "pods_api", lambda context: None)
     monkeypatch.setattr(sources, "discovered_endpoints", discovered)
     monkeypatch.setattr(sources, "scrape_fleet", scraped)
     assert heard(config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))) == "http://b:8000"
@@ -229,7 +229,7 @@ def test_pods_are_looked_at_while_the_cluster_does_not_answer(tmp_path, monkeypa
             enough.set()
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(sources, "KubernetesPods", lambda context: None)
+    monkeypatch.setattr(sources, "pods_api", lambda context: None)
     monkeypatch.setattr(sources, "discovered_endpoints", discovered)
     monkeypatch.setattr(sources, "scrape_fleet", scraped)
     config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
@@ -249,7 +249,7 @@ def test_a_source_that_cannot_begin_ends_with_its_own_sentence(tmp_path, monkeyp
     def unconnected(context):
         raise LegroomError("no Kubernetes cluster is configured here")
 
-    monkeypatch.setattr(sources, "KubernetesPods", unconnected)
+    monkeypatch.setattr(sources, "pods_api", unconnected)
     config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
     with pytest.raises(LegroomError, match="no Kubernetes cluster"):
         asyncio.run(Sidecar(config, lambda text: None).run(combined_source(config, lambda text: None)))

@@ -50,6 +50,11 @@ def test_sharegpt_takes_the_first_question_and_answer(tmp_path: Path) -> None:
     assert (list(trace.prompt_lens), list(trace.output_lens)) == ([2], [1])
 
 
+def test_a_turn_without_text_counts_as_one_token(tmp_path: Path) -> None:
+    trace = read_trace(_file(tmp_path, '[{"conversations":[{"from":"human","value":null},{"from":"gpt"}]}]'))
+    assert (list(trace.prompt_lens), list(trace.output_lens)) == ([1], [1])
+
+
 def test_a_vllm_log_tells_ids_lengths_and_limits(tmp_path: Path) -> None:
     text = (
         "INFO 07-12 10:11:12 [logger.py:43] Received request cmpl-1: prompt: 'hello', params: SamplingParams(n=1, "
@@ -116,6 +121,8 @@ def test_shared_prefixes_of_prefixes_hit_alike_in_both_engines() -> None:
             '{"prompt_len": 3, "output_len": 2, "arrival": 1}\n{"prompt_len": 1, "output_len": 2, "arrival_step": 1}',
             "mixes",
         ),
+        ('{"input_length": 1e30, "output_length": 2, "timestamp": 0}', "a number is too large"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1e30,2", "a number is too large"),
         ('{"prompt_len": 3, "output_len"', "not a JSON object"),
         ("what is this", "none of the known traces"),
     ],
@@ -133,7 +140,13 @@ def test_a_mix_is_the_same_for_the_same_seed() -> None:
     assert len(first.prefix_names) == 3
 
 
-@pytest.mark.parametrize("mix", ["", "weekly rate=2", "poisson rate=0", "poisson prompt=often(3)", "poisson x=1"])
+def test_a_wide_distribution_draws_lengths_that_a_request_can_have() -> None:
+    assert max(synthetic.read("poisson prompt=lognormal(500,1000) requests=50").prompt_lens) == 10_000_000
+
+
+@pytest.mark.parametrize(
+    "mix", ["", "weekly rate=2", "poisson rate=0", "poisson prompt=often(3)", "poisson x=1", "bursts burst=0"]
+)
 def test_a_bad_mix_is_told_in_a_sentence(mix: str) -> None:
     with pytest.raises(LegroomError):
         synthetic.read(mix)

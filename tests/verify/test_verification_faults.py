@@ -238,6 +238,10 @@ def test_presets_alone_take_the_lengths_of_the_context():
     assert read_load("full", 512, 1).requests[0].tokens == 512
 
 
+def test_a_mix_too_long_for_a_path_is_still_a_mix():
+    assert len(read_load(f"prompt=lognormal({' ' * 5000}800,0.5) output=100", 2048, 3).requests) == 3
+
+
 def test_only_what_does_not_fit_the_context_is_cut():
     (fits,) = read_load("100/1500", 2048, 1).requests
     assert (fits.prompt_len, fits.output_len, fits.was_cut) == (100, 1500, False)

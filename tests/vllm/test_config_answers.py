@@ -65,6 +65,7 @@ def test_a_new_seed_agrees_with_the_judge() -> None:
         (["--kv-transfer-config", '{"kv_connector": "NoSuch", "kv_role": "kv_both"}'], "Unsupported connector type"),
         (["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'], "Unsupported speculative method"),
         (["--compilation-config", '{"cudagraph_mode": "NOPE"}'], "cudagraph_mode"),
+        (["--compilation-config", '{"mode": -1}'], "mode: Input should be one of"),
         (["--quantization", "inc"], "Cannot find the config file"),
     ],
 )

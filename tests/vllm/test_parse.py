@@ -170,6 +170,10 @@ def test_an_unknown_flag_takes_its_value_with_it() -> None:
     assert [problem.flag for problem in found.problems] == ["--max-batch-size", "--use-v2-block-manager"]
 
 
+def test_a_short_switch_of_a_later_release_takes_no_word_with_it() -> None:
+    assert parsed("vllm serve -ep M", "0.7.0").args.model == "M"
+
+
 WORDS = st.one_of(
     st.sampled_from(
         [

@@ -339,6 +339,11 @@ def test_what_vllm_refuses_is_refused_in_its_words(given_args: dict[str, Any], s
     assert caught.value.hint
 
 
+def test_experts_are_split_over_prefill_context_parallel_ranks_too() -> None:
+    with pytest.raises(RefusedByVllm, match="14336 is not divisible by 3"):
+        settle("0.32.0", MOE, prefill_context_parallel_size=3)
+
+
 def test_state_blocks_have_a_size_of_their_own_only_where_prefixes_are_cached() -> None:
     with pytest.raises(RefusedByVllm) as caught:
         settle("0.26.0", HYBRID, mamba_block_size=512)
@@ -458,7 +463,8 @@ def test_resolved_settings_hold_together(args: ServeArgs, model: Model, gpu: Gpu
         assert refusal.hint
         return
     assert found.max_num_seqs <= found.max_num_batched_tokens
-    assert found.enable_chunked_prefill or found.max_num_batched_tokens >= found.max_model_len
+    splits_prompts = found.enable_chunked_prefill or model is BERT  # the engine turns it off after the checks
+    assert splits_prompts or found.max_num_batched_tokens >= found.max_model_len
     sizes = found.cudagraph_capture_sizes
     assert list(sizes) == sorted(set(sizes))
     assert (found.cudagraph_mode == "NONE") == (not sizes)

@@ -68,3 +68,16 @@ def test_letters_that_move_a_cursor_are_taken_out_of_a_record(worker):
     record = black_box.parse_record(json.dumps(document))
     assert record.step.largest[0].id == "a[2Jb"
     assert record.settings == {"block_size": 16}
+
+
+def test_a_request_for_the_log_probabilities_of_every_word_is_read(worker):
+    fail_in_a_step(BlackBoxRecorder())
+    document = json.loads(next(worker.records.glob("*.json")).read_text())
+    document["step"]["largest"][0] |= {"logprobs": -1, "prompt_logprobs": -1}
+    largest = black_box.parse_record(json.dumps(document)).step.largest[0]
+    assert (largest.logprobs, largest.prompt_logprobs) == (-1, -1)
+
+
+def test_a_record_that_a_tool_has_indented_is_still_known_by_its_beginning():
+    assert black_box.is_record(b'{\n    "legroom": "black box",\n    "version": 1')
+    assert not black_box.is_record(b'{\n    "legroom": "plan"')

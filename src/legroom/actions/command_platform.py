@@ -24,6 +24,7 @@ class CommandPlatform:
     settle_s: float = 10.0
 
     async def state(self) -> platform.State:
+        """Whether the process that `pid_file` names runs; unknown without such a file."""
         if self.pid_file is None:
             return platform.State(None)
         text = platform.read_optional(self.pid_file)
@@ -44,6 +45,7 @@ class CommandPlatform:
         await run_checked(words, "the restart command", timeout_s=request.deadline_s, env=env, request=request)
 
     async def override_place(self) -> platform.Override:
+        """The flags file with its present content; FlagsFixed where none is named."""
         if self.flags_file is None:
             raise platform.FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
         return platform.Override(str(self.flags_file), platform.read_optional(self.flags_file))

@@ -28,6 +28,7 @@ class DockerContainer:
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
+        """Running unless paused, as Docker says; the PID and the start time are the identity."""
         return _state_from_inspect(await _inspect_state(self.container))
 
     async def restart(self, request: platform.RestartRequest) -> None:
@@ -95,7 +96,7 @@ class ComposeService:
         platform.restore_file(Path(override.place), override.before)
 
     async def _command_words(self) -> list[str]:
-        """The service's command. Raises where it does not contain vLLM's flags."""
+        """The words of the service's `command:`; FlagsFixed where it has none, or vLLM's flags are not in it."""
         words = self._compose_command("config", "--format", "json")
         text = await run_checked(words, f"reading {self.file.name}")
         service = _parse_json(text, self.file.name).get("services", {}).get(self.service)

@@ -43,7 +43,8 @@ class Workload:
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> platform.State:
-        """The identity is the token of the last restart, and a hash of images and arguments."""
+        """The identity is the last restart's token and a hash of images and arguments; it runs with one ready
+        replica."""
         workload = await self._read_manifest()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)
@@ -88,7 +89,7 @@ class Workload:
         await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     def _argument_words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
-        """The field with the arguments (`args` or `command`) and its words. Raises where they lack vLLM's flags."""
+        """The field with the arguments (`args` or `command`) and its words. FlagsFixed without vLLM's flags."""
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
@@ -99,6 +100,7 @@ class Workload:
         return field, words
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Patches the container back to its earlier arguments and environment, which starts a rollout."""
         before = json.loads(override.before or "{}")
         changed = {name: before.get(name) for name in ("args", "command", "env")}
         if changed["env"] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -184,6 +185,14 @@ def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str
     """The values with these characters doubled, which escapes them in systemd, Compose and supervisord files."""
     twice = str.maketrans({sign: sign * 2 for sign in signs})
     return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
+
+
+def shell_words(text: str, where: str) -> list[str]:
+    """The words of a command line; ActionFailed, saying `where` it stands, for a quote that is not closed."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ActionFailed(f"{where} cannot be read: {error}") from error
 
 
 def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:

@@ -106,8 +106,24 @@ async def run_checked(
     return done.output
 
 
+def interpreter_of_script(script: Path) -> str | None:
+    """The Python that a script's first line names, or beside pip's `#!/bin/sh` script; None where there is none."""
+    try:
+        with script.open("rb") as file:
+            first = file.readline(512).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    if first == "#!/bin/sh":  # pip's form for long paths: the next line executes the interpreter
+        beside = script.with_name("python")
+        return str(beside) if beside.exists() else None
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [shutil.which(words[-1]) or ""]
+    return words[0] or None if words else None
+
+
 def process_identity(pid: int) -> str | None:
-    """Pid, start ticks and boot id as a text that no later process has; None where there is no such process."""
+    """Pid, start ticks and boot id as a text that no later process has; None where there is none, or a zombie."""
     ticks = process_start_ticks(pid)
     if ticks is not None:
         try:

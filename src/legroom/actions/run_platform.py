@@ -58,9 +58,6 @@ def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
         return {}
 
 
-_POLL_S = 0.2
-
-
 @dataclass(frozen=True)
 class RunChild:
     """The `legroom run` of a port of this machine."""
@@ -74,6 +71,7 @@ class RunChild:
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> platform.State:
+        """Whether the run's vLLM process lives; ActionFailed where the `legroom run` itself does not."""
         record = self._run_record()
         if process_identity(int(record["pid"])) is None:
             raise platform.ActionFailed(f"the {self.name} is gone (process {record['pid']})")
@@ -101,7 +99,7 @@ class RunChild:
             now = await self.state()
             if now.identity is not None and now.identity != before.identity:
                 return
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(0.2)
         raise platform.ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
 
     async def override_place(self) -> platform.Override:

@@ -13,20 +13,19 @@ from legroom.actions.programs import run_checked
 from legroom.live.metrics.scrape import ssl_argument
 from legroom.records import dataclass, field
 
-_ZERO_POLLS = 2  # one poll may fall between a request's end in the engine and its last bytes to the client
-
 
 class DrainMethod(Protocol):
     """A way to keep new requests from a server. `begin` and `end` may be called twice."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What drains, in words: `the guard`."""
 
     async def begin(self) -> None:
-        """Make new requests be refused or routed elsewhere; raises `ActionFailed`."""
+        """Makes new requests be refused or routed elsewhere; raises `ActionFailed`."""
 
     async def end(self) -> None:
-        """Let new requests in again; raises `ActionFailed`."""
+        """Lets new requests in again; raises `ActionFailed`."""
 
     async def in_flight(self) -> float | None:
         """Admitted requests that are not answered yet; None where they are not counted."""
@@ -50,6 +49,7 @@ class GuardDrain:
         await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
+        """The requests that the guard says are running and waiting; None where it says neither."""
         status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
@@ -128,10 +128,10 @@ class NoDrain(DrainMethod):
         return "nothing"
 
     async def begin(self) -> None:
-        pass
+        """Nothing keeps new requests away."""
 
     async def end(self) -> None:
-        pass
+        """New requests were let in all the time."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ async def wait_until_empty(
     drain_method: DrainMethod,
     busy: Callable[[], Awaitable[float | None]] | None,
     deadline_s: float,
-    poll_s: float = 0.5,
+    poll_s: float = 0.25,
 ) -> Drained:
-    """Waits until no request is left, by the drain's own count and by `busy`, or `deadline_s` have passed. `busy`
-    returns the server's count of requests; where it returns None, some may be left."""
+    """Waits until twice in a row no request is left, by the drain's own count and by `busy`, or `deadline_s` have
+    passed. `busy` returns the server's count of requests; where it returns None, some may be left."""
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:
@@ -177,7 +177,7 @@ async def wait_until_empty(
             left = None if running is None else max(running, left or 0.0)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
-        if zeros >= _ZERO_POLLS:
+        if zeros == 2:  # one poll may fall between a request's end in the engine and its last bytes to the client
             return Drained(True, waited_s, 0.0)
         if waited_s >= deadline_s:
             return Drained(False, waited_s, left)

@@ -57,7 +57,7 @@ class ServerLog:
             self.problem = bool(self._unwritten)
 
     def started(self) -> None:
-        """Marks the end of the start-up, whose lines are never dropped."""
+        """Marks the end of the start-up, of which up to 2 MiB are never dropped."""
         with self._lock:
             if self._head is None:
                 self._head = self.size
@@ -85,7 +85,7 @@ class ServerLog:
             return Path(f"/proc/{os.getpid()}/fd/{self._copy}")
 
     def forget(self) -> None:
-        """Free the lines buffered in memory and the in-memory copy of the log."""
+        """Frees the lines buffered in memory and the in-memory copy of the log."""
         with self._lock:
             self._close_copy()
             self._unwritten, self.problem = b"", False
@@ -150,26 +150,26 @@ class ServerLog:
 def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: int) -> None:
     """Copies a part of a file in pieces of 64 KiB."""
     while start < end:
-        piece = os.pread(source, min(1 << 16, end - start), start)
+        piece = os.pread(source, min(_PIECE_BYTES, end - start), start)
         if not piece:
             return
         write(piece)
         start += len(piece)
 
 
-def last_lines(path: Path, count: int, reach_bytes: int = 1 << 16) -> list[str]:
-    """The last `count` lines of a file, from its last `reach_bytes`; empty where it cannot be read."""
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a file, as far as its last 64 KiB hold them; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - reach_bytes, 0))
+            file.seek(max(size - _PIECE_BYTES, 0))
             return file.read().decode("utf-8", "replace").splitlines()[-count:]
     except OSError:
         return []
 
 
 _PIECE_BYTES = 1 << 16
-_LONGEST_LINE = 1 << 16
+"""Read at once, and the longest line that is kept whole."""
 BATCH_S = 0.1
 """How long output of a running server is collected before it is forwarded: ten wake-ups a second at most."""
 _MUCH_BYTES = 1 << 12
@@ -211,7 +211,7 @@ class OutputRelay(threading.Thread):
     def _log_lines(self, piece: bytes) -> None:
         """Passes the lines that `piece` completes to the log file and to `on_line`; an unfinished line waits."""
         whole, newline, rest = (self._rest + piece).rpartition(b"\n")
-        if not newline and len(rest) <= _LONGEST_LINE:
+        if not newline and len(rest) <= _PIECE_BYTES:
             self._rest = rest
             return
         lines, self._rest = (whole + b"\n", rest) if newline else (rest + b"\n", b"")

@@ -12,6 +12,7 @@ from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
 _STATUS = re.compile(r"^\S+\s+(?P<state>[A-Z]+)\s*(?:pid (?P<pid>\d+))?", re.MULTILINE)
+_COMMENT = re.compile(r"\s[;#].*")
 _MOVING = ("STARTING", "STOPPING", "BACKOFF")
 
 
@@ -30,6 +31,7 @@ class SupervisordProgram:
         return f"supervisord program {self.program}"
 
     async def state(self) -> platform.State:
+        """Whether `supervisorctl status` says RUNNING; ActionFailed where it does not know the program."""
         # The exit code is 3 where the program does not run.
         done = await run_program(self._supervisorctl_command("status", self.program))
         status = _STATUS.search(done.output)
@@ -83,7 +85,7 @@ class SupervisordProgram:
 
 
 def with_command(text: str, program: str, change: platform.FlagChange) -> str:
-    """The configuration text with the changed flags in the program's command; FlagsFixed where it has no command,
+    """The configuration text with the changed flags in the program's command; FlagsFixed where it starts no vLLM,
     ActionFailed for a change of variables."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
@@ -99,8 +101,8 @@ def with_command(text: str, program: str, change: platform.FlagChange) -> str:
     last = at + 1
     while last < end and lines[last][:1].isspace() and lines[last].strip():
         last += 1
-    command = " ".join([re.split(r"[=:]", lines[at], maxsplit=1)[1], *lines[at + 1 : last]])
-    words = shlex.split(command)
+    value = "\n".join([re.split(r"[=:]", lines[at], maxsplit=1)[1], *lines[at + 1 : last]])
+    words = platform.shell_words(_COMMENT.sub("", value), f"the command of [program:{program}]")
     platform.require_server(words, f"[program:{program}]")
     changed = shlex.join(with_flags(words, platform.with_doubled_signs(change.flags, "%")))
     return "\n".join([*lines[:at], f"command={changed}", *lines[last:]]) + "\n"

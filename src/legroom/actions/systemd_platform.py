@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from legroom.actions import platform
@@ -11,7 +10,6 @@ from legroom.actions.programs import run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
-_DROP_IN = "90-legroom.conf"
 _PREFIXES = "@-:+!"  # of the program in ExecStart
 
 
@@ -50,6 +48,7 @@ class SystemdUnit:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
+        """legroom's drop-in file with its present content; FlagsFixed where ExecStart does not start vLLM."""
         await self._exec_start_words()
         return platform.Override(str(self._drop_in_file()), platform.read_optional(self._drop_in_file()))
 
@@ -65,11 +64,12 @@ class SystemdUnit:
         await self._daemon_reload()
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Writes the drop-in's earlier content back, or removes it, and reloads systemd."""
         platform.restore_file(Path(override.place), override.before)
         await self._daemon_reload()
 
     async def _exec_start_words(self) -> list[str]:
-        """The words of ExecStart. Raises where they lack vLLM's flags."""
+        """The words of ExecStart; FlagsFixed where they do not start vLLM."""
         text = await run_checked(self._systemctl_command("cat", self.unit), f"reading {self.name}")
         words = effective_exec_start(text)
         platform.require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
@@ -92,7 +92,7 @@ class SystemdUnit:
         else:
             folder = Path("/etc/systemd/system")
         unit = self.unit if "." in self.unit else f"{self.unit}.service"
-        return folder / f"{unit}.d" / _DROP_IN
+        return folder / f"{unit}.d" / "90-legroom.conf"
 
 
 def effective_exec_start(text: str) -> list[str]:
@@ -106,10 +106,7 @@ def effective_exec_start(text: str) -> list[str]:
     if len(values) != 1:
         why = f"the unit has {len(values)} ExecStart lines; legroom changes flags where there is one"
         raise platform.FlagsFixed(why)
-    try:
-        return shlex.split(values[0])
-    except ValueError as error:
-        raise platform.ActionFailed(f"ExecStart cannot be read: {error}") from error
+    return platform.shell_words(values[0], "ExecStart")
 
 
 def unit_quoted(word: str) -> str:

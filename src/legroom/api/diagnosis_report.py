@@ -24,7 +24,7 @@ class DiagnosisReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes of the last run, the likeliest first; empty where nothing is wrong."""
+        """The causes of the last run that tells anything, the likeliest first; empty where no cause is found."""
         return self.reading.runs[0].findings if self.reading.runs else ()
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:

@@ -124,7 +124,6 @@ class SearchReport:
         }
         if answer.best:
             return plan_json(answer.best, explain_math) | {"search": search}
-        # No setting holds the load: the document is the plan of the given flags, with the search's verdict.
         given = replace(self.args, max_model_len=self.args.max_model_len or answer.goal.context)
         document = plan_json(plan(self.target, given), explain_math)
         return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
@@ -196,7 +195,7 @@ _SEARCHED_FLAGS = (
 
 
 def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan on just the GPUs that it uses, its losses), of which one is the number of GPUs if above `asked`."""
+    """(the plan on just the GPUs that it uses, what it gives up: first the GPUs that it needs beyond `asked`)."""
     used = plan.settings.gpus_used
     more = (f"{used} cards instead of {asked}",) if used > asked else ()
     return replace(plan, target=replace(plan.target, gpus=used)), (*more, *losses)

@@ -100,7 +100,7 @@ def size(
     from legroom.deployments.described import deployment_from_arguments
 
     tokens = parse_length(context, "context") if isinstance(context, str) else context
-    if tokens < 1 or concurrency < 1 or max_gpus < 1:
+    if tokens < 1 or not 1 <= concurrency < math.inf or max_gpus < 1:
         raise LegroomError("context, concurrency and max_gpus are at least 1", "as in context=4096, concurrency=16")
     deployment = deployment_from_arguments("", flags, vllm, env)
     models = [model] if isinstance(model, str) else list(model)

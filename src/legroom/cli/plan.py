@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     if args.want_context or args.want_concurrency:
         return _run_search(args, deployment, where)
     if args.sleep:
-        from legroom.facts.release_support import FLAG
+        from legroom.facts.release_support import SLEEP_FLAG
         from legroom.vllm.args import is_given
 
-        if not is_given(deployment.args, FLAG):
-            serve = replace(deployment.args, others=(*deployment.args.others, FLAG))
+        if not is_given(deployment.args, SLEEP_FLAG):
+            serve = replace(deployment.args, others=(*deployment.args.others, SLEEP_FLAG))
             deployment = replace(deployment, args=serve)
     made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
     made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))

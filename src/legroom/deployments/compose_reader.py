@@ -83,7 +83,7 @@ class ComposeFolder:
 
     @property
     def named_variables(self) -> set[str]:
-        """The variables that any env file of the folder names, examples included."""
+        """The variables that any env file of the folder names, examples included and secrets left out."""
         files = sorted(self.path.glob("*env*")) if self._is_file else ()
         return {name for file in files if file.is_file() for name in env_file_variables(self.text(file.name))}
 
@@ -176,7 +176,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
 
 
 def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: ComposeFolder) -> Iterator[Subject]:
-    """The server of the Dockerfile that a service builds; else the settings of a service that is called vLLM."""
+    """The server of the Dockerfile that a service builds; else the settings of one named like a vLLM image."""
     build, place = service.get("build") or service, service.source.place
     path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
     text = folder.text(path)
@@ -221,7 +221,7 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
 
 
 def compose_env(node: Node | None) -> dict[str, Word]:
-    """The variables of `environment`: a mapping, or a list of `NAME=value`."""
+    """The variables with a value in `environment`: a mapping, or a list of `NAME=value`."""
     if node is None:
         return {}
     env = {name: value.word() for name, value in node.items() if value.scalar is not None}
@@ -276,7 +276,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs that a service reserves; None without a reservation, or where a variable names them."""
+    """The number of GPUs that a service reserves; None where it reserves none, all of them or those of a variable."""
     for device in service.list(*_RESERVED, "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
@@ -288,7 +288,7 @@ def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
 
 
 def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: str) -> tuple[int, ...]:
-    """The GPUs of the machine that a service uses, by its reservation and CUDA_VISIBLE_DEVICES; empty where unknown."""
+    """The machine's GPUs that a service uses, by its reservation and CUDA_VISIBLE_DEVICES (`shown`); else empty."""
     devices = service.list(*_RESERVED, "devices")
     if not devices and service.text("runtime") != "nvidia":
         return ()
@@ -302,7 +302,7 @@ def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: 
 
 
 def _probes(service: Node) -> tuple[Probe, ...]:
-    """The health check of a service."""
+    """The health check of a service as its only probe; empty without one."""
     test = service.get("healthcheck", "test")
     if test is None:
         return ()

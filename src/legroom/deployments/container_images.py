@@ -63,7 +63,8 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         name, value, i = _parse_option(words, i)
         if value is None:
             continue
-        mounts += [mount_of(value.text)] if name in ("-v", "--volume", "--mount", "--tmpfs") else []
+        mounts += [mount_of(value.text)] if name in ("-v", "--volume", "--mount") else []
+        mounts += [mount_of(value.text.partition(":")[0])] if name == "--tmpfs" else []  # its options follow
         published += [value] if name in ("-p", "--publish") else []
         if name not in ("-e", "--env"):
             options[name] = value
@@ -95,7 +96,7 @@ _GIVES_GPUS = ("--gpus", "--runtime", "--device", "--security-opt", "--volumes-f
 
 
 def mount_of(text: str) -> Mount:
-    """The mount of `source:target[:ro]`, of `type=bind,target=...` or of a tmpfs."""
+    """The mount of `source:target[:ro]`, of `type=bind,target=...`, or at a bare path."""
     if "=" in text.partition(",")[0]:
         fields = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
         target = fields.get("target") or fields.get("dst") or fields.get("destination") or ""
@@ -233,6 +234,7 @@ def is_other_build(image: str) -> bool:
 
 
 def _image_tag(image: str) -> str:
+    """The tag in an image's name; empty where it has none."""
     return image.rpartition("/")[2].partition("@")[0].partition(":")[2]
 
 

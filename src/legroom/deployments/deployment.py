@@ -184,9 +184,9 @@ def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Re
 
 
 def thousands_notes(words: Sequence[str]) -> Iterator[str]:
-    """What vLLM takes `8k` for, as a length in an option of legroom is read in 1,024s."""
+    """A note for each flag with a value like `8k`: 8,000 for vLLM, and 8,192 in an option of legroom."""
     for flag, value in flags_in(words).items():
-        if value[-1:] == "k" and value[:-1].isdigit():
+        if value[-1:] == "k" and value[:-1].isdecimal():
             more = int(value[:-1]) * 1024
             yield f"vLLM reads {flag} {value} as {more // 1024 * 1000:,}; {value.upper()} is {more:,}"
 

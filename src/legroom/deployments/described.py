@@ -30,7 +30,7 @@ def deployment_from_words(
     base: Deployment | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Deployment:
-    """vLLM's flags, on top of those of `base`; LegroomError where vLLM would refuse one of them."""
+    """The deployment of these words of a command line, on top of `base`; LegroomError where vLLM would refuse one."""
     from legroom.deployments.deployment import Deployment, thousands_notes
     from legroom.vllm.parse import parse_flags
 

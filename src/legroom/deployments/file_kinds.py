@@ -13,9 +13,9 @@ Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql"
 """`text`: a file of another tool, in which only single lines are judged."""
 
 
-def _kind_by(names: str) -> dict[str, Kind]:
-    """The kinds of files by their suffixes or by the languages of Markdown's fences."""
-    return {name: kind for kind, listed in read_data("file_formats.json")[names].items() for name in listed}
+def _kind_by(table: str) -> dict[str, Kind]:
+    """The kinds of files by name in a table of `file_formats.json`: `suffixes`, or `languages` of Markdown's fences."""
+    return {name: kind for kind, listed in read_data("file_formats.json")[table].items() for name in listed}
 
 
 _BY_SUFFIX, _BY_LANGUAGE = _kind_by("suffixes"), _kind_by("languages")

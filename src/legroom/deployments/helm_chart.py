@@ -300,6 +300,7 @@ def _text_function(change: Callable[..., str]) -> Callable[..., Any]:
     """`change` as a template function, its result placed at the last argument; `_UNKNOWN` where one is not known."""
 
     def changed(*values: Any) -> Any:
+        """What the template calls: `change` with what its arguments print."""
         printed = [each for value in values if (each := _printed(value)) is not None]
         if len(printed) < len(values):
             return _UNKNOWN

@@ -227,7 +227,8 @@ def env_list(node: Node | None) -> dict[str, Word]:
 
 
 def _pod_shm(container: Node, pod: Node) -> str | None:
-    """The size of the volume at /dev/shm, `host` with hostIPC; None where the runtime's default applies."""
+    """The size of the volume in memory at /dev/shm (`half of the node` without a limit), `host` with hostIPC; None for
+    the runtime's default."""
     in_memory = {
         volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
         for volume in pod.list("volumes")
@@ -284,6 +285,7 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
 
 
 def _declared_ports(container: Node) -> tuple[PublishedPort, ...]:
+    """The containerPorts of a container."""
     ports = container.list("ports")
     return tuple(PublishedPort(port.text("containerPort"), port.source.place(port.offset)) for port in ports)
 

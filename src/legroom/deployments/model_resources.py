@@ -13,6 +13,7 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.facts import read_data
 from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
+from legroom.units import cdiv
 
 _KSERVE_RELEASE = "0.20"
 """KServe's templates for one node (config/llmisvcconfig/config-llm-template.yaml of v0.17.0 to v0.20.0) pass nothing of
@@ -78,10 +79,11 @@ def _gpus_of_all_nodes(container: Node | None, workload: Node) -> int | None:
         return pod_gpus
     sizes = (workload.text("parallelism", key) for key in ("data", "dataLocal"))
     copies, local = (max(int(size[:5]), 1) if size.isdecimal() else 1 for size in sizes)
-    return pod_gpus * -(-copies // local)
+    return pod_gpus * cdiv(copies, local)
 
 
 def _resource_title(document: Node) -> str:
+    """`Kubernetes KIND NAME` of a manifest."""
     return f"Kubernetes {document.text('kind')} {document.text('metadata', 'name')}".rstrip()
 
 

@@ -152,7 +152,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     )
     words = (*command, *given)
     if scope.keys.startswith(_RECIPE):
-        words = tuple(part for word in words for part in _joined_flag(word))
+        words = tuple(part for word in words for part in _flag_and_value(word))
     at = server_start(tuple(word.text for word in words))
     if at is not None and basename(words[at].text) in CONTAINER_TOOLS:
         return  # it is read as a script
@@ -188,8 +188,8 @@ def _whole_json(word: Word) -> Word:
         return word
 
 
-def _joined_flag(word: Word) -> tuple[Word, ...]:
-    """A list item such as `--max-model-len auto` as its two words; recipes are joined into one shell line."""
+def _flag_and_value(word: Word) -> tuple[Word, ...]:
+    """A list item such as `--max-model-len auto` as its two words, as recipes join their items; others as they are."""
     flag, space, value = word.text.partition(" ")
     if not space or not flag.startswith("--"):
         return (word,)

@@ -300,7 +300,7 @@ def _names_no_model(node: ast.expr) -> bool:
 
 
 def _is_list(node: ast.expr) -> bool:
-    """Whether it is a list, or a sum of lists."""
+    """Whether the expression is a list, or a sum with a list in it."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Add) and (_is_list(node.left) or _is_list(node.right))
     return isinstance(node, ast.List)

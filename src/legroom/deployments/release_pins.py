@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +72,10 @@ def releases_beside(path: Path) -> frozenset[str]:
         return frozenset()
     named: set[str] = set()
     for folder in (path.parent, path.parent.parent):
-        for other in sorted(folder.iterdir())[:_MOST_FILES_BESIDE] if folder.is_dir() else ():
+        listed: list[Path] = []
+        with suppress(OSError):  # a folder above it may be another user's
+            listed = sorted(folder.iterdir())
+        for other in listed[:_MOST_FILES_BESIDE]:
             is_read = _SAYS_RELEASE.search(other.name) and (folder == path.parent or _LISTS_PACKAGES.match(other.name))
             if not is_read or other == path or not other.is_file():
                 continue

@@ -52,7 +52,7 @@ def basename(word: str) -> str:
 
 
 def visible_gpus(env: Mapping[str, str]) -> int | None:
-    """The number of GPUs that the environment leaves visible; None where it does not limit them."""
+    """The number of GPUs that the environment lists as visible; None where it lists none, or all, or by a variable."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = env.get(name, "").strip()
         if value and value not in ("all", "none", "void", "-1") and "$" not in value:
@@ -66,12 +66,13 @@ def has_variable(word: str) -> bool:
 
 
 def expand_variables(word: str, env: Mapping[str, str]) -> str:
-    """A word with `$NAME`, `$(NAME)` and `${NAME:-default}`, which an empty value takes too, replaced where known."""
+    """A word with `$NAME` and `$(NAME)` replaced where the value is known, `${NAME:-default}` also where it is not."""
 
     def known_value(variable: re.Match[str]) -> str:
-        name = variable[1] or variable[4] or variable[5]
-        default = variable[3] if variable[2] and not env.get(name) else None
-        return default or env.get(name, variable[3] or variable[0])
+        given = env.get(variable[1] or variable[4] or variable[5])
+        if given is None or (variable[2] and not given):
+            return str(variable[3] or (variable[0] if given is None else given))
+        return given
 
     return _VARIABLE.sub(known_value, word) if "$" in word else word
 

@@ -22,6 +22,7 @@ _VARIABLE = re.compile(r"(\w+)=(?:\"([^\"]*)\"|'([^']*)'|([^,\s]*))")
 
 
 def is_supervisord(text: str) -> bool:
+    """Whether the text has a `[program:...]` section, so that it is no systemd unit."""
     return any(section["name"].startswith("program:") for section in _SECTION.finditer(text))
 
 

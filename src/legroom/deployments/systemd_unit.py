@@ -18,7 +18,7 @@ _SETTING = re.compile(
     r"^(?P<key>[A-Za-z]+)[ \t]*=[ \t]*(?P<value>(?:[^\n]*\\\r?\n(?:[ \t]*[#;][^\n]*\n)*)*+[^\n]*)$", re.MULTILINE
 )
 """systemd ignores comments between continued lines."""
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?(?![A-Za-z])")
 _SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DEFAULT_TIMEOUT_S = 90.0
 """systemd's default of TimeoutStartSec."""
@@ -62,8 +62,7 @@ def _subjects_of_exec_line(
 
 
 def _with_start_limit(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
-    """The server with the unit's start timeout, where systemd waits for its start."""
-    # The start timeout applies only to units that wait: Type=exec and simple start at once.
+    """The server of a unit, with its start timeout where systemd waits: Type=exec and simple start at once."""
     start = None
     if "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking"):
         word = settings.get("TimeoutStartSec") or settings.get("TimeoutSec")

@@ -108,7 +108,7 @@ class Node:
 
 
 def load_nodes(source: Text) -> list[Node]:
-    """All documents of a YAML text; LegroomError where it is not valid or nested too deeply."""
+    """All documents of a YAML text; LegroomError where it is not valid, nested too deeply or too large."""
     import yaml  # only files need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -100,12 +100,12 @@ class Case:
 
     @property
     def host_limit_bytes(self) -> int | None:
-        """The container's memory limit that the text names, in bytes: of limits and requests the larger."""
-        return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=None)
+        """The container's memory limit that the text names, in bytes: of limits and requests the larger; else None."""
+        return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=0) or None
 
     @cached_property
     def first_failure(self) -> Evidence | None:
-        """The first failure in time over all ranks; later ones follow from it."""
+        """The first failure in time over all ranks, else the first exception; None without either."""
         failures = [evidence for evidence in self.evidence if evidence.role in FAILING]
         if not failures:
             return self.first("exception")
@@ -125,7 +125,7 @@ class Case:
 
     @cached_property
     def truncated_error(self) -> Evidence | None:
-        """An error at the end of the text of which only the beginning is there."""
+        """An error at the end of the text of which only the beginning is there; None without one."""
         last = self.last("exception")
         if last is None or last.line + WINDOW_LINES <= self.lines:
             return None
@@ -138,12 +138,12 @@ class Case:
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:
-        """The last line that reports only that another process had failed before, not why."""
+        """The last line that reports only that another process had failed before, not why; None without one."""
         return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", "self_kill", *BOILERPLATE)
 
     @cached_property
     def truncated_traceback(self) -> Evidence | None:
-        """A traceback at the end of the text without the error it leads to."""
+        """A traceback at the end of the text without the error it leads to; None without one."""
         tracebacks = [item for item in (*self.traceback_frames[:1], *self.all("traceback")) if not item.is_warning]
         last, error = tracebacks[-1] if tracebacks else None, self.last_error
         later = (item for item in (error, self.secondary_failure) if item is not None)
@@ -174,7 +174,7 @@ class Case:
 
     @cached_property
     def oom(self) -> TorchOom | None:
-        """The first out-of-memory error with sizes, from its most complete copy; exact where a black box has it."""
+        """The first out-of-memory error with sizes, from its most complete copy or a black box; None without one."""
         if self.black_box is not None and (recorded := recorded_oom(self.black_box, self.black_box_line)):
             return recorded
         parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_torch_oom(evidence))]
@@ -195,7 +195,7 @@ class Case:
 
     @cached_property
     def block_pool_bytes(self) -> int | None:
-        """The KV pool by V0's block counts: its CPU blocks fill swap_space, and a GPU block is as large."""
+        """The KV pool by V0's block counts (CPU blocks fill swap_space, GPU blocks are as large); None without them."""
         blocks, on_cpu = (self.number("kv_sized", name) for name in ("blocks_count", "cpu_blocks_count"))
         swap = self.startup.args.swap_space
         return round(blocks * (4 if swap is None else swap) * GIB / on_cpu) if blocks and on_cpu else None
@@ -207,7 +207,7 @@ class Case:
 
     @cached_property
     def frames(self) -> frozenset[str]:
-        """Ids of the vLLM functions legroom knows that occur in the traceback of the first failure."""
+        """Ids of the known vLLM functions in the traceback of the first failure, or in the stack of a black box."""
         if self.recorded_frames:
             return self.recorded_frames
         frames = [evidence for evidence in self._evidence_near_failure() if evidence.role == "frame"]
@@ -226,7 +226,7 @@ class Case:
         return bool(printed) and not self.was_ready and any(item.line > printed[-1] for item in self.all("traceback"))
 
     def _evidence_near_failure(self) -> Iterator[Evidence]:
-        """The evidence within 200 lines before and 60 after the first failure, per rank; all without one."""
+        """The evidence up to 200 lines before and 60 after the first failure, per rank that fails; all without one."""
         failure = self.first_failure
         if failure is None:
             yield from self.evidence
@@ -239,7 +239,7 @@ class Case:
 
     @cached_property
     def milestones(self) -> tuple[Evidence, ...]:
-        """Start-up steps that were logged before the first failure."""
+        """Start-up steps and signs of serving that were logged before the first failure; all without a failure."""
         failure = self.first_failure
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
         # A progress bar may be written after the error that stopped it.
@@ -258,7 +258,7 @@ class Case:
 
     @cached_property
     def phase_reached(self) -> Phase | None:
-        """The phase that the last logged start-up step before the failure began; None where none is logged."""
+        """The latest phase that a line logged before the first failure belongs to; None where none is logged."""
         order = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
         passed = [evidence.phase for evidence in self.milestones if evidence.phase in order]
         if not passed:
@@ -324,7 +324,7 @@ class Case:
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The start-up or serving phase in which the first failure happened; None where nothing failed."""
+        """The phase in which the first failure happened, else the one that was reached; None where none is logged."""
         failure = self.first_failure
         site = next((phase for name, phase, _ in _SITES if name == self.site), None)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):
@@ -351,7 +351,7 @@ class Case:
 
 
 def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
-    """The failed allocation of a black box, in exact bytes."""
+    """The failed allocation of a black box, in exact bytes; None where it has no size or no allocator's state."""
     request, card, allocator = record.request, record.card, record.allocator
     if request is None or request.wanted_bytes is None or allocator is None:
         return None

@@ -116,9 +116,9 @@ def concepts(text: str) -> tuple[str, ...]:
 def description_vector(
     counts: Mapping[str, int], spoken_of: Sequence[str], rarity: Mapping[str, float]
 ) -> dict[str, float]:
-    """The known words of a text by how often they stand there and how rare they are, and its concepts.
+    """The known words of a text with weights by count and rarity, and its concepts with one weight each.
 
-    Many words are of length 1, few of less, and so are concepts.
+    Either part is a vector of length 1, less for few.
     """
     weighed = {word: (1 + math.log(count)) * rarity[word] for word, count in counts.items() if word in rarity}
     length = math.hypot(*weighed.values(), _FEW_WORDS_LENGTH)
@@ -139,6 +139,7 @@ class _Classifier:
 
 @cache
 def _classifier() -> _Classifier:
+    """The fitted classifier of `cause_words.json`."""
     fitted: dict[str, Any] = read_data("cause_words.json")
     step = fitted["step"]
     weights = {word: tuple(step * value for value in row[1:]) for word, row in fitted["words"].items()}

@@ -66,7 +66,7 @@ def share_right(kind: EvidenceKind) -> float:
 
 @cache
 def share_unnamed() -> float:
-    """How often the cause was none of the named ones where the first was wrong."""
+    """Of the recorded diagnoses whose first cause was wrong, the fraction that did not name the right one at all."""
     counts = read_data("diagnosis_confidence.json")["beside_wrong_firsts"]
     return float(counts["unnamed"] / (counts["named"] + counts["unnamed"]))
 

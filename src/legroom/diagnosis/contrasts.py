@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
 @cache
 def _words(name: str) -> re.Pattern[str]:
-    """How people say that a server started or failed, or name a setting and its value (`evidence.json`)."""
+    """The pattern `name` of `evidence.json` for how people say that a server started or failed, or name a setting."""
     return re.compile(read_data("evidence.json")["contrasts"][name])
 
 
@@ -63,7 +63,13 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                 settings |= dict(_tried(clause, settings) if failed else _remedies(clause, last_flag or last_feature))
                 if settings:
                     yield settings, not failed, sentence if failed else clause
-            elif taken_away := dict(_only_with(clause)):
+            elif (
+                taken_away := dict(  # "only with LoRA": the feature without which it does not fail
+                    pair
+                    for match in _words("only_with").finditer(clause)
+                    for pair in _features_off(clause[match.end() :])
+                )
+            ):
                 yield taken_away, True, ""
             before = "" if failed or _words("worked").search(clause) else part
             named = [
@@ -124,12 +130,6 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
     yield from ((name, None) for match in _UNSET.findall(clause) for name in match if name)
     if re.search(r"(?i)(?:\b|_)eager\b", clause):
         yield "enforce_eager", True
-
-
-def _only_with(clause: str) -> Iterator[tuple[str, Any]]:
-    """The feature without which a failure does not happen: "only with LoRA"."""
-    for match in _words("only_with").finditer(clause):
-        yield from _features_off(clause[match.end() :])
 
 
 def _features_off(words: str) -> Iterator[tuple[str, Any]]:

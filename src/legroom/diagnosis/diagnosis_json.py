@@ -66,11 +66,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
                 "text": masked_log_text(evidence.text)[:_LONGEST_TEXT],
                 "id": evidence.id,
                 "facts": dict(evidence.facts),
-                "phase": evidence.phase,
-                "process": evidence.process,
-                "rank": evidence.rank,
-                "pid": evidence.pid,
-                "time": evidence.time,
+                **{name: getattr(evidence, name) for name in ("phase", "process", "rank", "pid", "time")},
             }
             for evidence in finding.evidence
         ],

@@ -66,12 +66,13 @@ def known_fix(name: str) -> Fix:
 
 
 def kinds_of_changes() -> Mapping[str, FixKind]:
-    """What kind of fix a planning lever is, or a change of one memory setting."""
+    """The kind of fix by the name of a planning lever, or of a memory setting that is changed."""
     return cast(Mapping[str, FixKind], read_data("diagnosis_texts.json")["fix_kinds"])
 
 
 def reason(name: str, facts: Mapping[str, object] | None = None) -> str:
-    """Why a failure is of this cause (`diagnosis_texts.json`), with the message's facts filled in."""
+    """The sentence `name` of `diagnosis_texts.json` on why a failure is of a cause, with `facts` filled in; the general
+    one for another name, and nothing for a fact that is missing."""
     texts = read_data("diagnosis_texts.json")["reasons"]
     return str(texts.get(name, texts[""])).format_map(defaultdict(str, facts or {}))
 
@@ -129,7 +130,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The evidence in log order, without repetitions, at most six lines; shown under a finding."""
+    """The evidence to show under a finding: without None and repetitions, the first six in the order of their lines."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

@@ -34,7 +34,7 @@ class Ledger:
 
     @property
     def outside_torch_bytes(self) -> int | None:
-        """Used on the card outside this process's torch, by itself or by others."""
+        """Used on the card outside this process's torch, by itself or by others; None where not printed."""
         if self.total_bytes is None or self.free_bytes is None or self.allocated_bytes is None:
             return None
         return self.total_bytes - self.free_bytes - self.allocated_bytes - (self.unused_bytes or 0)
@@ -73,7 +73,7 @@ class Ledger:
 
     @property
     def larger_than_card(self) -> bool:
-        """Whether the request exceeds any card of this size: a wrong shape, not a shortage."""
+        """Whether the request exceeds the whole card (128 GiB where unknown): a wrong shape, not a shortage."""
         return (self.wanted_bytes or 0) > (self.total_bytes or 128 * GIB)
 
 
@@ -96,7 +96,7 @@ def ledger_of(oom: TorchOom | None) -> Ledger:
 
 
 def own_process_bytes(oom: TorchOom) -> int:
-    """The listed process nearest above what torch holds is this one; the largest where torch prints no figures."""
+    """Bytes of this process: the listed size nearest above what torch holds, the largest where that is not printed."""
     held = None if oom.torch_bytes is None else oom.torch_bytes + (oom.unallocated_bytes or 0)
     above = [size for size in oom.others_bytes if held is not None and size >= held - _ROUNDING_BYTES]
     return min(above) if above else max(oom.others_bytes)

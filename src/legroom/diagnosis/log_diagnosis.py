@@ -332,8 +332,7 @@ def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:
-    """The diagnosis of a recorded black box; all its evidence is on line 1."""
-    # A record is one line of JSON, so all evidence is on line 1.
+    """The diagnosis of a recorded black box; all its evidence is on line 1, as a record is one line of JSON."""
     evidence = [replace(item, line=1, text=item.text.strip()) for item in _contents_of_record(record).evidence]
     evidence.append(record_evidence(record, 1))
     case = with_record(_make_case(evidence, Startup(), source, 1), record)
@@ -367,6 +366,7 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
     """Logs ordered by when they failed; those without a failure come last, in the order given."""
 
     def key(reading: LogReading) -> tuple[bool, str]:
+        """Whether nothing was found, then the time of the failure as its line prints it."""
         findings = reading.runs[0].findings if reading.runs else ()
         failure = reading.runs[0].case.first_failure if findings else None
         return not findings, failure.time if failure else ""

@@ -27,7 +27,7 @@ _LEVEL_CHARS = 160
 
 
 def other_engine(case: Case) -> Evidence | None:
-    """A line of another engine, where nothing in the text is vLLM's."""
+    """A line of another engine, where nothing in the text is vLLM's; else None."""
     is_of_vllm = case.has("vllm_named", "trainer")
     found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not is_of_vllm]
     # Frames by name may be of any engine, unless their path names its package.
@@ -66,7 +66,7 @@ def _explains_errors(case: Case, stop: Evidence) -> bool:
 
 
 def assess_lookalike(case: Case, cause: str) -> Assessment | None:
-    """How likely it is that this kind of failure, and not a shortage of memory, ended the run."""
+    """Assesses the first look-alike in the log if it is of this cause; None otherwise."""
     match = first_lookalike(case, cause)
     if match is None:
         return None
@@ -77,7 +77,7 @@ def assess_lookalike(case: Case, cause: str) -> Assessment | None:
 
 
 def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
-    """The catalog's fixes of the matched non-memory failure, the most useful first; none where nothing matches."""
+    """The fixes in `lookalikes.json` of the matched non-memory failure, in its order; none where nothing matches."""
     match = first_lookalike(planner.case, cause)
     if match is None:
         return

@@ -49,9 +49,9 @@ def _hub_model_id(line: MatchedLine) -> str | None:
     return None if is_local_model(model) else model or None
 
 
-def _digits_after(words: str, text: str) -> str | None:
-    """The digits that this pattern captures in a text; None without a match."""
-    match = re.search(words, text)
+def _captured(pattern: str, text: str) -> str | None:
+    """What the first group of this pattern captures in a text; None without a match."""
+    match = re.search(pattern, text)
     return match[1] if match else None
 
 
@@ -80,7 +80,7 @@ def _architecture_since_text(line: MatchedLine) -> str:
 
 
 def _upgrade_step(line: MatchedLine) -> str:
-    """The command that installs a release with the architecture."""
+    """The command that installs a release with the architecture; where that is there or unknown, what to look at."""
     name = line.get("architecture") or line.get("uninspected") or line.get("unwritten") or ""
     first = first_release(name)
     if first and (not line.planner.known.release_known or line.planner.known.release.before(first)):
@@ -93,11 +93,11 @@ def _upgrade_step(line: MatchedLine) -> str:
 def _dotted_capability(which: str) -> Callable[[MatchedLine], str | None]:
     """A function that reads the line's fact `which` (`80`) as a compute capability (`8.0`); None if no number."""
 
-    def words(line: MatchedLine) -> str | None:
+    def dotted(line: MatchedLine) -> str | None:
         digits = line.get(which, "")
         return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
 
-    return words
+    return dotted
 
 
 def _attention_backend_step(line: MatchedLine) -> str:
@@ -129,13 +129,13 @@ def _timeout_step(line: MatchedLine) -> str:
 def _origin(kind: str, part: int) -> Callable[[MatchedLine], str]:
     """A function that says where a symbol or library comes from (part 0) or how to repair it (part 1)."""
 
-    def words(line: MatchedLine) -> str:
+    def origin_text(line: MatchedLine) -> str:
         named = (line.get(key, "") for key in ("object", "library", "module"))
         name = f"{line.get('symbol', '')} {''.join(named)}".lower()
         rows = read_data("lookalikes.json")["origins"][kind]
         return line.fill(next(str(row[1 + part]) for row in rows if re.search(row[0], name)))
 
-    return words
+    return origin_text
 
 
 def _version_pin(planner: FixPlanner) -> str:
@@ -186,7 +186,7 @@ def _driver_step(line: MatchedLine) -> str:
 
 
 def _older_build_step(line: MatchedLine) -> str:
-    """The newest release whose CUDA version the installed driver accepts."""
+    """The last release whose CUDA version the logged driver accepts, else where to find builds for an older CUDA."""
     have, known = _logged_driver(line.planner), line.planner.known
     own = build_of(known.release)
     if have and own.oldest_driver and driver_is_older(have, own.oldest_driver):
@@ -231,7 +231,7 @@ _AMD_TARGET = re.compile(r"\bgfx\d{3,4}[a-f]?\b")
 
 
 def _no_kernel_image_why(line: MatchedLine) -> str:
-    """A sentence naming the releases that have kernels for this card ("no kernel image is available")."""
+    """A sentence on whether any release has kernels for this card ("no kernel image is available")."""
     if target := _AMD_TARGET.search(line.evidence.text):
         return f"This build has no code for {target[0]}."
     capability = _capability(line.planner)
@@ -286,7 +286,7 @@ def _no_kernel_image_step(line: MatchedLine) -> str:
 
 _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "model": _hub_model_id,
-    "port": lambda line: _digits_after(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text),
+    "port": lambda line: _captured(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text),
     "package": _missing_package,
     "package_why": _origin("module", 0),
     "install_step": _origin("module", 1),
@@ -303,7 +303,7 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "library_stem": lambda line: line.get("library", "").partition(".so")[0] or None,  # libcudart of libcudart.so.12
     "library_why": _origin("library", 0),
     "library_step": _origin("library", 1),
-    "cuda_major": lambda line: _digits_after(r"\.so\.(\d+)", line.get("library", "")),
+    "cuda_major": lambda line: _captured(r"\.so\.(\d+)", line.get("library", "")),
     "pin": lambda line: _version_pin(line.planner),
     "op_step": _missing_op_step,
     "config_step": _invalid_config_step,

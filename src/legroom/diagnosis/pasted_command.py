@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from legroom.deployments.deployment import Deployment, deployment_from_command
+from legroom.deployments.server_words import expand_variables
 from legroom.diagnosis.told_settings import OFF, SETTINGS, stated_settings, told_names, with_setting
 from legroom.errors import LegroomError
 from legroom.facts import read_data
@@ -39,7 +40,6 @@ _SETTING = re.compile(
 )
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
-_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
 _PROSE_END = re.compile("[`，。；：（）]")
@@ -50,7 +50,7 @@ _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 @cache
 def prose(name: str) -> re.Pattern[str]:
-    """How people write a setting, a card, a model or a release in a sentence."""
+    """The pattern `name` of `evidence.json` for how people write a setting, a card, a model or a release."""
     return re.compile(read_data("evidence.json")["prose"][name], re.ASCII)  # a name may follow a Chinese character
 
 
@@ -58,7 +58,7 @@ def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
     """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
-    lines = _with_variables(text).split("\n")
+    lines = expand_variables(text, dict(_ASSIGNED.findall(text))).split("\n")
     commands = list(command_lines(lines))
     above = [command for command in commands if failure_line is None or command[0] <= failure_line]
     ordered = [*reversed(above), *(command for command in commands if command not in above)]
@@ -78,12 +78,6 @@ def pasted_command(
     for start, end, _, _ in read_commands[1:]:  # of two servers one failed: the other's flags are not its own
         lines[start - 1 : end] = [""] * (end - start + 1)
     return None, _settings_outside_commands(lines, release or latest())
-
-
-def _with_variables(text: str) -> str:
-    """The text with shell variables as it assigns them, else with the default that they name."""
-    values = dict(_ASSIGNED.findall(text))
-    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or match[0], text)
 
 
 def _deployment(line: str, release: Release | None) -> Deployment | None:
@@ -182,9 +176,8 @@ def _card_names() -> re.Pattern[str]:
     names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
-    return re.compile(
-        rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:(?i:[gr]tx[ _-]?)?({words})|{before}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
-    )
+    spelled = rf"(?i:[gr]tx[ _-]?)?({words})|{before}({numbers})"
+    return re.compile(rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))")
 
 
 def named_card(text: str) -> str | None:

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from legroom.black_box import PREFIX, BlackBox, MemoryReading, is_record, parse_record, read_record
+from legroom.black_box import MAX_READ_BYTES, PREFIX, BlackBox, MemoryReading, is_record, parse_record, read_record
 from legroom.diagnosis.case import Case, recorded_oom
 from legroom.diagnosis.finding import Assessment, Strength, reason
 from legroom.errors import LegroomError
@@ -23,7 +23,6 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, TorchOom
 from legroom.vllm_logs.startup_log import Startup
 
-_MAX_RECORD_PIECES = 4
 _MAX_LOG_AGE_DIFFERENCE_S = 600.0
 """Between a record and the last line of a log beside it, where the log does not name its processes."""
 
@@ -36,17 +35,17 @@ def detect_record(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
 
 
 def read_whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
-    """Joins the pieces of a black box and parses it."""
+    """The black box in these pieces; LegroomError, naming `source`, where they are none."""
     whole = b""
-    for number, piece in enumerate(pieces):
-        if number >= _MAX_RECORD_PIECES:
-            raise LegroomError(f"{source} is larger than any black box")
+    for piece in pieces:
         whole += piece
+        if len(whole) > MAX_READ_BYTES:
+            raise LegroomError(f"{source} is larger than any black box")
     return parse_record(whole, source)
 
 
 def record_as_log(record: BlackBox) -> bytes:
-    """The black box's failure as vLLM would have logged it: a traceback and PyTorch's message, UTF-8."""
+    """The black box's failure as vLLM would have logged it: a traceback and PyTorch's message; empty without one."""
     request = record.request
     if request is None or record.trigger != "out_of_memory":
         return b""
@@ -181,7 +180,7 @@ def _readings_after_startup(history: Sequence[MemoryReading]) -> Sequence[Memory
 
 
 def _steady_growth(points: list[tuple[float, int]]) -> RecordedGrowth | None:
-    """Growth where most steps rise and no single step is half of it; else None."""
+    """Growth of 256 MiB or more in which four of five steps do not fall and none is more than half of it; else None."""
     if len(points) < _MIN_READINGS:
         return None
     growth = RecordedGrowth(points[0][1], points[-1][1], points[-1][0] - points[0][0])
@@ -193,7 +192,7 @@ def _steady_growth(points: list[tuple[float, int]]) -> RecordedGrowth | None:
 
 
 def outside_growth_bytes(record: BlackBox) -> int:
-    """How much more of the card is used outside PyTorch than in the first reading after start-up."""
+    """How much more of the card is used outside PyTorch than in the first reading after start-up; 0 if not recorded."""
     card, allocator = record.card, record.allocator
     if card is None or allocator is None or card.total_bytes is None or card.free_bytes is None:
         return 0
@@ -231,7 +230,7 @@ def _fragmented_bytes(record: BlackBox) -> int:
 
 
 def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
-    """Other processes hold, or have just allocated, what was missing."""
+    """Assesses a failure where other processes hold, or have just allocated, what was missing; None otherwise."""
     oom, size = _failed_allocation(record), _other_process_bytes(record)
     if oom is None or not size:
         return None
@@ -253,7 +252,7 @@ def _other_process_bytes(record: BlackBox) -> int:
 
 
 def _unexplained_bytes(record: BlackBox) -> int:
-    """Used bytes of the card that this process does not hold."""
+    """Used bytes of the card that this process does not hold; more than any card where that is not recorded."""
     card = record.card
     if card is None or card.total_bytes is None or card.free_bytes is None or card.own_bytes is None:
         return 1 << 62
@@ -261,7 +260,7 @@ def _unexplained_bytes(record: BlackBox) -> int:
 
 
 def assess_leak(record: BlackBox, line: int) -> Assessment | None:
-    """Allocated memory grew from reading to reading until none was left."""
+    """Assesses memory that grew from reading to reading until none was left; None otherwise."""
     growth = leak_growth(record)
     if growth is None:
         return None
@@ -311,7 +310,7 @@ def assess_burst(record: BlackBox, line: int) -> Assessment | None:
 
 
 def _failed_allocation(record: BlackBox) -> TorchOom | None:
-    """The allocation that failed; None where the record was requested by a signal."""
+    """The allocation that failed; None where the record was requested by a signal or has no sizes."""
     return recorded_oom(record, 1) if record.trigger == "out_of_memory" else None
 
 

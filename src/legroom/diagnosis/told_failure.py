@@ -26,6 +26,7 @@ Told = tuple[str, Role, str | None, re.Pattern[str]]
 
 @cache
 def _told(kind: str) -> tuple[Told, ...]:
+    """What people tell of this kind (`shortages`, `moments` ...), by `evidence.json`."""
     rows = read_data("evidence.json")["told"][kind]
     return tuple((id_, cast(Role, role), phase, re.compile(words, re.ASCII)) for id_, role, phase, words in rows)
 

@@ -28,7 +28,6 @@ _VALUES = {
     "tokens": r"(?:\d{1,4}(?:\.\d)? ?[kK]|\d ?M|\d{1,3}(?:,\d{3})+|\d{3,8})(?![\w%]|[.,]\d| ?[GMK]i?B)",
     "count": r"(?:\d{1,3}(?:,\d{3})+|\d{1,6})(?![\w%]|[.,]\d| ?(?:[GMK]i?B|%))",
     "word": r"fp8\w*|[Tt]rue|[Ff]alse|auto",
-    "size": r"\d+(?:\.\d+)?(?: ?[KMGT]i?B?\b)?(?![\w%])",
 }
 """How a value of each kind is written."""
 
@@ -45,7 +44,7 @@ _CLAUSE = re.compile(
 
 @cache
 def _words(name: str) -> re.Pattern[str]:
-    """How people connect a setting with its value and with what came of it."""
+    """The pattern `name` of `evidence.json` for how people connect a setting with a value and what came of it."""
     return re.compile(read_data("evidence.json")["setting_words"][name])
 
 
@@ -74,8 +73,8 @@ def _names() -> dict[str, tuple[str, str]]:
 
 
 @cache
-def _mention() -> re.Pattern[str]:
-    """A setting by name and then its values, or a value and then the setting."""
+def _mention_pattern() -> re.Pattern[str]:
+    """Matches a setting by name and then its values, or a value and then the setting."""
     words = read_data("evidence.json")["setting_words"]
     spelled = {name: re.escape(name).replace(r"\ ", "[ _-]?") for name in sorted(_names(), key=len, reverse=True)}
     names = "|".join(spelled.values())
@@ -95,7 +94,7 @@ def _mention() -> re.Pattern[str]:
 
 def mentions(text: str) -> Iterator[Mention]:
     """Every setting that the text names with a value, in its order."""
-    for match in _mention().finditer(text):
+    for match in _mention_pattern().finditer(text):
         if match["ways"]:
             yield Mention("tensor_parallel_size", (int(match["ways"]),), False, *match.span())
             continue
@@ -154,7 +153,8 @@ def _setting_of(spelled: str) -> tuple[str, str]:
 
 
 def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:
-    """The typed value; None where it is none of this kind of setting."""
+    """The typed value; None where it is none of this kind of setting. `is_in_memory`: the words around it speak of
+    memory, so that a percentage is a share of the card."""
     text = written.strip()
     if kind == "word":
         return text.lower() if re.fullmatch(_VALUES["word"], text) else None
@@ -176,7 +176,7 @@ def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) ->
 
 
 def with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
-    """The arguments with one pasted value; unchanged where no release takes it."""
+    """The arguments with one pasted value; unchanged where no release has the flag, or for `False`."""
     flag = flags_ever().get(flag_name(name))
     if value == OFF:
         words = [flag_name(f"no_{name}")]

@@ -10,7 +10,7 @@ from legroom.diagnosis.case import BOILERPLATE, FAILING, SENTENCE_LINES, SHORTAG
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
-from legroom.diagnosis.fixes.failed_run import Hints, exceeds_card_bytes
+from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
 from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
@@ -103,7 +103,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     verdict = _verdict(case, likely)
     is_memory, is_incomplete = bool(likely) and likely[0][0].is_memory, verdict == "cause above"
     kind = evidence_kind(case, [*strengths.values()], is_memory=is_memory, is_incomplete=is_incomplete)
-    told = case.words.likelihoods if case.words is not None and _is_only_described(case, likely) else {}
+    told = case.words.likelihoods if case.words is not None and _rests_on_words(case, likely) else {}
     told = {label: each for label, each in told.items() if not cause_of(label).is_ruled_out(planner)}
     chances = confidences(strengths, share_right(kind), told)
     if told and verdict != "no problem found":
@@ -122,7 +122,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
             if planner.failed_plan.verdict == "fits":
                 pool = gib(planner.failed_plan.layout.kv_cache.bytes)
                 why.append(f"That leaves {pool} on a free card: others hold memory, or card, model or flags differ.")
-        if (card := planner.known.gpu) and (printed := exceeds_card_bytes(case, planner.known)):
+        if (card := planner.known.gpu) and (printed := weights_and_pool_beyond_card(case, planner.known)):
             has = f"{card.name} has {gib(card.total_bytes)}"
             why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
         findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])
@@ -132,7 +132,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
 
 
 def _assumed_card_notes(planner: FixPlanner) -> tuple[str, ...]:
-    """Which card the plans assume, where the log names none or an ambiguous one."""
+    """Which card the plans assume, where the log names none or an ambiguous one; empty otherwise."""
     card, total = planner.known.gpu, planner.known.total_bytes
     if planner.known.total_deduced and total:
         return (f"The log does not name the GPU; its own numbers add up to a card of {gib(total)}.",)
@@ -213,7 +213,7 @@ def _with_told_causes(
     return [(cause_of(label), shown[label]) for label in labels[:MAX_FINDINGS]]
 
 
-def _is_only_described(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
+def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
     """Whether no printed failure, printed figure or plan shows the first cause, so that words are all there is."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
     is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
@@ -236,7 +236,7 @@ def _planned_parts(layout: Layout) -> str:
 
 
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
-    """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
+    """The failure that the run's plan predicts, where memory ran out and the text shows no place; else None."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
     if not is_open or case.has_site_frame or case.platform.trainer or case.has("forward_frame"):
         return None
@@ -395,14 +395,12 @@ def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
     if not bugs:
         return finding
     version = planner.known.release.version
-    bug_notes = " ".join(
-        f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs
-    )
+    known = (f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs)
     fixes = [fix for bug in bugs if (fix := _bug_fix(bug, finding))]
     # Fixes of bugs go first where the log proves the bug or the cause usually is one.
     is_certain = finding.cause in _USUALLY_BUGS or any(bug.evidence for bug in bugs)
     ordered = (*fixes, *finding.fixes) if is_certain else (*finding.fixes, *fixes)
-    return replace(finding, why=f"{finding.why} {bug_notes}", fixes=ordered)
+    return replace(finding, why=" ".join((finding.why, *known)), fixes=ordered)
 
 
 def _matching_bugs(finding: Finding, planner: FixPlanner) -> list[KnownBug]:

@@ -123,9 +123,10 @@ def _nearest_entries_hint(wanted: str, every: tuple[catalog.Entry, ...]) -> str:
     import difflib
 
     names = {known.id.lower(): known for known in every}
-    if wanted.removeprefix("lr").isdigit() and len(wanted) <= 12:
+    if wanted.removeprefix("lr").isdecimal() and len(wanted) <= 12:
         number = int(wanted.removeprefix("lr"))
-        close = sorted((name for name in names if name[2:].isdigit()), key=lambda name: abs(int(name[2:]) - number))[:3]
+        numbers = {name: int(name[2:]) for name in names if name[2:].isdecimal()}
+        close = sorted(numbers, key=lambda name: abs(numbers[name] - number))[:3]
     else:
         close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
     if not close:
@@ -228,7 +229,7 @@ def _story_texts(entry: catalog.Entry) -> list[str]:
 
 
 def _similar_words(term: str, index: _Index) -> list[str]:
-    """Words of the catalog that begin with the term, or that the term begins with."""
+    """The catalog's words that begin with the term or begin it, of those that share its first four letters."""
     words = index.by_stem.get(term[:_STEM_LENGTH], ())
     return [word for word in words if word.startswith(term) or term.startswith(word)]
 

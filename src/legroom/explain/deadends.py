@@ -128,7 +128,7 @@ def user_catalog_folder() -> Path:
 
 
 def imported_entries() -> tuple[Entry, ...]:
-    """Imported records as entries, by id; invalid files are skipped (`catalog validate` lists them)."""
+    """Imported records as entries, by file name; invalid files are skipped (`catalog validate` lists them)."""
     return tuple(entry_of_record(record) for _, record, wrong in stored_records() if record is not None and not wrong)
 
 
@@ -176,7 +176,7 @@ def record_problems(record: Any) -> list[str]:
 
 
 def _read_record(path: Path) -> Any:
-    """The parsed JSON of a record's file; raises where it is missing, too large or not JSON."""
+    """The parsed JSON of a record's file; LegroomError where it is missing, too large or not JSON."""
     hint = "give one record as `legroom catalog export` writes it"
     try:
         return json.loads(read_text(path, hint, _LARGEST_RECORD_BYTES))

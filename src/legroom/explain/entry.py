@@ -173,7 +173,7 @@ class Entry:
     """The imported record as it came; None for legroom's own entries."""
 
     def counted(self, kind: str | None) -> Count:
-        """In how many counted threads changes of this kind worked and failed."""
+        """In how many counted threads a change of this kind worked, and in how many it only failed; 0 for None."""
         if kind is None:
             return Count()
         worked = [thread for thread in self.threads if kind in thread.worked]
@@ -193,7 +193,7 @@ class Entry:
 
     @property
     def verification_tier(self) -> str:
-        """The kind of source: confirmed in threads, inferred from logs or derived from source."""
+        """`confirmed_in_threads`, `inferred_from_logs` or `derived_from_source`; an imported record's own claim."""
         if self.record is not None:
             return str(self.record["verification_tier"])
         if self.confirmed:
@@ -211,7 +211,7 @@ class Entry:
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
     def share_of_threads(self, number: int) -> float | None:
-        """The number as a share of the counted threads, from 0 to 1; None where they are too few."""
+        """The number as a share of the counted threads, from 0 to 1; None where they are fewer than three."""
         total = len(self.threads)
         return round(number / total, 2) if total >= MIN_THREADS_FOR_RATE else None
 
@@ -274,13 +274,13 @@ def count_json(count: Count) -> dict[str, Any] | None:
 def example_text(example: Example, language: Language) -> str:
     """The worked example with its figures filled in: bytes as GiB or MiB, counts with separators."""
 
-    def shown(match: re.Match[str]) -> str:
+    def figure_text(match: re.Match[str]) -> str:
         value = example.figures[match[1]].value
         if "bytes" not in match[1]:
             return f"{value:,}"
         return gib(value) if value >= GIB else f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
-    return _PLACEHOLDER.sub(shown, example.text.in_language(language))
+    return _PLACEHOLDER.sub(figure_text, example.text.in_language(language))
 
 
 def _texts(item: Any, names: Iterable[str], language: Language) -> dict[str, str | None]:

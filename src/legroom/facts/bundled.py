@@ -29,8 +29,6 @@ _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
 _VERSION = re.compile(r"v?\d{1,3}(\.\d+)?n?")
 _ROUNDING = 0.05
 """Names round a model's size: 106B for 106.85."""
-_DATE_DIGITS = 4
-"""DeepSeek-V3-0324, Qwen3-4B-2507."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +102,8 @@ def derived(name: str) -> Bundled | None:
     bits = f"{scheme['mean_bits']:g} bits on average" if isinstance(scheme, dict) and "mean_bits" in scheme else "GGUF"
     stored = f", its weights stored as {scheme if isinstance(scheme, str) else bits}" if scheme else ""
     plain = {"without": ["quantization_config"]} if re.search(r"bf16|fp16", repo) and not scheme else {}
-    source = (
-        f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
-    )
+    likeness = (_bundled_of(key).ids or (key,))[0]
+    source = f"taken from its name to be built as {likeness}{stored}; its config was not read"
     entry = (
         {"base": key, "assumed": True}
         | ({} if exact else {"named_alone": True})
@@ -162,7 +159,8 @@ def _key_in_name(repo: str) -> str | None:
 
 def _is_its_total_size(key: str, sizes: frozenset[str]) -> bool:
     """Whether the total size in a name is the bundled model's, rounded; active sizes (`A12B`) do not matter."""
-    total = max((float(size[:-1]) for size in sizes if size[0].isdigit() and "x" not in size), default=0.0) * 1e9
+    totals = (size for size in sizes if size[0].isdigit() and "x" not in size)
+    total = max((float(size[:-1]) * {"b": 1e9, "m": 1e6}[size[-1]] for size in totals), default=0.0)
     return bool(abs(total / max(1, _entry_of_key(key).get("parameters", 0)) - 1) < _ROUNDING)
 
 
@@ -191,7 +189,7 @@ def _spelled(repo: str) -> str:
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The known quantized checkpoints of a model, for a Hub id of its role (base or chat); empty if not bundled."""
+    """The known quantized checkpoints of a model, of a Hub id's own role (base or chat) only; empty if not bundled."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -237,14 +235,12 @@ def hub_id_of(bundled: Bundled, name: str) -> str:
 
 
 def _is_quantized_from(name: str, quantized: str, any_role: bool) -> bool:
-    """Whether a quantized checkpoint is of this model, by its name: same start, no other date, same role."""
+    """Whether a quantized checkpoint is of this model, by its name: same start, no date, same role or `any_role`."""
     if not any_role and checkpoint_role(name) != checkpoint_role(quantized):
         return False
     wanted_words, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
-    rest = made[len(wanted_words) :]
-    return made[: len(wanted_words)] == wanted_words and not any(
-        word.isdigit() and len(word) == _DATE_DIGITS for word in rest
-    )
+    rest = made[len(wanted_words) :]  # a date has four digits: DeepSeek-V3-0324, Qwen3-4B-2507
+    return made[: len(wanted_words)] == wanted_words and not any(re.fullmatch(r"\d{4}", word) for word in rest)
 
 
 def checkpoint_role(hub_id: str) -> str:
@@ -254,7 +250,7 @@ def checkpoint_role(hub_id: str) -> str:
 
 
 def chat_checkpoint(name: str, hub_id: str) -> str:
-    """The instruction-tuned sibling of the base checkpoint that a bundled name stands for; empty where it has none."""
+    """The chat checkpoint beside the base checkpoint `hub_id` that a bundled short name stands for; empty for none."""
     bundled = find(name) if "/" not in name else None
     chats = (each for each in (bundled.ids if bundled else ()) if checkpoint_role(each) == "chat" and each != hub_id)
     return next((each for each in chats if each.startswith(hub_id)), "")
@@ -284,7 +280,7 @@ def _name_words(name: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Short names of the bundled models with the most similar names; empty where none is similar."""
+    """Short names of at most `limit` bundled models with the most similar names; empty where none is similar."""
     import difflib  # only on the way to an error message
 
     close: list[str] = []
@@ -299,7 +295,7 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def misspelling_of(name: str) -> str:
-    """The known id that differs from a Hub id by a letter or two of one long word; empty without one."""
+    """The known Hub id that a Hub id misspells by a letter or two in one word of five or more; empty for none."""
     import difflib  # only where a name is wrong
 
     words = name.lower().replace("/", "-").split("-")
@@ -315,7 +311,7 @@ def misspelling_of(name: str) -> str:
 
 @cache
 def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
-    """The pairs of adjacent letters or digits in a name, to compare names by."""
+    """The pairs of adjacent characters in a name, to compare names by."""
     return frozenset(itertools.pairwise(name))
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from legroom.facts import DATA_FOLDER, read_data, read_texts
+from legroom.facts.gpus import dotted
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 
@@ -178,6 +179,6 @@ class BackendTable:
 def backend_table(release: Release, capability: tuple[int, int]) -> BackendTable | None:
     """The backend table of the newest recorded release up to this one; None where release or card is not recorded."""
     facts = release_facts("attention_backends", release)
-    card = f"{capability[0]}.{capability[1]}"
+    card = dotted(capability)
     known = {name for cards, _ in next(iter(facts["order"].values())) for name in cards} if facts else set()
     return BackendTable(facts, card) if card in known else None

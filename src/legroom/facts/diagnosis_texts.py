@@ -45,7 +45,7 @@ def other_engine_text(id_: str, language: Language) -> str:
 
 
 def other_engine_meaning(id_: str, text: str) -> tuple[str, ...]:
-    """What the first known message of this engine in the text means; empty without one."""
+    """What the first known message of this engine in the log `text` means, as a tuple of one; empty without one."""
     rows = read_data("diagnosis_texts.json")["other_engines"][id_].get("messages", ())
     return tuple(meaning for words, meaning in rows if compiled(words).search(text))[:1]
 

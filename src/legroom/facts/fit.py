@@ -25,7 +25,7 @@ def constants() -> dict[str, Any]:
 
 
 def by_release(rows: Sequence[dict[str, Any]], release: Release) -> dict[str, Any]:
-    """The last row whose `since` is this release or an earlier one."""
+    """The last row whose `since` is this release or an earlier one; IndexError where all begin later."""
     return [row for row in rows if release.at_least(row["since"])][-1]
 
 

@@ -90,7 +90,7 @@ def flags_of(release: Release) -> dict[str, Flag]:
             short_names = ("-O",) if release.before("0.12.0") else ("-cc",)
         deprecated = _is_in_spans(entry.get("deprecated", []), release)
         kind = _value_at(entry["kinds"], release) or "str"
-        flag = _shared_flag(name, _entry_dest(name, entry), kind, short_names, deprecated)
+        flag = _shared_flag(name, entry.get("dest", dest_name(name)), kind, short_names, deprecated)
         table |= dict.fromkeys((name, *short_names), flag)
     return table
 
@@ -119,14 +119,9 @@ def flags_ever() -> dict[str, Flag]:
     table: dict[str, Flag] = {}
     for name, entry in read_data("flags.json")["flags"].items():
         short_names = tuple(entry.get("aliases", ()))
-        flag = Flag(name, _entry_dest(name, entry), entry["kinds"][-1][2], short_names)
+        flag = Flag(name, entry.get("dest", dest_name(name)), entry["kinds"][-1][2], short_names)
         table |= dict.fromkeys((name, *short_names), flag)
     return table
-
-
-def _entry_dest(name: str, entry: dict[str, Any]) -> str:
-    """The argparse destination of a flag, as its entry states it or its name implies."""
-    return str(entry.get("dest", dest_name(name)))
 
 
 def flags_changing(part: str) -> frozenset[str]:
@@ -145,7 +140,7 @@ def dest_name(flag: str) -> str:
 
 
 def default(name: str, release: Release) -> Any:
-    """The declared default of a flag; None where vLLM's code computes it (see `vllm.resolve`)."""
+    """The declared default of a flag; None where it is None, computed (`vllm.resolve`), or the flag is not there."""
     return _value_at(read_data("defaults.json")["defaults"].get(name, []), release)
 
 
@@ -155,7 +150,7 @@ def defaults_ever(name: str) -> tuple[Any, ...]:
 
 
 def choices(name: str, release: Release) -> tuple[Any, ...] | None:
-    """The allowed values of a flag; None where every value is allowed."""
+    """The allowed values of a flag; None where every value is allowed, and for a flag that the release lacks."""
     allowed = _value_at(read_data("choices.json")["choices"].get(name, []), release)
     return tuple(allowed) if allowed is not None else None
 
@@ -168,7 +163,7 @@ def advice(name: str) -> FlagAdvice | None:
 
 
 def all_flag_names() -> tuple[str, ...]:
-    """Every flag of any known release."""
+    """The long name of every flag of any known release."""
     return tuple(read_data("flags.json")["flags"])
 
 

@@ -97,10 +97,15 @@ class Gpu:
             "vendor": self.vendor,
             "total_bytes": self.total_bytes,
             "bandwidth_bytes_s": self.bandwidth_bytes_s,
-            "compute_capability": ".".join(map(str, self.compute_capability)) if known else None,
+            "compute_capability": dotted(self.compute_capability) if known else None,
             "unified_memory": self.unified,
             "source": self.source,
         }
+
+
+def dotted(capability: tuple[int, int]) -> str:
+    """Compute capability (8, 0) as `8.0`."""
+    return f"{capability[0]}.{capability[1]}"
 
 
 @lru_cache(maxsize=64)
@@ -155,19 +160,18 @@ def gpu_names() -> dict[str, tuple[str, ...]]:
     return {card["name"]: tuple(alias.replace(" ", "-") for alias in card["aliases"]) for card in cards}
 
 
-def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
-    """Known GPU names with the closest spelling, or common cards, for a hint."""
+def nearest_gpus(name: str) -> tuple[str, ...]:
+    """At most four known GPU names with the closest spelling, common cards where none is close, for a hint."""
     import difflib  # only on the way to an error message
 
     wanted, index = _normalized_name(name), _cards_by_name()
     usual = ["h10080gb", "a10080gb", "rtx4090", "l4"]
-    keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or usual
-    names = dict.fromkeys(index[key][0]["name"] for key in keys if key in index)
-    return tuple(names)[:limit]
+    keys = difflib.get_close_matches(wanted, index, n=12, cutoff=0.3) or usual
+    return tuple(dict.fromkeys(index[key][0]["name"] for key in keys if key in index))[:4]
 
 
 def _exactly_named(name: str) -> Gpu | None:
-    """The card whose key or alias is exactly this; None otherwise. Builds no index of all spellings."""
+    """The card whose name or alias is exactly this, in any case; None otherwise. Builds no index of all spellings."""
     wanted = name.strip().lower()
     known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in read_data("gpus.json")["gpus"]:

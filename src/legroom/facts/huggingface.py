@@ -124,12 +124,11 @@ def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
         config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": scheme}
     vision = params.get("vision_encoder") or (params.get("multimodal") or {}).get("vision_encoder_args")
     if isinstance(vision, Mapping):
-        text = {**config}
         return {
             "model_type": "pixtral",
             "architectures": ["PixtralForConditionalGeneration"],
             "torch_dtype": config["torch_dtype"],
-            "text_config": text,
+            "text_config": config,
             "vision_config": {**vision, "model_type": "pixtral"},
         }
     return config
@@ -320,11 +319,8 @@ def _http_error(repo: str, error: Any) -> LegroomError:
 
 def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomError:
     """The error to raise for a model that is in no cache, offline or with the Hub out of reach."""
-    why = (
-        "and this is offline mode"
-        if offline or type(error).__name__ == "OfflineModeIsEnabled"
-        else "and the Hub could not be reached"
-    )
+    is_offline = offline or type(error).__name__ == "OfflineModeIsEnabled"
+    why = "and this is offline mode" if is_offline else "and the Hub could not be reached"
     hint = f"pass its config.json{_nearest_names_hint(repo)}"
     return LegroomError(f"{repo} is not bundled, not in the Hugging Face cache, {why}", hint, UNREACHABLE)
 

@@ -166,6 +166,7 @@ def launcher_in(text: str) -> Launcher | None:
 
 
 def trainer_settings(line: str) -> Mapping[str, str] | None:
-    """How the training framework that a line names sets vLLM's share, its sleep and offloading; else None."""
+    """How the training framework that a log line names sets gpu_memory_utilization, sleep mode and offloading (a row of
+    trainers.json); None where it names none."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]
     return next((row for row in rows if row["mark"] in text), None)

@@ -206,7 +206,8 @@ def ratio_instead(name: str, release: Release) -> str:
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
-    """The name to write instead of a metric that a release lacks: its new name, else the closest; None without one."""
+    """The name to write instead of a metric that a release lacks: its new name, else the closest; None without one, and
+    for a metric that the release has."""
     known = exposed_names(release, engine)
     if name in known:
         return None

@@ -138,7 +138,7 @@ def scheme_capability(scheme: str, release: Release) -> int | None:
     return int(row[1]) if row else None
 
 
-FLAG = "--enable-sleep-mode"
+SLEEP_FLAG = "--enable-sleep-mode"
 ENDPOINTS_SWITCH = "VLLM_SERVER_DEV_MODE"
 """Set to 1, `vllm serve` answers /sleep, /wake_up and /is_sleeping."""
 

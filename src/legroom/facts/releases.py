@@ -38,17 +38,13 @@ _NEWEST_NAMES = re.compile(r"(?:latest|nightly|main|stable)(?:[-_ ][0-9a-z._ -]{
 _Key = tuple[tuple[int, ...], int, int, int]
 
 
-def _match_version(version: str) -> re.Match[str] | None:
-    """The regex match of a vLLM version such as `v0.10.2rc1`, in any case; None for other texts."""
-    return _VERSION.fullmatch(version.strip().lower())
-
-
 @lru_cache(maxsize=512)
 def _sort_key(version: str) -> _Key:
     """A sort key: dev < rc < final < post, dev builds of one version equal; LegroomError for no version."""
-    parsed = _match_version(version)
+    parsed = _VERSION.fullmatch(version.strip().lower())
     if parsed is None:
-        raise LegroomError(f"vLLM release {version!r} is not a version number", _known_range_hint())
+        shown = version if len(version) <= 40 else version[:40] + "..."
+        raise LegroomError(f"vLLM release {shown!r} is not a version number", _known_range_hint())
     numbers = tuple(int(part) for part in parsed["numbers"].split("."))
     numbers += (0,) * (5 - len(numbers))
     phase = -1 if parsed["phase"] else 0
@@ -140,20 +136,13 @@ def release(version: str) -> Release:
     if _NEWEST_NAMES.fullmatch(requested.lower()):
         note = f"'{requested}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
         return Release(known[-1], requested, note)
-    parsed = _match_version(requested)
-    if parsed is None:
-        shown = requested if len(requested) <= 40 else requested[:40] + "..."
-        raise LegroomError(f"vLLM release {shown!r} is not a version number", _known_range_hint())
     key = _sort_key(requested)
-    for name in reversed(known):
-        if _sort_key(name) == key:
-            return Release(name, requested)
-    if parsed["phase"]:
-        # A release candidate behaves like the release it leads up to, not like the one before.
-        final = (key[0], 0, 0, 0)
-        for name in known:
-            if _sort_key(name) == final:
-                return Release(name, requested, f"vLLM {requested} is a pre-release; the facts of {name} apply")
+    by_key = {_sort_key(name): name for name in known}
+    if key in by_key:
+        return Release(by_key[key], requested)
+    # A release candidate behaves like the release it leads up to, not like the one before.
+    if key[1] == -1 and (final := by_key.get((key[0], 0, 0, 0))):
+        return Release(final, requested, f"vLLM {requested} is a pre-release; the facts of {final} apply")
     below = [name for name in known if _sort_key(name) < key]
     if not below:
         raise LegroomError(f"vLLM {requested} is older than any release legroom knows", _known_range_hint())
@@ -169,7 +158,8 @@ _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
 
 @lru_cache(maxsize=512)
 def logged_release(version: str) -> Release:
-    """The release that a log line names, never an error: dev builds count as the newest, older than known as oldest."""
+    """The release that a log line names, never an error: the newest known one for a build without a number, the oldest
+    for an older one."""
     requested = version.strip()[:60]
     leading = _LEADING_NUMBERS.match(requested.lower())
     known = known_releases()

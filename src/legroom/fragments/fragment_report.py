@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from legroom.black_box import AllocatorState
+from legroom.black_box import AllocatorSegment, AllocatorState
+from legroom.live.thresholds import DEFAULT
 from legroom.memory.allocator_replay import AllocatorHistory, RefusedRequest, SettingTried, try_settings
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, AllocatorSettings, segment_bytes
 from legroom.records import dataclass
@@ -61,27 +62,15 @@ class AllocatorReading:
     """Of a worker without a GPU: the memory of its process, of which PyTorch keeps no reserve."""
 
 
-PartName = Literal[
-    "allocated",
-    "rounding",
-    "free_whole_segments",
-    "free_in_pieces",
-    "graph_pools",
-    "non_torch",
-    "non_torch_growth",
-    "others",
-    "kv_last_blocks",
-    "failed_request",
-    "leak",
-]
+PartName = (
+    Literal["allocated", "rounding", "free_whole_segments", "free_in_pieces", "graph_pools", "non_torch"]
+    | Literal["non_torch_growth", "others", "kv_last_blocks", "failed_request", "leak"]
+)
 _SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
 _MIN_LEAK_BYTES = MIB
 _MIN_OTHERS_BYTES = GIB
 """Below this it is the driver's own."""
 _MAX_SITES = 8
-_FRAGMENTED_BYTES = GIB
-_FRAGMENTED_RATIO = 0.15
-"""As `watch` has them (live/thresholds.py): below this it is what every server has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +113,10 @@ class FragmentReport:
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether free pieces between used blocks are many bytes, and a large share of the reserved ones."""
+        """Whether free pieces between used blocks reach the levels of `watch`: 1 GiB and 15 % of the reserved bytes."""
         part, reserved = self.part("free_in_pieces"), self.reading.state.reserved_bytes
-        return part is not None and (part.bytes or 0) >= max(_FRAGMENTED_BYTES, _FRAGMENTED_RATIO * reserved)
+        least = max(DEFAULT.fragmentation_bytes, DEFAULT.fragmentation_ratio * reserved)
+        return part is not None and (part.bytes or 0) >= least
 
     def part(self, name: PartName) -> MemoryPart | None:
         """The report's part of this name; None where it has none."""
@@ -148,7 +138,7 @@ def fragment_report(
     reading: AllocatorReading, *, needed_bytes: int | None = None, earlier: AllocatorReading | None = None
 ) -> FragmentReport:
     """The parts of a reading, also of its growth since `earlier`, and which settings would have served its refused
-    request; with `needed_bytes` a request of this size takes that one's place."""
+    request. `needed_bytes`: the size of another request to judge, which is refused if no free piece has it."""
     if needed_bytes is not None:
         fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
         reserved = reading.state.reserved_bytes
@@ -251,7 +241,7 @@ def _fragmented_bytes(reading: AllocatorReading) -> int | None:
     )
 
 
-def _partial_page_bytes(segment: Any) -> int:
+def _partial_page_bytes(segment: AllocatorSegment) -> int:
     """The free bytes of an expandable segment that lie in partly used pages, so cannot be unmapped."""
     page = 2 * MIB if segment.is_small else LARGE_SEGMENT_BYTES
     offset = rests = 0
@@ -336,7 +326,7 @@ def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterabl
 
 
 def grown_sites(earlier: Sequence[CallSite], later: Sequence[CallSite]) -> list[CallSite]:
-    """The growth of call sites in bytes and blocks, of those with 1 MiB more and more blocks; the largest first."""
+    """The growth of call sites in bytes and blocks, of those with 1 MiB or more and a block more; the largest first."""
     before = {site.place: site for site in earlier}
     grown = []
     for site in later:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ def readings_of_content(
 
 
 def _read_file(path: Path) -> bytes:
+    """The bytes of a file; LegroomError where it cannot be read or is larger than any snapshot that legroom reads."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -101,7 +103,7 @@ _UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB
 
 
 def read_summary(text: str) -> AllocatorReading:
-    """The state in the last `torch.cuda.memory_summary()` of a text; LegroomError where rows are missing."""
+    """The state in the last `torch.cuda.memory_summary()` of a text; LegroomError if it is cut short."""
     text = text[text.rfind(_HEADING) :]
     rows = {name: (_to_bytes(now, unit), _to_bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
@@ -139,6 +141,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
     target = endpoint(address)
 
     async def page() -> bytes:
+        """The body of the server's /metrics page."""
         async with open_session() as session:
             return await fetch(session, target, TIMEOUT_S)
 
@@ -152,7 +155,8 @@ def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ..
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))
-        workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
+        with suppress(ValueError, OverflowError):  # a gauge of no worker
+            workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
     kv = _kv_slots(sample)
     readings = [
         AllocatorReading(

@@ -84,11 +84,12 @@ class _PlainUnpickler(pickle._Unpickler):
         self.set_items(items)
 
     def load_setitem(self) -> None:
+        """The SETITEM opcode, with a plain key only."""
         value, key = self.stack.pop(), self.stack.pop()
         self.set_items([key, value])
 
     def load_setitems(self) -> None:
-        """The SETITEMS opcode into a plain dict; anything else is refused."""
+        """The SETITEMS opcode, with plain keys only."""
         self.set_items(self.pop_mark())
 
 
@@ -99,7 +100,7 @@ def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
     load: Any = getattr(_PlainUnpickler, overridden) if overridden else pickle._Unpickler.dispatch[code]
     cost = _CONTAINER_BYTES if name in _CONTAINERS else _SCALAR_BYTES
 
-    def step(unpickler: _PlainUnpickler) -> None:
+    def load_and_count(unpickler: _PlainUnpickler) -> None:
         unpickler.count_bytes(cost)
         load(unpickler)
         if name in _TEXTS:
@@ -107,7 +108,7 @@ def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
         elif name in _LONGS and unpickler.stack[-1].bit_length() > _MAX_NUMBER_BITS:
             raise NotPlainData("the pickle holds a number that is no size or address")
 
-    return step
+    return load_and_count
 
 
 _CODES = {opcode.name: opcode.code for opcode in pickletools.opcodes}
@@ -271,7 +272,8 @@ def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> Alloc
 def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    """(What the recorded trace shows, its last request that was refused for lack of memory); None: not recorded."""
+    """(What the recorded trace shows, its last request that was refused for lack of memory); None where the file has no
+    trace, or nothing was refused."""
     raw = list(_checked_entries(trace))
     if not raw:
         return None, None

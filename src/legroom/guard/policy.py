@@ -140,7 +140,7 @@ def policy_toml(policy: Policy | None = None) -> str:
 def _toml_value(value: Any) -> str:
     """A string in quotes, or a number, as TOML text; integers from 100,000 on with underscores."""
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value)
     return f"{value:_}" if isinstance(value, int) and value >= 100_000 else str(value)
 
 
@@ -153,7 +153,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy", may_be_empty: bool = True) -> Policy:
-    """The policy in a TOML text; LegroomError names `name` and the line of a wrong value."""
+    """The policy in a TOML text; LegroomError for a wrong value, or, unless `may_be_empty`, where nothing is set."""
     values, read = parse_toml(text, name, _HINT), dict[str, Any]()
     with TomlTable(values, (), Path(name), KeyLines(text)) as table:
         for section, kind in SECTIONS.items():

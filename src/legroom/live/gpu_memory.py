@@ -164,7 +164,7 @@ class LocalServers:
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
     def with_process_figures(self, result: ScrapeResult) -> ScrapeResult:
-        """The result with GPU memory, host memory and stopped processes, for a local server with visible processes."""
+        """The result with GPU and host memory and stopped processes of a visible local server; others unchanged."""
         if not is_loopback(result.server):
             return result
         port, now_s = port_of(result.server), self._clock()

@@ -118,7 +118,8 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """The --gpu-memory-utilization that frees `by_bytes` more, and its plan; None where vLLM would not start."""
+    """The --gpu-memory-utilization that frees `by_bytes`, and its plan; None at 0.1 or less, or where it does not
+    start."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None
@@ -142,7 +143,7 @@ def _startup_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | N
 
 
 def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For a full KV pool: a smaller batch (unless a guard already refuses requests), or a larger pool."""
+    """For a full KV pool: a smaller batch (unless a guard already refuses requests), and a larger pool."""
     if finding.kind != "refused_load":
         yield from _batch_remedies(finding, seen, planned)
     if planned is not None:
@@ -177,7 +178,7 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _pool_remedies(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
-    """Flags that enlarge the pool and still fit the GPU, cheapest first."""
+    """Per lever, the cheapest first, the flags that fit the GPU and first hold what is asked, else the largest pool."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
     for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):
@@ -274,7 +275,7 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
 
 
 def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For another process on the GPU: how to find it, or a utilization lower by what it took."""
+    """For another process on the GPU: how to find it, and a utilization lower by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
     why = f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
     steps = ("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",)
@@ -300,7 +301,7 @@ def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterat
 
 
 def _prefix_cache_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """For a low hit rate: turning prefix caching off, or a larger pool that keeps prefixes for longer."""
+    """For a low hit rate: turning prefix caching off, and a larger pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
     kept = ""

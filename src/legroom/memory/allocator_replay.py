@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, RequestRefused, segment_bytes
+from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, CudaOutOfMemory, segment_bytes
 from legroom.records import dataclass
 
 Action = Literal["allocate", "free", "empty_cache", "oom"]
@@ -61,12 +61,12 @@ def replay_serves_request(
                     allocator.free(block)
             elif event.action == "empty_cache":
                 allocator.empty_cache()
-    except RequestRefused:
+    except CudaOutOfMemory:
         return None
     request = history.events[last]
     try:
         allocator.allocate(request.size_bytes, request.stream)
-    except RequestRefused:
+    except CudaOutOfMemory:
         return False
     return True
 
@@ -78,16 +78,15 @@ class SettingTried:
     """None: it depends on a limit that the recording does not hold, or the replay fails earlier."""
 
 
-def consistent_limits(
-    request: RefusedRequest, settings: AllocatorSettings, samples: int = 5
-) -> list[tuple[int | None, int | None]]:
-    """Pairs of (process limit, card limit) in bytes, None for none, under which the request is refused."""
+def consistent_limits(request: RefusedRequest, settings: AllocatorSettings) -> list[tuple[int | None, int | None]]:
+    """Pairs of (process limit, card limit) in bytes, None for none, under which the request is refused: the card's own
+    where that explains it, else five process limits from the least possible to the highest."""
     needed = segment_bytes(settings.rounded(request.size_bytes))
     if request.card_free_bytes is not None and request.card_free_bytes < needed:
         return [(None, request.reserved_bytes + request.card_free_bytes)]
     highest = request.reserved_bytes + needed - 1
     lowest = min(max(request.peak_reserved_bytes, request.reserved_bytes), highest)
-    return [(lowest + (highest - lowest) * step // (samples - 1), None) for step in range(samples)]
+    return [(lowest + (highest - lowest) * step // 4, None) for step in range(5)]
 
 
 def try_settings(

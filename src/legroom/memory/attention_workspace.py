@@ -24,7 +24,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 if unsplit."""
+    """Bytes of FlashAttention 3's split-KV outputs and sums in a full graph of `sequences`; 0 off Hopper or unsplit."""
     named = named_backend(settings.given, settings.release)
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
@@ -37,7 +37,7 @@ def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
 
 
 def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:
-    """Bytes of the split-KV buffers of the largest of these batch sizes that is split."""
+    """Bytes of the split-KV buffers of the largest of these batch sizes that is split; 0 where none is."""
     split = (sequences for sequences in batches if sequences <= _LARGEST_SPLIT_BATCH)
     return split_buffers(model, settings, gpu, max(split, default=0))
 
@@ -92,8 +92,9 @@ _FA3_TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176), (192, 128, 112), 
 """Largest head_dim, query rows and key rows of a tile (tile_size_fwd_sm90, 16-bit, not causal)."""
 
 
-def num_splits(length: int, sequences: int, heads: int, head_dim: int, multiprocessors: int = 132) -> int:
-    """FlashAttention 3's num_splits_heuristic on a Hopper card: the parts into which keys are split; 1: none."""
+def num_splits(length: int, sequences: int, heads: int, head_dim: int) -> int:
+    """FlashAttention 3's num_splits_heuristic on an H100 or H200: the parts into which keys are split; 1: none."""
+    multiprocessors = 132
     _, queries, keys = next((row for row in _FA3_TILES if head_dim <= row[0]), _FA3_TILES[-1])
     tiles, key_tiles = heads * cdiv(length, queries), cdiv(length, keys)
     if sequences > _LARGEST_SPLIT_BATCH or tiles >= 0.8 * multiprocessors or key_tiles < 5:
@@ -104,7 +105,8 @@ def num_splits(length: int, sequences: int, heads: int, head_dim: int, multiproc
 
 
 def split_kv_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes a query token of an encoder's split-KV scratch: partial outputs and log-sum-exp of all heads; 0 unsplit."""
+    """Bytes per query token of an encoder's split-KV scratch: partial outputs and log-sum-exp of all heads; 0 where
+    FlashAttention 3 does not run or does not split."""
     # Before 0.14 encoders always use FlashAttention 2.
     is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
     if not is_hopper or settings.release.before("0.14.0"):

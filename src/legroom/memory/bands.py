@@ -131,7 +131,8 @@ def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """As `banded`, uncached: the band of measured starts of the class; exact parts other than weights have none."""
+    """The part `name` with the band of measured starts of its class; measured parts, and exact ones other than weights,
+    have none."""
     if value.kind == "measured":
         return value
     if name == "weights":
@@ -189,7 +190,7 @@ def possible_saving(value: Figure) -> int:
 
 
 def possible_extra(value: Figure) -> int:
-    """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; 0 if cut at 0."""
+    """Bytes by which a figure's band reaches further up than down, as a part may be missing; 0 if it begins at 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 

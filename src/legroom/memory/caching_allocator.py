@@ -28,7 +28,7 @@ _ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 20
 """Address space of one expandable segment: 20 TiB, more than any card has, in whole pages."""
 
 
-class RequestRefused(Exception):
+class CudaOutOfMemory(Exception):
     """CUDA out of memory."""
 
 
@@ -176,7 +176,7 @@ class CachingAllocator:
     """Start addresses of expandable segments."""
 
     def allocate(self, request_bytes: int, stream: int = 0) -> Block:
-        """The block that serves a request; raises RequestRefused."""
+        """The block that serves a request; raises CudaOutOfMemory."""
         wanted = self.settings.rounded(request_bytes)
         is_small = wanted <= SMALL_REQUEST_BYTES
         pool = self._pools.get((stream, is_small)) or self._pools.setdefault((stream, is_small), BlockPool(is_small))
@@ -245,7 +245,7 @@ class CachingAllocator:
         return block
 
     def _reserve(self, pool: BlockPool, wanted: int) -> Block:
-        """A block of newly reserved memory, after emptying the cache if need be; raises RequestRefused."""
+        """A block of newly reserved memory, after emptying the cache if need be; raises CudaOutOfMemory."""
         block = self._grow(pool, wanted)
         if block is None and self._release_oversize(pool, wanted):
             block = self._grow(pool, wanted)
@@ -254,7 +254,7 @@ class CachingAllocator:
             self.retries += 1
             block = self._grow(pool, wanted)
         if block is None:
-            raise RequestRefused
+            raise CudaOutOfMemory
         return block
 
     def _grow(self, pool: BlockPool, wanted: int) -> Block | None:

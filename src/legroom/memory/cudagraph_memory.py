@@ -33,7 +33,7 @@ _CUSTOM_RANKS = (2, 4, 6, 8)
 
 
 def is_nvlink_server(gpu: Gpu) -> bool:
-    """Whether the card is a Hopper or data-centre Blackwell GPU; workstation and desktop Blackwell is 12.x."""
+    """Whether the card is a Hopper or data-centre Blackwell GPU, whatever its wiring; other Blackwell is 12.x."""
     return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
 
 
@@ -157,7 +157,7 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
     piecewise, full = captured_sizes(settings)
-    pool = _pool_bytes(model, settings, gpu, largest_splits(model, settings, gpu))
+    pool = _pool_bytes(model, settings, gpu, largest_split_buffers(model, settings, gpu, full))
     terms = (
         _driver_term("graph nodes", model, settings, gpu, piecewise, full),
         Term("graph pool", pool, "activations and attention splits of the largest captures"),
@@ -207,11 +207,6 @@ def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> in
     """Bytes of the forward pass's peak at the largest captured batch size."""
     largest = max(settings.cudagraph_capture_sizes, default=0)
     return forward_bytes(model, settings, gpu) * largest // settings.max_num_batched_tokens
-
-
-def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes of the largest split-KV buffers of all full graphs."""
-    return largest_split_buffers(model, settings, gpu, captured_sizes(settings)[1])
 
 
 def _counted_as_graphs(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:

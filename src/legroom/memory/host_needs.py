@@ -30,8 +30,7 @@ NCCL_BYTES = 256 * MIB
 """An upper bound of a worker's part of NCCL's shared-memory transport."""
 MEDIA_CACHE_GIB, EARLY_MEDIA_CACHE_GIB = 4, 8
 """--mm-processor-cache-gb, and VLLM_MM_INPUT_CACHE_GIB before there was the flag; 8 in 0.8.0 and 0.8.1."""
-LMCACHE_GIB = 5.0
-"""LMCACHE_MAX_LOCAL_CPU_SIZE of every worker, unless it is set."""
+
 SHARED_REGION_SINCE = "0.27.0"
 """The first release whose native KV offload is one file in /dev/shm for all ranks; before, pinned tensors per rank."""
 
@@ -115,7 +114,7 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
 
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
-    """The host needs of one node of a deployment: of eight GPUs at most, unless one engine has more."""
+    """The host needs of one node of a deployment: the ranks of eight GPUs at most, unless one engine has more."""
     ranks = settings.given.engine_ranks
     gpus = min(ranks * settings.data_parallel_size, max(8, ranks))
     weights = max(rank.weights.bytes for rank in memory.ranks)
@@ -187,7 +186,7 @@ def host_needs(settings: HostSettings) -> HostNeeds:
 
 def api_servers(settings: HostSettings) -> int:
     """The number of API server processes: --api-server-count, else 1 (from 0.15.0 on one per data-parallel engine)."""
-    given = int(_number(settings.args, "--api-server-count"))
+    given = int(_number_of_flag(settings.args, "--api-server-count"))
     return given or (settings.engines if settings.release.at_least("0.15.0") else 1)
 
 
@@ -200,7 +199,7 @@ def shm_bytes(settings: HostSettings) -> int:
 
 
 def media_cache_gib(settings: HostSettings) -> float:
-    """GiB of a process's media cache: the flag, VLLM_MM_INPUT_CACHE_GIB or 4 (first 8); 0 for text models or if off."""
+    """GiB of a process's media cache: by flag, VLLM_MM_INPUT_CACHE_GIB, or 4 (8 up to 0.8.1); 0 for text or if off."""
     args, release = settings.args, settings.release
     given = other_value(args, "--mm-processor-cache-gb")
     if given is not None:
@@ -254,14 +253,14 @@ def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
         label = f"offloaded KV cache ({offloaded / GIB:g} x {settings.engines})"
         yield HostShare(label, int(each * ranks) * settings.engines)
     if _kv_transfer_config(settings.args).get("kv_connector") == "LMCacheConnectorV1":
-        size = number_of(settings.args.env.get("LMCACHE_MAX_LOCAL_CPU_SIZE", str(LMCACHE_GIB)))
+        size = number_of(settings.args.env.get("LMCACHE_MAX_LOCAL_CPU_SIZE", "5.0"))  # GiB of every worker
         yield HostShare(f"LMCache ({size:g} x {settings.gpus})", int(size * GIB * settings.gpus))
 
 
 def _offload_bytes(settings: HostSettings) -> float:
     """Bytes of one engine's native KV offload, by --kv-offloading-size or the connector's own setting; else 0."""
     args = settings.args
-    size = _number(args, "--kv-offloading-size") * GIB
+    size = _number_of_flag(args, "--kv-offloading-size") * GIB
     if size and other_value(args, "--kv-offloading-backend") == "lmcache":
         return 0.0  # LMCache's own server holds it
     connector = _kv_transfer_config(args)
@@ -279,7 +278,7 @@ def _shm_offload_bytes(settings: HostSettings) -> float:
 
 
 def _registers_plain_memory(settings: HostSettings) -> bool:
-    """Whether the connector pins unrounded pages of its own (SimpleCPUOffloadConnector, 0.19.0)."""
+    """Whether SimpleCPUOffloadConnector is in use, by name or variable: it pins unrounded pages of its own."""
     simple = _kv_transfer_config(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
     return simple or bool(env_flag(settings.args, "VLLM_USE_SIMPLE_KV_OFFLOAD"))
 
@@ -289,7 +288,7 @@ def _kv_transfer_config(args: ServeArgs) -> Mapping[str, Any]:
     return json_value(args, "--kv-transfer-config") or {}
 
 
-def _number(args: ServeArgs, flag: str) -> float:
+def _number_of_flag(args: ServeArgs, flag: str) -> float:
     """The flag's value as a number of 0 or more; 0 where it is not given or unreadable."""
     return number_of(other_value(args, flag) or "0")
 

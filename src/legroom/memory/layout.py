@@ -15,8 +15,8 @@ class Failure:
 
     id: str
     """free_memory_lt_requested | weights_too_big | loading_oom | profiling_activation_peak | no_cache_blocks |
-    kv_too_small_for_max_len | hybrid_state_cache_limit | cudagraph_capture_oom | runtime_activation_burst |
-    unsupported_kv_cache"""
+    kv_too_small_for_max_len | hybrid_state_cache_limit | kv_allocation_oom | cudagraph_capture_oom |
+    runtime_activation_burst | unsupported_kv_cache | host_ram_oom, or the id of an `Unsupported`"""
     message: str
     """The error message of vLLM or torch in that release."""
     needed_bytes: int

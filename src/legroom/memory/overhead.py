@@ -5,7 +5,7 @@ same memory, and a start that fills it takes the machine down."""
 from __future__ import annotations
 
 from legroom.facts.fit import by_release, constants
-from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.gpus import HOPPER, Gpu, dotted
 from legroom.facts.model import Model, recurrent
 from legroom.figures import Figure, Term, estimated, measured
 from legroom.memory.activation import profile_run
@@ -27,8 +27,7 @@ def cuda_context(gpu: Gpu) -> Figure:
     if gpu.measured is not None and gpu.measured.context_bytes is not None:
         return measured(gpu.measured.context_bytes, "CUDA context", "measured by legroom probe")
     fit = constants()["context"]
-    capability = ".".join(str(part) for part in gpu.compute_capability)
-    size = int(fit["mib_by_capability"].get(capability, fit["mib_unknown"]) * MIB)
+    size = int(fit["mib_by_capability"].get(dotted(gpu.compute_capability), fit["mib_unknown"]) * MIB)
     spread = int(fit["band_mib"] * MIB)
     term = Term("CUDA context", size, "held before the first allocation")
     return estimated(size, max(0, size - spread), size + spread, (term,))
@@ -78,7 +77,7 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
 
 
 def charges_device_wide(settings: EngineSettings) -> bool:
-    """Whether all device memory outside torch counts, with the CUDA context: 0.6.4, and V1 up to 0.9.0."""
+    """Whether all device memory outside torch counts, with the CUDA context: V0 in 0.6.4, V1 up to 0.9.0."""
     release = settings.release
     return release.within("0.6.4", "0.6.4.post1") if settings.engine == "V0" else release.within("0.6.5", "0.9.0.1")
 

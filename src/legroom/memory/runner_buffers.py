@@ -8,16 +8,13 @@ from legroom.facts.model import Model, latent
 from legroom.memory.activation.layer_peaks import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import cached_by_model
-from legroom.memory.kv.attention_backend import attention_backend
+from legroom.memory.kv.attention_backend import DEFAULT_BLOCK_SIZE, attention_backend
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
 from legroom.memory.weights.loaded import unused_bytes
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling, traits
-
-_KERNEL_BLOCK = 16
-"""The kernel block size of FlashAttention."""
 
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -67,7 +64,7 @@ def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Bytes of the block tables: one per KV cache group, a row of max_model_len per sequence; V2 keeps two."""
     groups = kv_shape(model, settings, gpu).groups
-    kernel_block = settings.block_size or _KERNEL_BLOCK
+    kernel_block = settings.block_size or DEFAULT_BLOCK_SIZE
     # An entry is a kernel block of attention, or a whole block of recurrent states.
     entries = [group.block_size if isinstance(group.spec, StateSpec) else kernel_block for group in groups]
     rows = [cdiv(settings.max_model_len, tokens) for tokens in entries]
@@ -77,7 +74,7 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """An MLA model's chunked_prefill_workspace_size: up to 64 Ki tokens or a block per sequence; 0 for DeepSeek-V4."""
+    """Tokens of MLA's chunked_prefill_workspace_size: 64 Ki at most, or max_num_seqs blocks if more; DeepSeek-V4: 0."""
     if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block

@@ -49,7 +49,8 @@ class ServerState:
 def server_states(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, host_bytes_s: float | None = None
 ) -> tuple[ServerState, ...]:
-    """Every state of a server with --enable-sleep-mode; LegroomError without one. `host_bytes_s`: host copy speed."""
+    """Every state of a server with --enable-sleep-mode; LegroomError if the release has none. `host_bytes_s`: speed
+    of copies from the host, None: the usual one."""
     rules = sleep_rules(settings.release)
     if rules is None:
         hint = f"it came with {first_release_with_sleep()}: name a later one"

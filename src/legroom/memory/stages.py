@@ -6,7 +6,7 @@ from legroom.errors import LegroomError
 from legroom.vllm.args import EngineSettings
 
 
-def stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
+def _stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
     """Layers per stage. The remainder goes to the last stage up to 0.7.3, then one each to the stages before it."""
     stages = settings.pipeline_parallel_size
     written = settings.given.env.get("VLLM_PP_LAYER_PARTITION")
@@ -23,8 +23,8 @@ def stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
 
 
 def stage_range(num_layers: int, settings: EngineSettings, stage: int) -> range:
-    """The layer indices of one stage."""
-    sizes = stage_sizes(num_layers, settings)
+    """The layer indices of one pipeline stage."""
+    sizes = _stage_sizes(num_layers, settings)
     start = sum(sizes[:stage])
     return range(start, start + sizes[stage])
 

@@ -66,7 +66,7 @@ def tensors_of_size(size_bytes: int, candidates: Iterator[Tensor]) -> tuple[Tens
 
 
 def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None = None) -> Iterator[Tensor]:
-    """Every large tensor of a start and of serving; of the KV cache, only with an exact number of blocks."""
+    """Every large tensor of a start and of serving; those of the KV cache only where `kv` gives its blocks."""
     yield from _weight_tensors(model, settings, gpu)
     for layer, _ in cached_by_model(layer_kinds, model):
         yield from _layer_tensors(layer, model, settings)

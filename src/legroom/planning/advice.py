@@ -28,10 +28,9 @@ _CLUSTER = (2, 4, 8, 16, 32)
 _SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "max_cudagraph_capture_size")
 _COSTLY_FLAGS = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "max_num_batched_tokens"})
 """In a combination, a shorter context is preferred to these."""
-_TOO_MANY_COSTLY = 2
-_COST_OF_SHORT_CONTEXT = 7
-_COST_OF_CUT_LENGTH = 6
+_COST_OF_CUT_LENGTH = next(lever.cost for lever in LEVERS if lever.name == "quantized weights")
 """That of another checkpoint, for less than the length that was given."""
+_COST_OF_SHORT_CONTEXT = _COST_OF_CUT_LENGTH + 1
 _COST_OF_FULL_CARD = 15
 """A utilization above the usual is proposed last."""
 _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
@@ -39,7 +38,8 @@ _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
-    """The plan with flag changes that make it fit, if it does not; `keep`: flags not to change, `enough`: how many."""
+    """The plan with flag changes that make it fit, if it does not. `keep`: flags, by dest, not to change; `enough`: the
+    trying of single changes ends with as many that fit, and no note on more GPUs is made."""
     # Single changes come first, then combinations from a search, then last resorts, all on the given GPUs.
     kept = frozenset(keep)
     if (advised := _advice_without_search(first, kept)) is not None:
@@ -65,7 +65,7 @@ def with_longer_context_first(advised: Plan) -> Plan:
     if advised.args.max_model_len is not None:
 
         def rank(each: Advice) -> int:
-            # A shorter context is proposed after what keeps the checkpoint.
+            """The loss rank, with a cut max_model_len after what keeps the checkpoint."""
             return max(_loss_rank(each), _COST_OF_CUT_LENGTH if "max_model_len" in each.flags else 0)
 
         advised = replace(advised, advice=tuple(sorted(advised.advice, key=rank)))
@@ -87,7 +87,8 @@ def with_longer_context_first(advised: Plan) -> Plan:
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
-    """The plan with single-flag advice; `advised` stays False where only a search helps or time ran out."""
+    """The plan with single changes of flags, tried until `enough` cheap ones fit; `advised` stays False where only a
+    search helps or time ran out."""
     if is_time_up():
         return first
     if (advised := _advice_without_search(first, frozenset())) is not None:
@@ -103,7 +104,8 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
 
 
 def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
-    """The plan with its advice where nothing has to be searched: it fits, or has one known remedy; else None."""
+    """The plan with its advice where nothing has to be searched: it fits, or its remedy (or that none is) is known;
+    else None."""
     if first.verdict == "fits":
         return first
     if _host_memory_is_short(first):
@@ -186,7 +188,7 @@ def _with_bug_workaround(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Pl
 
 
 def _host_memory_is_short(first: Plan) -> bool:
-    """Whether host memory, not GPU memory, decides the verdict."""
+    """Whether the host's memory is too small, and no start-up check of the GPU fails before it."""
     limit, failure = first.target.host_limit_bytes, first.memory.failure
     if failure is not None:
         return failure.id == "host_ram_oom"
@@ -198,7 +200,7 @@ def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:
     return any(
         each.plan.verdict == "fits"
         and each.plan.args.gpus_needed <= first.target.gpus
-        and len(_COSTLY_FLAGS.intersection(each.flags)) < _TOO_MANY_COSTLY
+        and len(_COSTLY_FLAGS.intersection(each.flags)) <= 1
         for each in working
     )
 

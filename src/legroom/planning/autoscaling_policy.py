@@ -12,7 +12,7 @@ from legroom.records import dataclass
 
 SYNC_S = 15
 """The HorizontalPodAutoscaler's default sync period."""
-REACTION_S = 45
+REACTION_S = 3 * SYNC_S
 """From load to decision: scrape, poll and sync of 15 s each."""
 DOUBLING_S = 3600
 """Assumed doubling time of the load: faster than the morning of a service with users in one time zone."""
@@ -53,12 +53,12 @@ class ScalingPolicy:
 
     @property
     def up_window_s(self) -> int:
-        """Scale-up stabilization window in seconds: shorter bursts add no replica."""
+        """Scale-up stabilization window in seconds, an eighth of the start time: shorter bursts add no replica."""
         return _clamped_seconds(self.start_s / _UP_SHARE, _LEAST_UP_WINDOW_S, _LONGEST_WINDOW_S)
 
     @property
     def down_window_s(self) -> int:
-        """Scale-down stabilization window in seconds: twice the start time."""
+        """Scale-down stabilization window in seconds: twice the start time, from 15 minutes to an hour."""
         return _clamped_seconds(2 * self.start_s, _LEAST_WINDOW_S, _LONGEST_WINDOW_S)
 
     def sentence(self) -> str:
@@ -71,13 +71,14 @@ class ScalingPolicy:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """JSON of the policy, with its windows and periods."""
         up = {"up_window_s": self.up_window_s, "up_period_s": self.scaling_period_s}
         down = {"down_period_s": self.scaling_period_s, "down_window_s": self.down_window_s}
         return {**asdict(self), "start_s": round(self.start_s, 1), **up, **down}
 
 
 def scaling_policy(least: int, most: int, start_s: float, requests_at_once: float) -> ScalingPolicy:
-    """The policy for `least` to `most` replicas that start in `start_s` and hold `requests_at_once` long requests."""
+    """The policy for `least` to `most` replicas that start in `start_s` and each hold `requests_at_once` requests."""
     policy = ScalingPolicy(least, most, start_s, FULL_RATIO, LEAST_WAITING)
     grown = 2.0 ** ((start_s + REACTION_S + policy.up_window_s) / DOUBLING_S)
     target = round(max(LEAST_TARGET_RATIO, FULL_RATIO / grown), 2)

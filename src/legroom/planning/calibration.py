@@ -70,7 +70,8 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
 
 
 def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """The plan of a logged start-up, not from its own figures; else None and why (empty: no card or release known)."""
+    """The plan of a logged start-up, without the figures that it printed, and ""; or None and why there is none (empty
+    where the log names no card or release)."""
     if card is None or startup.vllm is None:
         return None, ""
     if not model:
@@ -121,7 +122,7 @@ def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
         return {name: value for name, value in terms.items() if name in store.MODEL_INDEPENDENT_TERMS}
     weights, activation = planned.layout.weights, planned.layout.activation
     if weights.kind == "exact" and abs(terms.get("weights_bytes", 0) - weights.bytes) <= store.PRINTED_STEP_BYTES:
-        del terms["weights_bytes"]  # the exact figure says the same without the rounding of the print
+        terms.pop("weights_bytes", None)  # the exact figure says the same without the rounding of the print
     if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + store.PRINTED_STEP_BYTES:
         del terms["activation_bytes"]  # compiling took more than later starts will
     return terms

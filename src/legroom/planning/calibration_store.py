@@ -195,8 +195,8 @@ def receipt(observation: Observation) -> dict[str, Any] | None:
 
 
 def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
-    """Store receipts given as (file name, JSON text), except where an own observation has the same key; their number.
-    With LegroomError none is stored."""
+    """Store receipts given as (file name, JSON text), except where an own observation has the same key. Returns how
+    many different ones were given; LegroomError for one that is no receipt, and then none is stored."""
     path, shared = store_path(), dict[str, Observation]()
     for name, text in receipts:
         try:
@@ -310,4 +310,5 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _not_writable(path: Path, error: OSError) -> LegroomError:
+    """The error to raise for a file of LEGROOM_HOME that cannot be written."""
     return LegroomError(f"{path} cannot be written: {error}", "set LEGROOM_HOME to a folder you can write to")

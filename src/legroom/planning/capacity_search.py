@@ -79,7 +79,7 @@ class SearchAnswer:
 
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
-    """The best flags for a goal; `targets`: the model, then its quantized variants; flags in `args` stay."""
+    """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
     found = _search(targets, args, goal, max_answers)
     if found.best is None or not _is_full(found.best, args):
         return found
@@ -101,7 +101,7 @@ def _severe_losses(found: Plan) -> tuple[Any, ...]:
 
 
 def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int) -> SearchAnswer:
-    """The best flags for a goal up to its highest utilization."""
+    """The plans that meet a goal, least loss first, at any utilization up to the goal's highest."""
     # More of the offered GPUs are preferred to changes of the outputs (another checkpoint, an 8-bit KV cache).
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
     state = _SearchState()
@@ -203,7 +203,7 @@ class _SearchState:
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
 ) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """Up to `max_answers` candidates that start, each with its plan; none that loses as much as an earlier one."""
+    """Up to `max_answers` candidates that start, with their plans; none that has all losses of an earlier one."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
@@ -257,17 +257,25 @@ def _combinations(
     (`variant` above 0) also one that leaves memory free."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
+        """The combination at its best utilization; empty where it meets the goal at none."""
         return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
 
     def meets_goal(combination: FlagCombination) -> bool:
-        # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
+        """Whether memory suffices, and some utilization passes the start-up check beside the card's other processes."""
         return combination.shortfall_bytes(goal) <= 0 and bool(candidates(combination))
 
     def leaves_room(combination: FlagCombination) -> bool:
+        """Whether it meets the goal with memory left at the peak."""
         return any(candidate.roomy for candidate in candidates(combination))
 
-    axes = flag_axes(target, args, base, goal)
-    combined = _combine_with(target, args, parallel, base)
+    def combined(choice: Iterable[Flags]) -> FlagCombination | None:
+        """The combination of one choice of each axis; None where vLLM refuses it."""
+        flags: Flags = dict(parallel)
+        for part in choice:
+            flags |= part
+        return flag_combination(room, args, flags)
+
+    room, axes = replace(target, gpus=max(target.gpus, base.gpus_used)), flag_axes(target, args, base, goal)
     minimum = combined([axis[-1] for axis in axes.values()])
     if minimum is not None and minimum.shortfall_bytes(goal) > 0:
         yield minimum  # what it lacks is the answer
@@ -285,19 +293,6 @@ def _combinations(
             yield best
     if not answers and minimum is not None:
         yield minimum
-
-
-def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
-    """A function from flags (one choice of each axis) to their combination; it returns None where vLLM refuses them."""
-    room = replace(target, gpus=max(target.gpus, base.gpus_used))
-
-    def combined(choice: Iterable[Flags]) -> FlagCombination | None:
-        flags: Flags = dict(parallel)
-        for part in choice:
-            flags |= part
-        return flag_combination(room, args, flags)
-
-    return combined
 
 
 def _sufficient_combinations(

@@ -62,6 +62,7 @@ class CardRecord:
         return self.name, self.driver, self.vllm, self.ranks
 
     def to_json(self) -> dict[str, Any]:
+        """The record as the file and `legroom probe --json` hold it."""
         return asdict(self)
 
 
@@ -95,7 +96,7 @@ def store_card(record: CardRecord, path: Path | None = None) -> None:
     path = path or cards_path()
     with locked(path):
         cards = [*(card for card in read_cards(path) if card.key != record.key), record]
-        write_json_file(path, {"schema": SCHEMA, "cards": [asdict(card) for card in cards]})
+        write_json_file(path, {"schema": SCHEMA, "cards": [card.to_json() for card in cards]})
 
 
 def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ranks: int) -> Gpu:

@@ -48,7 +48,7 @@ def _quantized(model: Model, name: str, overrides: str) -> tuple[Model, ...]:
 
 
 def smaller_models(target: Target, args: ServeArgs) -> Iterator[Model]:
-    """Smaller models of the same series, the largest first; none for models outside the catalog."""
+    """Smaller models of the same series, the largest first; none for a model that is not bundled."""
     if target.model.source.startswith("bundled"):
         for sibling in smaller_siblings(args.model if find(args.model) else target.model.name):
             yield from_bundled(sibling)
@@ -87,7 +87,7 @@ def _capability(target: Target) -> tuple[int, int]:
 
 
 def _is_supported(scheme: Quantization | None, target: Target) -> bool:
-    """Whether a checkpoint of this scheme runs well on the card with this release."""
+    """Whether release and card run a checkpoint of this scheme; 4-bit floats only where they gain from it."""
     # `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers
     # 8.0 up to 0.11 and 7.5 since. NVFP4 is proposed where the card computes in it.
     if scheme is None or target.gpu.vendor != "nvidia":

@@ -58,7 +58,7 @@ class FileServer:
 
     @property
     def verdict(self) -> FileVerdict:
-        """`does_not_fit`: refused, or too large for each possible GPU; `tight`: not safe on one; `unknown`: no plan."""
+        """`does_not_fit`: refused, or on each possible GPU; `tight`: not a safe fit on each; `unknown`: no plan."""
         if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
@@ -69,7 +69,7 @@ class FileServer:
 
     @property
     def gpus_idle(self) -> int:
-        """GPUs of its container that none of its ranks uses."""
+        """GPUs of its container that none of its ranks uses; 0 where their number is not known or it spans nodes."""
         what = self.what
         if what is None or what.gpu_count is None or _spans_nodes(what):
             return 0
@@ -99,7 +99,7 @@ def planned_servers(
     advice: bool = True,
     override_gpu: bool = False,
 ) -> Iterator[FileServer]:
-    """Each server planned on the GPUs that the text names, else on `machine`; with `override_gpu` on `machine`."""
+    """Each server planned on the GPUs that its file names, else on `machine`; with `override_gpu` always on that."""
     for server in servers:
         try:
             what = deployment_of(server, release)

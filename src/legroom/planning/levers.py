@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from legroom.memory.kv.kv_plan import kv_plan
+from legroom.planning.capacity_search import UTILIZATIONS
 from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
 from legroom.planning.plan import Plan, cold_start, try_flags
 from legroom.records import dataclass
@@ -44,15 +45,11 @@ def shorter_context(plan: Plan) -> Proposals:
 
 def more_utilization(plan: Plan) -> Proposals:
     """Higher gpu_memory_utilization in steps of 0.01; no proposal where even 0.98 is too low."""
-    first = int(plan.settings.gpu_memory_utilization * 100) + 1
-    most = try_flags(plan, {"gpu_memory_utilization": _MOST_HUNDREDTHS / 100})
-    if most is not None and _pool_is_short(most):
+    first, last = int(plan.settings.gpu_memory_utilization * 100) + 1, round(UTILIZATIONS[-1] * 100)
+    fullest = try_flags(plan, {"gpu_memory_utilization": UTILIZATIONS[-1]})
+    if fullest is not None and _pool_is_short(fullest):
         return
-    for hundredths in range(first, _MOST_HUNDREDTHS + 1):
-        yield {"gpu_memory_utilization": hundredths / 100}
-
-
-_MOST_HUNDREDTHS = 98
+    yield from ({"gpu_memory_utilization": hundredths / 100} for hundredths in range(first, last + 1))
 
 
 def _pool_is_short(plan: Plan) -> bool:
@@ -65,8 +62,7 @@ def less_utilization(plan: Plan) -> Proposals:
     if _pool_is_short(plan):
         return
     share = plan.settings.gpu_memory_utilization
-    lower = (hundredths / 100 for hundredths in range(int(share * 100), 29, -1))
-    yield from ({"gpu_memory_utilization": each} for each in lower if each < share)
+    yield from ({"gpu_memory_utilization": each} for each in reversed(UTILIZATIONS) if each < share)
 
 
 def _halved(value: int, least: int) -> Iterator[int]:

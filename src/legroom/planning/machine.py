@@ -131,7 +131,7 @@ def with_measured_total(card: Gpu) -> Gpu:
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with the figures that `legroom calibrate` stored for it; unchanged where a log gave them, or none."""
+    """The target with the figures that `legroom calibrate` stored for it; unchanged if it has any or none exist."""
     if target.seen or not store_path().exists():
         return target
     from legroom.planning.calibration_store import measurements_for, read_store

@@ -40,8 +40,8 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 
 def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """The verdict and its reason. `does_not_fit`: a start-up check fails by more than the error of the estimate.
-    `tight`: a check fails within the error band, or the card runs out of memory while serving. `fits`: neither, across
-    the whole band."""
+    `tight`: a check may fail or memory may run out within the error band, or vLLM may refuse the settings. `fits`: none
+    of these."""
     model, gpu = target.model, target.gpu
     if memory.failure:
         short = _near_miss(target, settings, memory) or _starts_as_smaller_card(target, settings)
@@ -126,7 +126,7 @@ _NEEDS = {
 
 
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, target: Target) -> str:
-    """The phase in which the card is full at the upper end of the error band; empty where none is."""
+    """Why the card may run out of memory at the upper end of the error band, as a clause; empty where it does not."""
     gpu = target.gpu
     free = gpu.total_bytes - held_at_start(target.model, settings, gpu).high - rank.held_by_others_bytes
     counted = rank.weights.bytes + rank.non_torch.bytes
@@ -319,7 +319,8 @@ _USERS = (4, 16, 64)
 
 
 def context_by_user_count(plan: Plan) -> dict[int, int]:
-    """Tokens that each of 4, 16 and 64 users (up to max_num_seqs) gets, where so many do not fit at full length."""
+    """Tokens that each of 4, 16 and 64 users (up to max_num_seqs) gets, where so many do not fit at full length; empty
+    where the server does not start."""
     kv, settings = plan.memory.kv, plan.settings
     if plan.memory.failure is not None:
         return {}

@@ -50,6 +50,7 @@ class ServerDiff:
         return (self.old.verdict if self.old else None), (self.new.verdict if self.new else None)
 
     def to_json(self) -> dict[str, Any]:
+        """JSON of the server's verdicts, changes and plan documents."""
         before, after = self.verdicts
         return {
             "name": self.name,

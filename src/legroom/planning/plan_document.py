@@ -187,7 +187,8 @@ class PlanDocument:
 
     @property
     def engines(self) -> int:
-        """Data-parallel engines behind the server's address, each with the pool of `kv`; 1 with an own balancer."""
+        """Data-parallel engines behind the server's address, each with the pool of `kv`; 1 where an external load
+        balancer sees each engine as a server."""
         own_balancer = ("--data-parallel-rank", "--data-parallel-external-lb")
         if any(word.partition("=")[0] in own_balancer for word in self.command):
             return 1
@@ -200,7 +201,7 @@ class PlanDocument:
 
 
 def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
-    """The plan in a file (`-`: stdin); LegroomError where it is none."""
+    """The plan in a file (`-`: stdin); LegroomError where it is none or lacks one of the keys `needs`."""
     if path == "-":
         import sys
 

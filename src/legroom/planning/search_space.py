@@ -162,13 +162,14 @@ class FlagCombination:
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
     def shortfall_bytes(self, goal: CapacityGoal, band_kept: float = 0.0) -> int:
-        """Bytes that the fullest card lacks for the goal and that fraction of the band; negative where it has room."""
+        """Bytes that the fullest card lacks for the goal and `band_kept` of the error band; negative if it has room."""
         return max(self._needed_bytes(stage, goal, band_kept) for stage in self.stages) - self.target.gpu.total_bytes
 
     def lacking_bytes(self, goal: CapacityGoal, utilizations: Sequence[float], band_kept: float) -> int:
         """Bytes that the fullest card lacks at the best utilization, also where it lacks only room in the budget."""
 
         def lacking_at(utilization: float) -> int:
+            """Bytes that the KV cache, the free memory at the start or the peak lacks, whichever lacks the most."""
             pool_lacks = self._goal_pool(goal) - min(self.kv_bytes(utilization, band_kept))
             over_budget = int(utilization * self.target.gpu.total_bytes) - self.room_bytes
             return max(pool_lacks, over_budget, -self.headroom_bytes(utilization, band_kept))
@@ -208,7 +209,7 @@ class FlagCombination:
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
     def _needed_bytes(self, stage: Layout, goal: CapacityGoal, band_kept: float = 0.0) -> int:
-        """Peak bytes of a stage with the goal's KV cache, and what that fraction of the error band adds."""
+        """Peak bytes of a stage with the goal's KV cache, and what the fraction `band_kept` of the error band adds."""
         pool = stage.kv_cache
         band = int((pool.bytes - pool.low) * band_kept) + stage.headroom_bytes - headroom_after_band(stage, band_kept)
         return stage.peak_used_bytes - max(pool.bytes, 0) + self._goal_pool(goal) + band

@@ -169,11 +169,12 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Seq
 
 def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[Fit]:
     """Rows of each model by price per hour, then by the memory bought; cards without a price and misfits last."""
-
     models = list(dict.fromkeys(fit.model for fit in rows))
 
     def cost(fit: Fit) -> tuple[int, bool, float, int]:
-        price = hourly_usd(fit, prices) or math.inf
+        """The sort key of a row within the table."""
+        usd = hourly_usd(fit, prices)
+        price = math.inf if usd is None else usd
         return models.index(fit.model), fit.plan is None, price, fit.count * fit.gpu.total_bytes
 
     return sorted(rows, key=cost)

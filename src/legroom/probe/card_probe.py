@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from legroom.actions.programs import interpreter_of_script
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.masking import masked
 from legroom.planning.card_store import CardRecord
@@ -44,15 +45,8 @@ def python_of_vllm(given: str | None = None) -> str:
             raise LegroomError(f"--python {given} is no program", "give the path of the Python that has vLLM")
         return path
     command = shutil.which("vllm")
-    if command:
-        with contextlib.suppress(OSError), Path(command).open("rb") as file:
-            first = file.readline(512)
-            if first.startswith(b"#!"):
-                words = first[2:].decode("utf-8", "replace").split()
-                named = shutil.which(words[-1]) if words else None
-                if named and "python" in Path(named).name:
-                    return named
-    return sys.executable
+    named = shutil.which(interpreter_of_script(Path(command)) or "") if command else None
+    return named if named and "python" in Path(named).name else sys.executable
 
 
 def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:

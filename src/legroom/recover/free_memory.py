@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from legroom.live.journal.journal import Journal
 
 Ending = Literal["ended", "killed", "removed", "gone by itself", "not permitted", "changed", "still there"]
-FREED: frozenset[Ending] = frozenset({"ended", "killed", "removed", "gone by itself"})
 
 _SIGTERM_GRACE_S, _SIGKILL_GRACE_S = 10.0, 5.0
 """vLLM 0.32's engine core ends within 1 s of SIGTERM; after SIGKILL the driver takes some seconds to free memory."""
@@ -33,7 +32,8 @@ class Freed:
 
     @property
     def is_free(self) -> bool:
-        return self.ending in FREED
+        """Whether its memory is free now: the process has ended, or the segment was removed."""
+        return self.ending in ("ended", "killed", "removed", "gone by itself")
 
 
 def free_dead_holders(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.vllm_logs.log_masking import masked_log_text, printable
+from legroom.vllm_logs.log_masking import masked_log_text, without_surrogates
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -104,7 +104,6 @@ _ATTRIBUTES = ("pid", "create_time", "ppid", "name", "status", "cmdline", "exe",
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The inode of the initial PID namespace, fixed in the kernel; other namespaces hide processes."""
-_MAX_TITLE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
@@ -281,9 +280,9 @@ def _peer_pids(
 
 def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[frozenset[int], bool]) -> ProcessInfo:
     """The process of psutil's attributes (`info`; unreadable ones are empty), its files and connected processes."""
-    name, is_zombie = printable(info["name"]), info["status"] == "zombie"
+    name, is_zombie = without_surrogates(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
-    title = masked_log_text(" ".join(words))[:_MAX_TITLE_CHARACTERS]
+    title = masked_log_text(" ".join(words))[:160]
     program = Path(info["exe"] or "").name
     return ProcessInfo(
         pid=info["pid"],

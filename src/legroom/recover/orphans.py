@@ -156,7 +156,7 @@ def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
 
 
 def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterator[Holder]:
-    """A holder for each /dev/shm segment of vLLM: in use, or dead if only dead processes map it."""
+    """A holder for each /dev/shm segment of vLLM: in use or dead as the processes that map it are, else by its age."""
     users: dict[str, list[int]] = {}
     for process in snapshot.processes.values():
         for path in process.shared:

@@ -45,9 +45,9 @@ class RestartCommand:
     plan: Plan | None = None
 
 
-def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
+def last_killed_run() -> CrashedServer | None:
     """The newest `legroom run` that left its run file and no longer runs; None without one."""
-    notes = sorted((folder or runs_folder()).glob("*.json"), key=_modification_time_s, reverse=True)
+    notes = sorted(runs_folder().glob("*.json"), key=_modification_time_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
             continue
@@ -58,7 +58,7 @@ def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
             words = [*assignments(run_note.get("env", {})), *command]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if _still_runs(run_note):
+        if _is_run_alive(run_note):
             continue
         line = shlex.join(str(word) for word in words)
         log = run_note.get("log")
@@ -67,7 +67,7 @@ def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
     return None
 
 
-def _still_runs(run_note: Mapping[str, Any]) -> bool:
+def _is_run_alive(run_note: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a run file still runs, and its PID was not reused."""
     import psutil
 

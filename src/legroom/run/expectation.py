@@ -34,7 +34,7 @@ class Expectation:
 
 
 def expected_pool(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The KV pool that a plan of the command expects on these GPUs; without a plan, only a sentence that says why."""
+    """The KV pool that a plan of the command expects on these GPUs or a CPU; without one, a sentence says why."""
     if command.problems:
         return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
     if not gpus.name:
@@ -61,9 +61,9 @@ class Gpus:
     """Whether NVML listed them."""
 
 
-def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, under the name that the user gave (`named`) or their own."""
-    # A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
+def visible_gpus(env: Mapping[str, str], named: str | None = None, gpus_needed: int = 1) -> Gpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, under the name that the user gave (`named`), their own, or their size
+    where that is unknown. Used memory is that of the first `gpus_needed`, which are those that the server uses."""
     from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
     if named:
@@ -76,11 +76,11 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
         known_gpu(name)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
-    return Gpus(name, len(seen), max(_other_process_bytes(card) for card in seen[:needed]), seen=True)
+    return Gpus(name, len(seen), max(_other_process_bytes(card) for card in seen[:gpus_needed]), seen=True)
 
 
 def _other_process_bytes(card: GpuMemory) -> int:
-    """GPU bytes of all its processes; where the driver does not report them, all used bytes above 1 GiB."""
+    """GPU bytes that its processes hold; where the driver hides that, all used bytes if above 1 GiB, else 0."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > GIB else 0
@@ -95,7 +95,7 @@ def plan_on_machine(command: ServerCommand, env: Mapping[str, str], machine: Mac
 
 
 def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The KV pool that `legroom plan` expects on these GPUs, in words and numbers; LegroomError without a plan."""
+    """The KV pool that `legroom plan` expects on these GPUs, or why it will not start; LegroomError without a plan."""
     from legroom.planning.machine import Machine
 
     if not command.args.model:
@@ -114,7 +114,7 @@ def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus)
 
 
 def _expected_on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
-    """The expectation on a CPU: exact blocks where the pool's size is given, else none."""
+    """The KV pool on a CPU, exact where its size is given; otherwise only the sentence that there is no plan."""
     from legroom.memory.kv.kv_plan import kv_plan
     from legroom.vllm.engine_selection import on_cpu
     from legroom.vllm.resolve import resolve, served_model
@@ -152,7 +152,7 @@ POOL_TOLERANCE = 0.02
 
 
 def pool_comparison(log: Path, expected: Expectation) -> str:
-    """A sentence that compares the pool in vLLM's log with the expected one; empty where the log has none."""
+    """A sentence that compares the KV pool in vLLM's log with the expected one; empty where the log has none."""
     try:
         startups = read_startups(_log_text(log))
     except OSError:
@@ -162,11 +162,11 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
         return ""
     times = f", {startup.max_concurrency:.2f} requests at once" if startup.max_concurrency is not None else ""
     printed = f"vLLM says: {startup.tokens:,} tokens of KV cache{times}"
-    if expected.tokens is None:
+    if not expected.tokens:
         return printed
     if startup.tokens == expected.tokens:
         return f"{printed}; exactly as planned"
-    off = startup.tokens / expected.tokens - 1 if expected.tokens else 0.0
+    off = startup.tokens / expected.tokens - 1
     comparison = "as planned" if abs(off) <= POOL_TOLERANCE else f"the plan said {expected.tokens:,} ({off:+.1%})"
     return f"{printed}; {comparison}"
 
@@ -193,6 +193,6 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
 
 
 def _log_text(log: Path) -> str:
-    """The beginning of the log, up to a fixed size."""
+    """The text of the log's first 16 MiB, which hold its start-up."""
     with log.open("rb") as file:
         return file.read(_READ_BYTES).decode("utf-8", "replace")

@@ -39,8 +39,6 @@ _CPU_PROCESSES = 3
 """API server, engine core and worker of the CPU build."""
 _SPARE = 0.05
 """Share of a memory limit for file pages and kernel buffers, which the estimate leaves out."""
-_LEAST_POOL_BYTES = 64 * MIB
-_ANY_CARD = "192GiB"
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,12 @@ class HostEstimate:
 
     @property
     def bytes(self) -> int:
+        """The host memory of all shares together."""
         return sum(share.bytes for share in self.shares)
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
-    """The finding of an out-of-memory kill: which process, which limit, and fixes that lower the need or raise it."""
+    """The finding of an OOM kill: which process, which limit, and fixes that lower the need or raise the limit."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
@@ -70,7 +69,7 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
         shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
         with contextlib.suppress(LegroomError):
             # Weights have the same size on a CPU as on any card.
-            planned = plan_on_machine(command, environ, Machine(_ANY_CARD))
+            planned = plan_on_machine(command, environ, Machine("192GiB"))
             shares.append(HostShare("weights", planned.layout.weights.bytes))
         shares += [HostShare("KV cache", pool)] if pool else []
         return HostEstimate(tuple(shares), pool)
@@ -97,7 +96,7 @@ def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
 def _host_memory_fixes(
     kill: KernelKill, estimate: HostEstimate, command: ServerCommand, environ: Mapping[str, str]
 ) -> Iterator[Fix]:
-    """Fixes that lower the host memory which flags reserve to the cgroup's limit; none where it set no limit."""
+    """Fixes that shrink a CPU's KV cache, or the space for offloaded KV blocks, to the limit of the cgroup, if any."""
     if kill.limit_bytes is None:
         return  # other programs may hold the rest of the machine's memory
     room = int(kill.limit_bytes * (1 - _SPARE))
@@ -114,7 +113,7 @@ def _host_memory_fixes(
 def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
     """A fix that lowers a CPU's KV cache from `pool` to `room` bytes; none below 64 MiB, or where it fits."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
-    if not _LEAST_POOL_BYTES <= room < pool:
+    if not 64 * MIB <= room < pool:
         return
     in_env = {**environ, **command.env}.get("VLLM_CPU_KVCACHE_SPACE") and command.args.kv_cache_memory_bytes is None
     if in_env and room >= GIB:
@@ -135,10 +134,6 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
     return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,))
 
 
-MIN_CONFIDENCE = 0.5
-"""Fixes below this confidence are reported, but not tried."""
-MIN_PROBABILITY = 0.1
-"""A cause that is less likely than one in ten is not worth a restart."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
 )
@@ -235,7 +230,7 @@ def find_remedy(
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     why = f"{_failure_title(first)}: {masked_log_text(first.why + _exception_text(first))}"
-    lines = tuple(masked_log_text(item.text)[:300] for item in first.evidence[:3]) or (
+    lines = tuple(masked_log_text(item.text)[:_LONGEST_WORDS] for item in first.evidence[:3]) or (
         (kill.line,) if kill and kill.line else ()
     )
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
@@ -254,7 +249,7 @@ def signal_name(number: int) -> str:
 
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
-    """How a process died, and that the OOM killer did not do it or may have; empty where it exited by itself."""
+    """How a process died, after SIGKILL or an unknown signal also what the OOM killer counts; empty if it exited."""
     if death.signal == 0:
         return ""
     how = "ended, and its parent collected the exit status first (Linux 6.15 keeps it)"
@@ -270,7 +265,7 @@ def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
 def _launch_key(
     words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]
 ) -> object:
-    """A key that is equal for commands with the same effect, whatever the order of flags and inherited variables."""
+    """A key that is equal for commands with the same flags in any order, apart from variables inherited anyway."""
     parts = list(command_parts(words, command.release))
     flags = sorted((part.dest, part.value) for part in parts if part.name)
     bare = tuple(word for part in parts if not part.name for word in part.words)
@@ -278,7 +273,7 @@ def _launch_key(
 
 
 def _failure_title(finding: Finding) -> str:
-    """The title of the finding's catalogue entry, or that the cause is not memory."""
+    """The title of the finding's catalog entry, or its cause; `It is not memory` for causes that no entry describes."""
     if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
         return "It is not memory"
     try:
@@ -337,13 +332,14 @@ def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case:
 
 
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
-    """Fixes that change flags or variables, of all causes with enough confidence, in the order of the diagnosis."""
+    """Fixes of 0.5 confidence or more by flags or variables, in the diagnosis's order up to its first cause below
+    0.1."""
     for finding in findings:
-        if finding.confidence < MIN_PROBABILITY:
+        if finding.confidence < 0.1:
             return
         for fix in finding.fixes:
             is_allowed = fix.kind not in NOT_A_FIX and not _NEVER_CHANGED & fix.flags.keys()
-            if is_allowed and fix.confidence >= MIN_CONFIDENCE and (fix.flags or fix.env):
+            if is_allowed and fix.confidence >= 0.5 and (fix.flags or fix.env):
                 yield fix
 
 
@@ -362,7 +358,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
 
 
 def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
-    """Why the plan with the fix is below --min-concurrency or --min-context; empty where it is not."""
+    """Why the plan with the fix is below --min-concurrency or --min-context, or cannot tell; empty where it is not."""
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")

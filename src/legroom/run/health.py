@@ -58,14 +58,14 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
     server = child.pid
     assert server is not None
 
-    def used() -> int | None:
+    def front_cpu_ticks() -> int | None:
         front = [pid for pid in (server, *descendants(server)) if not has_role(pid, *ENGINE_ROLES)]
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_blocked or None in ticks:
             return None
         return sum(used or 0 for used in ticks) or None  # 0: the system counts no CPU time
 
-    return used
+    return front_cpu_ticks
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ _WITH_CLIENT = {"01", "04", "08"}
 
 
 def has_clients(port: int) -> bool:
-    """Whether a client is connected to the port."""
+    """Whether a client is connected to the port; True where /proc/net/tcp cannot be read."""
     return not _WITH_CLIENT.isdisjoint(_connection_states(port))
 
 

@@ -13,7 +13,6 @@ from legroom.records import dataclass, field
 from legroom.run.run_options import RunOptions
 
 Detail = Mapping[str, Any]
-LINES_SHOWN = 15
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class ServerExit:
 
 
 def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of the run's history for one end of the server; `changed` is filled in when a fix is applied."""
+    """The run history's entry for an end (`what`: start_failed, died_serving); `changed` is set when a fix is
+    applied."""
     diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
     return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
@@ -68,7 +68,7 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Opens an incident and returns its name (`incident 7`); a failed start during an open one is noted there."""
+        """Opens an incident, or notes a failed start in an open one; its name: `incident 7`, or `not journalled`."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
@@ -173,7 +173,7 @@ class RestartBudget:
         self._taken: list[float] = []
 
     def remaining(self, now_s: float) -> int:
-        """Restarts that are left within this hour."""
+        """Restarts that are left, given those counted in the hour before `now_s`."""
         self._taken = [taken for taken in self._taken if now_s - taken < BUDGET_WINDOW_S]
         return max(self.per_hour - len(self._taken), 0)
 
@@ -226,7 +226,8 @@ class RestartPolicy:
         self._incidents.close(reason)
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
-        """After a start that never served: seconds until the next one, 0 with a fix; None where it gives up."""
+        """After a start that never served: seconds until the next, 0 with a fix; None where it gives up or must
+        stop."""
         self._incidents.finish_action()
         remedy = self._find_fix()
         if remedy is None:
@@ -250,7 +251,7 @@ class RestartPolicy:
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
         """After a failed start (`head` in words) without a fix: the delay before a restart of a set-up that has served
-        before; gives up (None) where none has."""
+        before; None where none has, with --on-crash exit, or with the budget spent."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"

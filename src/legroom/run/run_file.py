@@ -24,8 +24,6 @@ from legroom.live.kernel_memory import Cgroup, KernelAccount
 from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
 from legroom.process_lock import single_process
 
-_NOT_WRITTEN = "the log cannot be written (is the disk full?): its newest lines are kept in memory"
-
 
 class ProcessRecord:
     """The log and the memory account of one server process."""
@@ -50,9 +48,10 @@ class ProcessRecord:
         """Reports once that the log cannot be written."""
         if self.log.problem and not self._is_problem_reported:
             self._is_problem_reported = True
-            say(_NOT_WRITTEN)
+            say("the log cannot be written (is the disk full?): its newest lines are kept in memory")
 
     def last_lines(self, count: int) -> list[str]:
+        """The last lines of the log, with those that could not be written to it."""
         return last_lines(self.log.readable(), count)
 
     def task_input(self) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class RunFile:
             return locks.pop_all()
 
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        """Writes the content with the log's path and the time; reports a failure once."""
+        """Writes the content with the log's path and the time; reports a failure once; `retry_write` tries again."""
         content = {**content, "log": str(self.log), "started_s": time.time()}
         problem = self.write(content)
         if problem and not self._pending_record:

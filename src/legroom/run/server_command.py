@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from legroom.actions.platform import QUERY_TIMEOUT_S
+from legroom.actions.programs import interpreter_of_script
 from legroom.deployments.deployment import deployment_from_command
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
@@ -28,7 +30,6 @@ try:
 except PackageNotFoundError:
     sys.exit({_NO_VLLM})
 """
-_VERSION_TIMEOUT_S = 30.0
 _SERVER_MODULE = ("api_server", "api_server.py")
 _WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
 
@@ -55,7 +56,7 @@ class ServerCommand:
 
     @property
     def host(self) -> str:
-        """A local address at which the server can be reached."""
+        """The --host given; the loopback address where none is, or all interfaces are."""
         given = other_value(self.args, "--host") or ""
         return _WILDCARD_HOSTS.get(given, given)
 
@@ -109,7 +110,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
     program = shutil.which(words[0], path=env.get("PATH"))
     if program is None:
         return None
-    python = _interpreter_of_script(Path(program)) if basename(program) == "vllm" else program
+    python = interpreter_of_script(Path(program)) if basename(program) == "vllm" else program
     if python is None:
         return None
     try:
@@ -117,7 +118,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
             [python, "-c", _VERSION],
             capture_output=True,
             text=True,
-            timeout=_VERSION_TIMEOUT_S,
+            timeout=QUERY_TIMEOUT_S,
             check=False,
             env=dict(env),
         )
@@ -127,19 +128,3 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
         hint = "give the Python of the environment that vLLM is installed in"
         raise LegroomError(f"{program} has no vLLM", hint, UNREACHABLE)
     return done.stdout.strip() or None
-
-
-def _interpreter_of_script(script: Path) -> str | None:
-    """The Python that a script's first line names, or beside pip's `#!/bin/sh` script; None where there is none."""
-    try:
-        with script.open("rb") as file:
-            first = file.readline(512).decode("utf-8", "replace").strip()
-    except OSError:
-        return None
-    if first == "#!/bin/sh":  # pip's form for long paths: the next line executes the interpreter
-        beside = script.with_name("python")
-        return str(beside) if beside.exists() else None
-    words = first[2:].split() if first.startswith("#!") else []
-    if words and basename(words[0]) == "env":
-        words = [shutil.which(words[-1]) or ""]
-    return words[0] or None if words else None

@@ -66,6 +66,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -80,7 +81,6 @@ ERROR_REPLY_S = 1.0
 five seconds only (0.32), so it gets SIGINT when no client is left, or after this."""
 STOPPED_REPLY_S = 10.0
 """The same time where an engine is stopped and nobody asked for an end at once: a busy machine needs seconds."""
-_CLIENT_POLL_S = 0.1
 EXIT_GRACE_S = 1.5
 """Time to exit after that."""
 KILL_GRACE_S = 5.0
@@ -125,6 +125,7 @@ class Stopping:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the server is to end, for good or for a restart."""
         return self.stop_requested or self.restart_requested
 
     def reset(self) -> None:
@@ -145,7 +146,7 @@ class Stopping:
     def next_check_s(self) -> float | None:
         """Seconds until `check` should be called again; None where no deadline runs."""
         left_s = self.left_s()
-        return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
+        return min(left_s, 0.1) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Child | None) -> None:
         """Drains, ends, kills or restarts the server (None between starts) as signals so far ask; passes others on."""

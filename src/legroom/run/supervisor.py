@@ -360,7 +360,8 @@ class Supervisor:
         return self._process_record.task_input() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
-        return self._process_record.last_lines(restart_policy.LINES_SHOWN) if self._process_record is not None else []
+        """The last 15 lines that the present or last server printed."""
+        return self._process_record.last_lines(15) if self._process_record is not None else []
 
     def _run_task(self, name: str, task_input: Mapping[str, Any]) -> dict[str, Any] | None:
         """The output of a task, waited for while signals are handled; None where a stop was requested first."""
@@ -408,7 +409,8 @@ class Supervisor:
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Waits until the port is free; False where it stays in use, or on a stop. LegroomError at the first start."""
+        """Waits until the port is free; False if it stays in use, or on a stop. LegroomError if in use at the first
+        start."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:

@@ -52,7 +52,7 @@ class TaskProcess:
         self.done = not piece
 
     def output(self) -> dict[str, Any]:
-        """Waits for the end of the task and returns its output. Raises the task's LegroomError."""
+        """Waits for the task's end and returns its output; LegroomError where it raised one, or wrote no output."""
         while not self.done:
             self.read()
         self._stderr.seek(0)
@@ -76,6 +76,7 @@ class TaskProcess:
         self._close()
 
     def _close(self) -> None:
+        """Closes the task's output and waits for its end."""
         self._stderr.close()
         self._stdout.close()
         if self._process is not None:

@@ -39,7 +39,6 @@ from legroom.vllm.command_line import command_parts, value_of, with_settings, wi
 
 TaskInput = Mapping[str, Any]
 TaskOutput = dict[str, Any]
-_DRAIN_POLL_S = 0.25
 _SWITCHES = ("switch", "bool", "optbool")
 
 
@@ -167,7 +166,7 @@ def drain_guard(task_input: TaskInput) -> TaskOutput:
         await guard.begin()
         if await count_in_flight(guard) is None:
             return "the guard takes nothing new, and does not say how many requests it holds"
-        drained = await wait_until_empty(guard, None, task_input["deadline_s"], _DRAIN_POLL_S)
+        drained = await wait_until_empty(guard, None, task_input["deadline_s"])
         return f"the guard takes nothing new; {drained}"
 
     return {"line": asyncio.run(drain())}

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import Endpoint
-from legroom.live.metrics.kubernetes_source import KubernetesPods, discovered_endpoints
+from legroom.live.metrics.kubernetes_source import discovered_endpoints, pods_api
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.metrics.sample import ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_fleet
@@ -105,11 +105,11 @@ async def _scrape_pods(
     config: KubernetesConfig, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
     """Discovers pods by label and scrapes them until cancelled; while discovery fails, the known ones."""
-    pods, last_problem, listed = KubernetesPods(config.context), "", frozenset[str]()
+    api, last_problem, listed = pods_api(config.context), "", frozenset[str]()
     endpoints: dict[str, Endpoint] = {}
     while True:
         try:
-            endpoints = await asyncio.to_thread(discovered_endpoints, pods, config.selector, config.namespace)
+            endpoints = await asyncio.to_thread(discovered_endpoints, api, config.selector, config.namespace)
             servers = frozenset(endpoint.server for endpoint in endpoints.values())
             listed = discovery.report_removed("kubernetes", servers, listed)
             problem = "" if endpoints else f"no pod has the labels {config.selector}"

@@ -59,7 +59,7 @@ class ScaledReplay:
 
     @property
     def flaps(self) -> int:
-        """How often the fleet grew within a few replica start times of shrinking."""
+        """How often the fleet grew within two start-up times of shrinking."""
         flap_s = _FLAP_STARTS * self.policy.start_s
         shrank_s, count = -math.inf, 0
         for time_s, before, after in self.changes:
@@ -71,7 +71,7 @@ class ScaledReplay:
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether preemptions were a fifth of the finished requests or more, the threshold of the alerts."""
+        """Whether preemptions were a fifth of the finished requests or more, as the detector of `watch` has it."""
         return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property

@@ -99,7 +99,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` (GPU name, candidates) of which one server holds the load, also a longer one; or None."""
+    """The first of `cards` (GPU name, candidates) of which one server holds the load, also repeated; None for none."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
@@ -201,7 +201,7 @@ def choose(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
-    """Replay every candidate and pick the best of those that meet the goal, or of all; LegroomError without any."""
+    """Replay the candidates, all or until Ctrl-C, and pick `best_outcome` of them; LegroomError without candidates."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
     task = ReplayTask(trace.checked(), goal)
@@ -233,8 +233,9 @@ def _replay_engine() -> ReplayEngine:
 
 
 def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """Of the outcomes that meet the goal (of all where none does) the one with the most goodput, then the lowest p99
-    latency and first token, then the fewest preemptions; a difference of 1 % is a tie."""
+    """Of the outcomes that meet the goal (of all where none does) the one with the most finished requests, then the
+    largest share within the latency goal (where none meets it, or all arrive at once, the most goodput and throughput),
+    then the lowest p99 latency and first token, then the fewest preemptions; a difference of 1 % is a tie."""
     # Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
     # goal; the time until the last answer ends is chance.
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
@@ -252,7 +253,7 @@ def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once:
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """The Pareto frontier: outcomes that no other beats in goodput, time to first token and latency alike."""
+    """Outcomes that no other equals or beats in finished requests, goodput, time to first token and latency alike."""
 
     def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
         return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99
@@ -307,7 +308,7 @@ def capacity_per_s(task: ReplayTask, candidate: Candidate) -> float:
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether the candidate keeps up with the trace repeated; None where it lasts long beside the p99 latency."""
+    """Whether the candidate keeps up with the trace repeated; None for one that is long enough, or arrives at once."""
     # An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     trace = task.trace
     duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99

@@ -46,7 +46,7 @@ class ReplayOutcome:
     """Arriving at all servers; of users, at the rate at which they ask."""
 
     def as_json(self) -> dict[str, Any]:
-        """The setting's flags, latencies, goodput and preemptions, as a row of `--choose --json`'s frontier."""
+        """The outcome as JSON, with floats rounded: a row of `legroom simulate --choose --json`."""
         return {
             name: round(value, _DIGITS.get(name, 4)) if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -67,7 +67,7 @@ class Goal:
     time_per_token_p99: float | None = None
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
-        """Whether the setting keeps up with the arrivals, within the limits of p99 latencies and preemptions."""
+        """Whether requests finish, and keep up with the arrivals within the limits of p99 latencies and preemptions."""
         return (
             outcome.finished > 0
             and outcome.keeps_up

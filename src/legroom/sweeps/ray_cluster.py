@@ -24,7 +24,6 @@ AUTO = "auto"
 _MOST_RETRIES = 20
 """Of one item whose worker or node was lost. Machines that are taken back at any time are, several times in a row;
 an item that kills its worker each time must end."""
-_REACH_S = 10.0
 _NOT_SHIPPED = ["**/__pycache__", "**/*.pyc"]
 
 
@@ -81,7 +80,7 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         # Connect once to an address that is given: Ray itself takes minutes to say that nobody is there.
         host, _, port = (address or "").rpartition("://")[2].rpartition(":")
         if host and port.isdigit():
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), 10.0).close()
         ray.init(
             address,
             include_dashboard=False,

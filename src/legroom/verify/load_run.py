@@ -4,12 +4,12 @@ load runs, the server's metrics and memory are sampled."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import time
 from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 
 from legroom.errors import LegroomError
 from legroom.live.gpu_memory import bytes_on_gpus_of, nvml_devices, server_processes
@@ -32,7 +32,6 @@ PRESETS = {
 2023 (conversation: 1020 in, 129 out; code: 1500 in, 13 out), spreads follow from their means (1155, 211; 2048, 28)."""
 
 _PAIR = re.compile(r"(\d+)[/:,x](\d+)")
-_PROCESSES = ("poisson", "uniform", "bursts")
 
 
 @dataclass(frozen=True)
@@ -64,19 +63,20 @@ class Load:
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     """The requests of a preset, of lengths such as `512/128`, of a mix or of a trace file, cut to the context; `count`
     are drawn unless the text says how many. LegroomError for other texts."""
+    is_file = os.path.exists(text)  # noqa: PTH110 - False for a text that is too long for a path
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
-    elif text in PRESETS or ("=" in text and not Path(text).exists()):
+    elif text in PRESETS or ("=" in text and not is_file):
         answer = max(1, min(128, context // 8))
         lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
         words = PRESETS[text].format(**lengths) if text in PRESETS else text
-        words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
+        words = words if words.split()[0] in ("poisson", "uniform", "bursts") else f"poisson {words}"
         trace = synthetic.read((words if "requests=" in words else f"{words} requests={count}"), seed)
     else:
         # The first requests of a trace file; raises LegroomError where there is no such file.
         from legroom.simulation.traces.trace_files import read_trace
 
-        if not Path(text).exists():
+        if not is_file:
             mix = "a mix such as 'prompt=lognormal(800,0.5) output=100'"
             hint = f"say {', '.join(PRESETS)}, lengths such as 512/128, {mix}, or name a trace"
             raise LegroomError(f"--load {text!r} is neither a load nor a file", hint)
@@ -88,7 +88,7 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
 
 
 def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
-    """The request, where it exceeds the context with its output cut to half of it and its prompt to the rest."""
+    """The request, its output cut to half of the context at most and its prompt to the rest where they exceed it."""
     if prompt + output <= context:
         return LoadRequest(prompt, output, prefix)
     short_output = min(output, max(1, context // 2))
@@ -126,7 +126,7 @@ def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """How many requests of the load, even the longest, always fit the pool at once; from 1 to `most`."""
+    """Requests of the load, from 1 to `most`, that always fit the pool at once; of full context where it is shared."""
     if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
@@ -207,6 +207,7 @@ class LoadMonitor:
         self._memory_at = -_MEMORY_INTERVAL_S
 
     async def run(self) -> None:
+        """Samples at the interval until cancelled."""
         while True:
             await self.sample()
             await asyncio.sleep(self._interval_s)

@@ -63,12 +63,8 @@ class ServerRefusal:
         return f"{self.status}: {' '.join(text.split())[:_MAX_ERROR_CHARACTERS]}"
 
 
-class RouteMissing(LegroomError):
-    """The server has no such route."""
-
-
-class ApiKeyMissing(LegroomError):
-    """The server needs an API key."""
+class RouteClosed(LegroomError):
+    """The server has no such route, or needs an API key for it."""
 
 
 _SAMPLE_TEXT = (
@@ -130,13 +126,14 @@ class ServerClient:
 
     @property
     def session(self) -> aiohttp.ClientSession:
+        """The HTTP session, which is open inside `async with`."""
         assert self._session is not None
         return self._session
 
     async def served(self, timeout_s: float = 10.0) -> ServedModel:
         """The first listed model; a `LegroomError` where the server is unreachable, unhealthy or lists none."""
         # Other OpenAI-compatible servers and gateways need not have /health.
-        with suppress(RouteMissing, ApiKeyMissing):
+        with suppress(RouteClosed):
             await self._request("GET", "/health", None, timeout_s, parse=False)
         document = await self._request("GET", "/v1/models", None, timeout_s)
         try:
@@ -148,7 +145,7 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server does not tokenize."""
+        """Sets `vocabulary` to the token ids of a sample text; unchanged where the server gives fewer than eight."""
         try:
             answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
@@ -212,9 +209,9 @@ class ServerClient:
             raise LegroomError(problem, "is it up?", UNREACHABLE) from None
         if response.status in (401, 403):
             hint = "give --api-key or OPENAI_API_KEY"
-            raise ApiKeyMissing(f"{self.url} wants an API key ({response.status})", hint, UNREACHABLE)
+            raise RouteClosed(f"{self.url} wants an API key ({response.status})", hint, UNREACHABLE)
         if response.status != 200:
-            kind = RouteMissing if response.status in (404, 405, 501) else LegroomError
+            kind = RouteClosed if response.status in (404, 405, 501) else LegroomError
             raise kind(f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE)
         try:
             return json.loads(text) if parse else text

@@ -126,7 +126,7 @@ def planned_pool(path: str) -> PlannedPool:
 def load_checks(
     run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
-    """The checks of a load run: answers, preemptions, KV use and memory."""
+    """The checks of a load run; `memory`: what was measured, and the bytes of the GPUs (None: resident memory was)."""
     return [
         all_answered_check(run),
         preemption_check(run, limits),
@@ -203,7 +203,7 @@ def pool_check(pool: KvPool | None, planned: PlannedPool | None) -> Check | None
 
 
 def context_check(max_model_len: int | None, planned: PlannedPool | None) -> Check | None:
-    """Whether the server's max_model_len is at least the planned one; None without a plan."""
+    """Whether the server's max_model_len is at least the planned one; None without a planned one."""
     if planned is None or planned.max_model_len is None:
         return None
     wanted = f"the plan says {count(planned.max_model_len)} tokens"

@@ -88,8 +88,7 @@ class VerificationRun:
         except asyncio.CancelledError:
             self.interrupted = True
             self.notes.append("interrupted: open requests were ended, what follows is what was seen until then")
-            task = asyncio.current_task()
-            if task is not None:
+            if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             if self.load is None:
                 self.checks.append(Check("load", False, "interrupted before it began"))
@@ -99,20 +98,20 @@ class VerificationRun:
 
     async def _run_steps(self) -> None:
         """Runs health, plan, completion, full-context and load checks in turn, up to the first failed request."""
-        self.served = await self.server.served()
-        self.model = self.served.model
-        context = self.served.max_model_len or _ASSUMED_CONTEXT
-        length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
-        self.checks.append(Check("health", True, f"up, serves {self.served.model}; {length}"))
+        served = self.served = await self.server.served()
+        self.model = served.model
+        context = served.max_model_len or _ASSUMED_CONTEXT
+        length = f"{context:,} tokens of context" if served.max_model_len else "it does not say its context"
+        self.checks.append(Check("health", True, f"up, serves {served.model}; {length}"))
         sample = await self._first_sample()
         self.pool = _smallest_pool(sample, context) if sample else None
         planned = self.request.planned
-        checks = (pool_check(self.pool, planned), context_check(self.served.max_model_len, planned))
+        checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
         self.checks += (check for check in checks if check is not None)
         # No check: --served-model-name gives a model any name.
-        if planned and planned.model and not _is_same_model_name(planned.model, self.served.model):
-            self.notes.append(f"the plan is for {planned.model}, the server calls its model {self.served.model}")
-        if not await self._send_short_completion() or not await self._send_full_context():
+        if planned and planned.model and not _is_same_model_name(planned.model, served.model):
+            self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
+        if not await self._send_short_completion(served) or not await self._send_full_context(served.max_model_len):
             return
         await self._run_load(context)
 
@@ -127,12 +126,12 @@ class VerificationRun:
             self.notes.append("the server is busy with other requests: what they take is in the figures")
         return sample
 
-    async def _send_short_completion(self) -> bool:
+    async def _send_short_completion(self, served: ServedModel) -> bool:
         """Whether a short completion was answered; a model without completions is checked for pooling."""
         await self.server.learn_vocabulary(self.model)
         outcome = await self.send(load_run.LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
-            await self._check_pooling()
+            await self._check_pooling(served)
             return False
         if outcome.refusal is not None and outcome.refusal.status in (400, 422):
             refused_ids = outcome.error
@@ -145,9 +144,8 @@ class VerificationRun:
         self.checks.append(Check("completion", outcome.ok, text))
         return outcome.ok
 
-    async def _check_pooling(self) -> None:
+    async def _check_pooling(self, served: ServedModel) -> None:
         """Check a pooling model, which serves no completions and gets no load."""
-        assert self.served is not None
         self.checks.append(Check("completion", None, "not judged: it serves no completions"))
         for name, path in POOLING_ENDPOINTS.items():
             outcome = await self._pooling_request(path, 8)
@@ -155,7 +153,7 @@ class VerificationRun:
             if outcome.refusal is None or not outcome.refusal.is_unserved:
                 break
         self.checks.append(check)
-        length = self.served.max_model_len
+        length = served.max_model_len
         if outcome.ok and length is not None:
             self._check_full_context(await self._pooling_request(path, length), length)
         if outcome.ok:
@@ -170,10 +168,8 @@ class VerificationRun:
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 
-    async def _send_full_context(self) -> bool:
+    async def _send_full_context(self, length: int | None) -> bool:
         """Whether to go on: a request of max_model_len tokens was served, or the length is unknown."""
-        assert self.served is not None
-        length = self.served.max_model_len
         if length is None:
             self.checks.append(Check("full context", None, "not tried: the server does not say its context"))
             return True
@@ -216,7 +212,8 @@ class VerificationRun:
             raise asyncio.CancelledError
 
     def _planned_concurrency(self, load: load_run.Load, context: int) -> int:
-        """The most requests at once that the KV pool holds without preemption; 8 if no pool is known."""
+        """Requests at once that never preempt, up to the plan's max_num_seqs (64 without a plan); 8 if no pool is
+        known."""
         planned = self.request.planned
         most = (planned.max_num_seqs if planned else None) or _MAX_CONCURRENCY
         pool = self.pool or (load_run.KvPool(planned.num_blocks, planned.block_size) if planned else None)
@@ -260,8 +257,7 @@ class LoadSender:
             interrupted = f"the time was up (--timeout {run.request.timeout_s:g} s)"
         except asyncio.CancelledError:
             interrupted, run.interrupted = "interrupted", True
-            task = asyncio.current_task()
-            if task is not None:
+            if (task := asyncio.current_task()) is not None:
                 task.uncancel()
         seconds = time.monotonic() - started_s
         for open_request in self.open:  # vLLM aborts what a closed connection asked for, and frees its blocks

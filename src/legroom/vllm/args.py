@@ -75,13 +75,13 @@ class ServeArgs:
 
     @property
     def engine_ranks(self) -> int:
-        """GPUs of one engine (vLLM's world_size); decode context parallelism adds none."""
+        """GPUs of one engine (vLLM's world_size): tensor x pipeline x prefill-context parallel size."""
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.prefill_context_parallel_size)
         return math.prod(size or 1 for size in sizes)
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of a parameter in --dtype; of 16 bits where the checkpoint decides."""
+        """Bytes of one unquantized parameter: 4 with --dtype float32, else 2, also where the checkpoint decides."""
         return 4 if self.dtype in ("float", "float32") else 2
 
     @property
@@ -141,12 +141,12 @@ class EngineSettings:
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that share the experts: data-parallel ranks do too (0.8.0+)."""
+        """The ranks over which experts are split: tensor x data x prefill-context parallel size."""
         return self.tensor_parallel_size * self.data_parallel_size * self.prefill_context_parallel_size
 
 
 def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
-    """The values of a flag in `others`: () for a switch, None where it is not given; the last occurrence counts."""
+    """The values of the flag `name` (`--port`) in `others`, where it stands last: () for a switch, None if absent."""
     tokens = args.others
     values: tuple[str, ...] | None = None
     for i, token in enumerate(tokens):
@@ -159,7 +159,7 @@ def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
 
 
 def other_value(args: ServeArgs, name: str) -> str | None:
-    """The first value of a flag in `others`; None where it is not given or has none."""
+    """The first value of the flag `name` (`--port`) in `others`; None where it is not given or has no value."""
     values = other_values(args, name)
     return values[0] if values else None
 
@@ -180,8 +180,10 @@ def json_value(args: ServeArgs, name: str) -> Mapping[str, Any] | None:
 
 
 def redundant_experts(args: ServeArgs) -> int:
-    """Redundant expert copies (num_redundant_experts) that --eplb-config asks for; 0 without load balancing."""
-    count = (json_value(args, "--eplb-config") or {}).get("num_redundant_experts")
+    """Redundant copies of experts that --eplb-config or, up to 0.11, a flag asks for; 0 without load balancing."""
+    written = other_value(args, "--num-redundant-experts") or ""
+    config = {} if written.isdecimal() else json_value(args, "--eplb-config") or {}
+    count = config.get("num_redundant_experts", int(written or 0))
     return count if isinstance(count, int) and is_given(args, "--enable-eplb") else 0
 
 
@@ -191,7 +193,7 @@ def is_given(args: ServeArgs, name: str) -> bool:
 
 
 def env_flag(args: ServeArgs, name: str) -> bool | None:
-    """A boolean environment variable; None where it is unset or unreadable."""
+    """The boolean environment variable `name`, False where it is empty; None where it is unset or unreadable."""
     value = args.env.get(name)
     if value is None:
         return None
@@ -224,7 +226,8 @@ _NAMED = (("eagle3", "eagle3"), ("eagle-", "eagle"), ("dflash", "dflash"), ("dsp
 
 
 def draft_method(config: Mapping[str, Any] | None) -> str:
-    """The speculative method, from the draft's name where none is given; empty without speculative decoding."""
+    """The speculative method: the given one, for none or `draft_model` the one that the draft's name implies (`ngram`
+    without a name); empty without speculative decoding."""
     if not config:
         return ""
     given, name = str(config.get("method") or ""), str(config.get("model") or "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.facts.config_classes import BackendTable, LayerNeeds, backend_table
-from legroom.facts.gpus import Gpu
+from legroom.facts.gpus import Gpu, dotted
 from legroom.facts.model import LatentAttention, Model, attending, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, is_given, named_backend
@@ -19,7 +19,8 @@ _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 
 
 def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
-    """(vLLM's message, hint) where no attention backend is left for a kind of layer; NVIDIA cards only."""
+    """(vLLM's message, hint) for each refusal of the release's attention backends: none runs a kind of layer, or the
+    chosen one lacks a feature in use. Nothing for cards that are not NVIDIA's or not in the release's table."""
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
@@ -70,7 +71,8 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
 def _refusal(
     needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu, release: Release
 ) -> Iterator[tuple[str, str]]:
-    """vLLM's message and a hint where the named backend, or every one, rejects the layer; otherwise nothing."""
+    """vLLM's message and a hint where the named backend or every one rejects the layer, or Triton runs it on a card
+    too old for the KV cache dtype; otherwise nothing."""
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
     if named and against[named]:
         hint = f"leave --attention-backend out, or use {_first_backend(table, needs) or 'another card'}"
@@ -105,7 +107,7 @@ def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tu
             other = "float16" if capability < (8, 0) else "bfloat16"
             yield (
                 f"{name} KV cache is not supported by the {backend} on {gpu.name} (compute capability "
-                f"{capability[0]}.{capability[1]}). Re-run with --kv-cache-dtype {other}.",
+                f"{dotted(capability)}). Re-run with --kv-cache-dtype {other}.",
                 f"use --kv-cache-dtype {other}",
             )
 

@@ -46,7 +46,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """V1's max_num_batched_tokens where none is given; `tokens`: the card's default, `seqs`: max_num_seqs."""
+    """V1's max_num_batched_tokens where none is given or it is replaced; `tokens`: the card's, `seqs`: max_num_seqs."""
     # Data-parallel ranks that share experts over an all-to-all backend with batched experts.
     shares_experts = (args.data_parallel_size or 1) > 1 and bool(args.enable_expert_parallel) and traits(model).moe
     is_batched = shares_experts and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
@@ -84,7 +84,7 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
 
 
 def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether V1 runs with chunked prefill: as given, or where the model supports it."""
+    """Whether V1 chunks prefills: as given, which up to 0.11.0 only pooling models heed, else if the model can."""
     supported = not is_encoder_decoder(model)
     if is_pooling(args, model):
         supported = supported and not traits(model).bidirectional
@@ -95,7 +95,7 @@ def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool
 
 
 def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether V1 runs with prefix caching: as given, or the default for this kind of model and release."""
+    """Whether V1 runs with prefix caching: as given or by the model's default; False where the release forbids it."""
     if is_pooling(args, model):
         supported = release.at_least("0.9.2") and not traits(model).bidirectional and not is_encoder_decoder(model)
     elif is_encoder_decoder(model) or traits(model).attention_free:
@@ -132,7 +132,8 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
-    """Whether V0 chunks prefills: by default above 32 Ki tokens from 0.5.3 on, with exceptions."""
+    """Whether V0 chunks prefills: as given, else on NVIDIA above a max_model_len of 32,768 (0.5.3+), if no feature in
+    use is against it."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
     if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":

@@ -45,7 +45,7 @@ class CommandPart:
 
 
 def command_parts(words: Sequence[str], release: Release | None = None) -> Iterator[CommandPart]:
-    """The flags and words in order, as the release parses them; without a release, as the last one with each flag."""
+    """The flags and words in order, as the release parses them; without one, as the latest that has each flag does."""
     table = flags_ever() if release is None else flags_of(release)
     at = 0
     while at < len(words):
@@ -170,7 +170,7 @@ def setting_words(dest: str, value: Any, release: Release) -> list[str] | None:
 
 
 def any_release_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as flags of any release: `--enforce-eager` for `{"enforce_eager": True}`."""
+    """Settings by dest as flags, whether or not a release has them: True as `--x`, False as `--no-x`, None left out."""
     words: list[str] = []
     for dest, value in settings.items():
         name = flag_name(dest)
@@ -211,11 +211,12 @@ def joined(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _by_dest(release: Release) -> dict[str, Flag]:
+    """The flags of a release by vLLM's Python name (argparse's dest)."""
     return {flag.dest: flag for flag in flags_of(release).values()}
 
 
 def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
-    """The value of a ServeArgs field; before 0.11.1 the compilation config also holds the capture sizes."""
+    """The value of the ServeArgs field `dest`; before 0.11.1 the compilation config also holds the capture sizes."""
     value = getattr(args, dest)
     if release.at_least("0.11.1"):
         return value

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.facts.config.fields import LENGTH_NAMES
 from legroom.facts.config_classes import field_of_flag, interfaces, is_recorded, known_names, release_facts
-from legroom.facts.flags import flag_name
+from legroom.facts.flags import dest_name, flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.units import round_up
@@ -35,7 +35,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """What the release's config classes refuse, in their order."""
+    """What the release's config classes refuse, in their order; nothing for a release whose code was not asked."""
     if not is_recorded(release):
         return
     yield from field_refusals(settings.given, release)
@@ -55,13 +55,12 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
 
 
 def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
-    """Each given value against the bounds and choices of its field; none for a release whose code was not asked."""
+    """Refusals of numbers outside their field's bounds, and of keys and values in JSON flags; none for a release whose
+    code was not asked."""
     if not is_recorded(release):
         return
     for dest, value in _given_numbers(args):
-        rule = field_of_flag(dest, release)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _out_of_bounds(dest, value, rule, flag_name(dest))
+        yield from _out_of_bounds(dest, value, field_of_flag(dest, release), flag_name(dest))
     for dest, class_name in _JSON_FLAGS.items():
         fields = release_facts("config_fields", release).get(class_name, {})
         for key, item in (_json_value(args, dest) or {}).items():
@@ -87,7 +86,7 @@ def _is_choice(item: Any, choices: list[Any]) -> bool:
     """Whether an item is one of an enum's choices, by name in any case or by number."""
     if item in choices or (isinstance(item, str) and item.upper() in choices):
         return True
-    return isinstance(item, int) and not isinstance(item, bool) and item < len(choices)
+    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < len(choices)
 
 
 def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str) -> Iterator[Refusal]:
@@ -97,19 +96,18 @@ def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str)
             yield f"{name}: Input should be {words} {rule[key]}", f"give {shown} a value {words} {rule[key]}"
 
 
-def _given_numbers(args: ServeArgs) -> Iterator[tuple[str, Any]]:
-    """(dest, value) of every given field of `ServeArgs`, and of the other flags whose value is a number."""
+def _given_numbers(args: ServeArgs) -> Iterator[tuple[str, float]]:
+    """(dest, value) of every given flag whose value is a number, except a max_model_len of -1 (fit to memory)."""
     for name in FIELDS:
         value = getattr(args, name)
-        # -1 fits the length to the memory.
-        if value is not None and not (name == "max_model_len" and value == -1):
+        if isinstance(value, int | float) and not isinstance(value, bool) and (name, value) != ("max_model_len", -1):
             yield name, value
     for token in args.others:
         flag, has_value, text = token.partition("=")
         value = text if has_value else other_value(args, flag)
         if flag.startswith("--") and value is not None:
             try:
-                yield flag[2:].replace("-", "_"), float(value)
+                yield dest_name(flag), float(value)
             except ValueError:
                 continue
 
@@ -176,7 +174,7 @@ def _interface_refusals(settings: EngineSettings, model: Model, release: Release
 def _shard_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Refusals of tensor-parallel sizes that do not divide the model's widths."""
     ranks = settings.tensor_parallel_size
-    expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
+    expert_ranks = 1 if settings.enable_expert_parallel else settings.expert_ranks
     hint = "use another --tensor-parallel-size"
     padded = round_up(model.vocab_size, VOCABULARY_PADDING)
     if padded % ranks:
@@ -207,7 +205,7 @@ def _shard_refusals(settings: EngineSettings, model: Model, release: Release) ->
 
 
 def _context_parallel_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of decode context parallelism, which splits replicated KV heads of grouped-query attention."""
+    """Refusals of decode context parallelism by heads or windows, and of any context parallelism in hybrid models."""
     context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, traits(model).heads
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
     groups = traits(model).has_state and not traits(model).attention_free
@@ -324,7 +322,7 @@ def _scheduler_refusals(settings: EngineSettings, model: Model, release: Release
 
 
 def _speculation_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of speculative decoding: no MTP layers, no token count, another vocabulary ..."""
+    """Refusals of speculative decoding: no MTP layers, no token count, a draft of another vocabulary, no EAGLE-3."""
     spec = settings.given.speculative_config
     if not spec:
         return
@@ -353,7 +351,8 @@ def _speculation_refusals(settings: EngineSettings, model: Model, release: Relea
 
 
 def _cache_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Refusals of KV cache dtypes and context parallelism that the attention kind does not support."""
+    """Refusals of KV cache settings that the kind of attention does not support: dtypes, prefill context parallelism,
+    one KV cache group for recurrent layers, and their prefix caching without chunked prefill."""
     dtype = settings.kv_cache_dtype
     if dtype.startswith("nvfp4") and traits(model).mla and not dtype.endswith("_ds_mla"):
         message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."

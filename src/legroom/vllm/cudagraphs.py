@@ -58,7 +58,7 @@ def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str
     return since is not None and release.at_least(since)
 
 
-def _compile_level(args: ServeArgs, release: Release) -> int:
+def compilation_level(args: ServeArgs, release: Release) -> int:
     """The compilation level: 0 no torch.compile ... 3 vLLM's own backend, which piecewise graphs need."""
     config = args.compilation_config or {}
     asked = config.get("mode", config.get("level"))
@@ -75,7 +75,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     config = args.compilation_config or {}
     if args.enforce_eager or not _platform_captures(args, gpu, release) or config.get("use_cudagraph") is False:
         return "NONE"
-    level = _compile_level(args, release)
+    level = compilation_level(args, release)
     mode = _asked_mode(config.get("cudagraph_mode"))
     if mode is None:
         mode = _default_mode(args, model, release, level)
@@ -96,7 +96,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
 
 
 def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
-    """Whether graphs are captured; Intel: from 0.31 on, earlier by VLLM_XPU_ENABLE_XPU_GRAPH, never with sleep mode."""
+    """Whether graphs are captured: on Intel from 0.31 on, from 0.22 on by variable, and never with sleep mode."""
     if gpu.vendor != "intel":
         return True
     by_variable = release.at_least("0.22.0") and env_flag(args, "VLLM_XPU_ENABLE_XPU_GRAPH")
@@ -177,8 +177,8 @@ def _sizes_v1(
 def _strided_sizes(
     args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, largest: int | None
 ) -> tuple[int, ...]:
-    """Capture sizes from 0.11.1 on up to the `largest` (None: the release's default): in steps of 8 up to 256, of 16
-    beyond, and the sizes of full decode batches."""
+    """Capture sizes from 0.11.1 on: in steps of 8 up to 256, of 16 beyond, and the sizes of full decode batches.
+    `largest`: the last size where the flags set none; None: by max_num_seqs."""
     max_num_seqs, max_num_batched_tokens = batching.max_num_seqs, batching.max_num_batched_tokens
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
@@ -199,7 +199,7 @@ def _strided_sizes(
 
 
 def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
-    """Capture sizes up to `top` of decode batches in which every request has `query_len` tokens."""
+    """Capture sizes up to `top` of decode batches with `query_len` tokens a request; empty before 0.29.0."""
     if query_len > 1 and release.at_least("0.29.0"):
         most = min(max_num_seqs, ceiling)
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))

@@ -155,7 +155,8 @@ def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
 
 
 def runner_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Literal["V1", "V2"]:
-    """The model runner: V2 for some architectures from 0.22.0 on, and by default from 0.29.0 on."""
+    """The model runner: as VLLM_USE_V2_MODEL_RUNNER says (0.22.0+), else V2 for some architectures and settings, and
+    from 0.29.0 on unless a feature in use needs V1."""
     if release.before("0.22.0"):
         return "V1"
     asked = env_flag(args, "VLLM_USE_V2_MODEL_RUNNER")

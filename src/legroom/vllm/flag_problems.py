@@ -50,7 +50,7 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
 
 
 def _short_name_problem(name: str, release: Release) -> FlagProblem | None:
-    """The problem of a short name; None for a name that no release has."""
+    """The problem of a short name such as -cc in a release without it; None for a name that no release has."""
     flag = flags_ever().get(name)
     if flag is None:
         return None
@@ -85,7 +85,7 @@ def _unknown_flag_problem(name: str, release: Release) -> FlagProblem:
 
 
 def _replacement_in_release(use: str, release: Release) -> str:
-    """The replacement flag `use`; empty where this release does not have it either."""
+    """The replacement `use`, with a flag or other words; empty where this release does not have its flag either."""
     flag = use.partition(" ")[0].partition(".")[0]
     if not flag.startswith("--") or flag in flags_of(release) or flag.replace("--no-", "--", 1) in flags_of(release):
         return use
@@ -109,7 +109,7 @@ _OLDER_FLAGS = {
 
 
 def nearest_flags(name: str, release: Release) -> tuple[str, ...]:
-    """Flags of this release with a similar spelling, the closest first."""
+    """At most three flags of this release with a similar spelling, the closest first; empty where none is similar."""
     import difflib  # only a misspelt flag needs it
 
     names = [flag for flag in flags_of(release) if flag.startswith("--")]

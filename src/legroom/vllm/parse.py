@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from legroom.facts.flags import Flag, choices, flag_history, flag_kind_ever, flag_name, flags_of
+from legroom.facts.flags import Flag, choices, flag_history, flag_name, flags_ever, flags_of
 from legroom.facts.releases import Release, successor
 from legroom.records import dataclass, field
 from legroom.vllm import flag_values
@@ -79,7 +79,7 @@ class FlagReader:
         return True
 
     def _convert(self, flag: Flag, text: str) -> Any:
-        """The text as the flag's type; raises BadValue where it is none."""
+        """The text as a value of the flag's type, `None` as None; raises BadValue where it is no such value."""
         if text == "None" and flag.kind not in ("str", "maybe"):
             return None
         if flag.name == "--max-model-len" and self.release.at_least("0.14.0") and text.strip().lower() == "auto":
@@ -297,7 +297,8 @@ def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
         reader.problem(name, "unknown", f"{positive} has no --no- form in vLLM {reader.release}: leave it out")
     else:
         reader.problems.append(explain_unknown(positive, reader.release))
-    kind = flag_kind_ever(positive)
+    known = flags_ever().get(positive)
+    kind = known.kind if known else None
     if value is not None or kind in ("switch", "bool") or name != positive:
         return
     while reader.has_value_next():

@@ -14,7 +14,8 @@ _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "flo
 
 
 def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:
-    """The dtype of activations and unquantized weights, and a note (or "") where the card lacks bfloat16."""
+    """The dtype of activations and unquantized weights, and a note where vLLM falls back for a card without bfloat16
+    (else ""); LegroomError for an unknown --dtype."""
     has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
     asked = (args.dtype or "auto").lower().removeprefix("torch.")
     if asked != "auto":
@@ -58,7 +59,7 @@ def requested_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Rele
 
 
 def _checkpoint_dtype(model: Model, release: Release) -> str:
-    """The checkpoint's KV cache dtype: ModelOpt from 0.11.1 on, compressed-tensors from 0.15.0, NVFP4 from 0.20.0."""
+    """The KV cache dtype that the checkpoint states; `auto` without one and before the release that reads it."""
     stored = model.quantization
     if stored is None or stored.kv_cache_dtype is None:
         return "auto"

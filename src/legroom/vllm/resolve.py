@@ -154,7 +154,7 @@ def resolve(args: vllm_args.ServeArgs, model: Model, gpu: Gpu, release: Release)
 
 
 def _async_scheduling(args: vllm_args.ServeArgs, model: Model, release: Release, runner: str) -> bool:
-    """Whether scheduling is asynchronous: as given (0.10+), or by default since 0.14 if nothing is against it."""
+    """Whether scheduling is asynchronous: as given (0.10+), or by default since 0.14 if no setting rules it out."""
     if release.before("0.10.0"):
         return False
     if args.async_scheduling is not None:
@@ -194,7 +194,7 @@ def _hybrid_manager_off(args: vllm_args.ServeArgs, model: Model, release: Releas
 
 
 def _takes_hybrid_manager(args: vllm_args.ServeArgs, release: Release) -> bool:
-    """Whether the KV connector works with the hybrid manager; also where it is not known."""
+    """Whether the KV connector works with the hybrid manager; True for one that is not known."""
     known, able = (known_names(f"connectors{suffix}", release) for suffix in ("", "_with_hybrid_manager"))
     name = (vllm_args.json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
     return name not in known or name in able

@@ -52,7 +52,8 @@ def check_given(args: ServeArgs, release: Release) -> None:
 
 
 def check_length(args: ServeArgs, limit: int, model: Model, release: Release) -> None:
-    """Raise RefusedByVllm for a --max-model-len above `limit` tokens, that of a config that was read."""
+    """Raise RefusedByVllm for a --max-model-len above `limit` tokens and the config's model_max_length; not with
+    VLLM_ALLOW_LONG_MAX_MODEL_LEN, nor for a model whose config was not read."""
     length = args.max_model_len
     if length is None or length <= limit or model.named_alone or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return
@@ -97,7 +98,7 @@ def _check_tokens(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_heads(settings: EngineSettings, model: Model) -> None:
-    """Raises RefusedByVllm where TP does not divide the attention heads, or decode context parallelism TP."""
+    """Raises RefusedByVllm where the heads are no multiple of the TP size, or that no multiple of the DCP size."""
     heads, ranks = traits(model).heads, settings.tensor_parallel_size
     if heads is not None and heads % ranks:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
@@ -117,7 +118,8 @@ def _check_heads(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_sizes(settings: EngineSettings, model: Model) -> None:
-    """Raises LegroomError for more stages than layers, and for block sizes and numbers of blocks that vLLM refuses."""
+    """Raises LegroomError for more stages than layers, for block sizes and numbers of blocks that vLLM refuses, and for
+    --mamba-block-size without prefix caching."""
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
     size, blocks = settings.block_size, settings.num_gpu_blocks_override
     if stages > layers:

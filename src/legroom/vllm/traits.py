@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from legroom.facts.model import Experts, Layer, Modality, Model, attending, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.memo import Memo
@@ -88,11 +90,13 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
 
 def _barred_kinds(args: ServeArgs) -> set[str]:
     """The kinds of media with a limit of 0 in --limit-mm-per-prompt."""
-    return {kind for kind, limit in (args.limit_mm_per_prompt or {}).items() if limit in (0, {"count": 0})}
+    limits = (args.limit_mm_per_prompt or {}).items()
+    return {kind for kind, limit in limits if (limit.get("count") if isinstance(limit, Mapping) else limit) == 0}
 
 
 def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether encoders are loaded: from 0.11 on not where --limit-mm-per-prompt is 0 for every kind."""
+    """Whether encoders are loaded: not with --language-model-only, nor from 0.11 on with a limit of 0 for every kind
+    of media."""
     barred, taken = _barred_kinds(args), frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
     none_allowed = len(barred) == len(args.limit_mm_per_prompt or {}) and taken <= barred
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.facts.config_classes import accepted_quantizations, backend_table, interfaces, is_recorded, known_names
-from legroom.facts.gpus import Gpu
+from legroom.facts.gpus import Gpu, dotted
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
     amd_methods,
@@ -55,14 +55,14 @@ def _card_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
         return
     oldest, newest = supported_capabilities(release)
     message = "CUDA error: no kernel image is available for execution on the device"
-    own = _dotted(gpu.compute_capability)
+    own = dotted(gpu.compute_capability)
     if gpu.compute_capability < oldest:
-        hint = f"vLLM {release} is built for compute capability {_dotted(oldest)} and up, {gpu.name} has {own}"
+        hint = f"vLLM {release} is built for compute capability {dotted(oldest)} and up, {gpu.name} has {own}"
         yield Unsupported("unsupported_gpu", message, hint)
     elif gpu.compute_capability[0] > newest[0]:
         # The card's vendor may publish builds before vLLM's wheels support it.
         hint = (
-            f"the published builds of vLLM {release} end at compute capability {_dotted(newest)}; {gpu.name} has "
+            f"the published builds of vLLM {release} end at compute capability {dotted(newest)}; {gpu.name} has "
             f"{own}: use vLLM 0.9.0 or later, or a build of your own"
         )
         yield Unsupported("unsupported_gpu", message, hint, certain=False)
@@ -75,7 +75,7 @@ def _dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
     yield Unsupported(
         "unsupported_dtype",
         "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
-        f"Your {gpu.name} GPU has compute capability {_dotted(gpu.compute_capability)}. You can use float16 instead "
+        f"Your {gpu.name} GPU has compute capability {dotted(gpu.compute_capability)}. You can use float16 instead "
         "by explicitly setting the `dtype` flag in CLI, for example: --dtype=half.",
         "add --dtype half",
     )
@@ -89,7 +89,7 @@ def _kv_dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release:
         return
     if release.at_least("0.24.0") and backend_table(release, gpu.compute_capability) is not None:
         return  # `_attention_reasons` knows
-    capability = _dotted(gpu.compute_capability)
+    capability = dotted(gpu.compute_capability)
     flashinfer_from = (8, 0) if release.at_least("0.24.0") else (7, 5)
     if release.at_least("0.11.1") and gpu.compute_capability >= flashinfer_from:
         return
@@ -106,7 +106,7 @@ def _kv_dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release:
 
 
 def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A reason where only a later release of vLLM has the model's architecture."""
+    """A reason where the release does not have the model's architecture; uncertain if Transformers' code may run it."""
     if traits(model).hybrid and interfaces(model.architecture, release) is None and is_recorded(release):
         message = f"Model architectures ['{model.architecture}'] are not supported for now."
         yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
@@ -128,11 +128,6 @@ def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 def _is_below(gpu: Gpu, needed: tuple[int, int]) -> bool:
     """Whether an NVIDIA card is known to be below the compute capability."""
     return gpu.vendor == "nvidia" and _UNKNOWN < gpu.compute_capability < needed
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    """Compute capability (8, 0) as `8.0`."""
-    return f"{capability[0]}.{capability[1]}"
 
 
 def _capability_as_int(capability: tuple[int, int]) -> int:
@@ -249,7 +244,7 @@ def _flag_in_force(flag: str, declared: str | None, model: Model, release: Relea
 
 
 def _unknown_method(method: str, release: Release) -> Unsupported:
-    """A quantization method that the release does not have, with the plugin that brings it."""
+    """The refusal of a quantization method that the release does not have; its hint names a plugin that brings it."""
     package = plugin_of(method, release)
     message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
     if package:
@@ -337,7 +332,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
         return
     rows = scheme.block[0]
     for experts in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Experts)}:
-        shard = experts.intermediate_size // (settings.tensor_parallel_size * settings.data_parallel_size)
+        shard = experts.intermediate_size // settings.expert_ranks
         if shard % rows == 0:
             continue
         if release.at_least("0.32.0") and shard % _SMALLEST_BLOCK == 0:
@@ -462,7 +457,7 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own (it has transformers_version), so its quantization is certain."""
+    """Whether the config is the checkpoint's own (bundled, or with transformers_version), so certain."""
     return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
 
 

@@ -95,7 +95,7 @@ class LogPassage:
 
 
 def evidence_in(passage: LogPassage) -> list[Evidence]:
-    """Every known message that begins in the first line of a passage."""
+    """The known messages that begin in the first line of a passage, without those that another one covers."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS].rstrip()
     # INFO messages have one line, and so has a word alone (a shell's `Killed`); errors may be wrapped or have several.
@@ -179,7 +179,7 @@ _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 
 
 def is_truncated_error(message: str) -> bool:
-    """Whether a message is the beginning of a decisive error, without its end."""
+    """Whether a message is the text of a decisive error, or four characters or more of its beginning."""
     opening = " ".join(_NUMBER.sub("#", message).split())
     return len(opening) >= _MIN_OPENING_CHARS and any(whole.startswith(opening) for whole in message_openings())
 
@@ -274,7 +274,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:
         unallocated = max(reserved - torch, 0)
-    if largest := numbers.get("largest_bytes"):  # XLA prints the free memory and its largest piece
+    if (largest := numbers.get("largest_bytes")) and "free_bytes" in numbers:  # XLA prints free memory's largest piece
         unallocated, numbers["free_bytes"] = max(numbers["free_bytes"] - largest, 0), largest
     return TorchOom(
         evidence.line,

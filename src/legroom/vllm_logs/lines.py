@@ -17,9 +17,9 @@ from legroom.records import dataclass
 
 _SAMPLE_BYTES = 256 * 1024
 _NARROWEST, _WIDEST = 40, 300
-_LONGEST_JOINED = 64 * 1024
+LONGEST_LINE = 64 * 1024
 _USUAL_WIDTHS = frozenset({72, 80, 100, 120, 132})
-_USUAL_NARROWEST = 72
+_USUAL_NARROWEST = min(_USUAL_WIDTHS)
 _SHORT = 8
 """In a text of at most this many lines one break is enough."""
 _FEWEST_BREAKS = 2
@@ -68,7 +68,7 @@ class LineWidth:
 
 
 def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The log with wrapped lines joined, where its beginning shows that all were wrapped at one width."""
+    """The log with wrapped lines joined; unchanged where its beginning does not show one width of wrapping."""
     source = iter(pieces)
     first = next(source, b"")
     width = line_width(first[:_SAMPLE_BYTES].decode("utf-8", "replace"))
@@ -135,7 +135,7 @@ def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tup
     while number < len(lines):
         line = part = _decode(lines[number])
         taken = 1
-        while number + taken < len(lines) and len(line) < _LONGEST_JOINED:
+        while number + taken < len(lines) and len(line) < LONGEST_LINE:
             following = _decode(lines[number + taken])
             if not width.breaks(part, following):
                 break
@@ -149,10 +149,10 @@ def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tup
 
 
 def _decode(line: bytes) -> str:
+    """The line as text, bad UTF-8 replaced, without the carriage return of Windows."""
     return line.decode("utf-8", "replace").rstrip("\r")
 
 
-LONGEST_LINE = 64 * 1024
 _JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload", "body", "event")
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

@@ -23,14 +23,14 @@ _SECRET_NAME = re.compile("api_key|hf_token|secret|password", re.IGNORECASE)
 
 def masked_log_text(text: str) -> str:
     """The text of a log with secrets and prompts masked, and links replaced by `[link]`."""
-    text = printable(text)
+    text = without_surrogates(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)
     return str(compiled(_LINK).sub("[link]", text))
 
 
-def printable(text: str) -> str:
-    """The text without bytes that are no UTF-8, which RE2 and terminals refuse."""
+def without_surrogates(text: str) -> str:
+    """The text with `?` for each lone surrogate (a byte that was no UTF-8), which RE2 and terminals refuse."""
     return text.encode("utf-8", "replace").decode()
 
 

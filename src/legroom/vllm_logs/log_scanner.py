@@ -51,7 +51,8 @@ class Scanner:
         self._finder: LiteralFinder | None = None
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[LogPassage]:
-        """Every line with a mark (literal text of a known message), with the lines after it."""
+        """The lines with a mark (literal text of a known message), each with the lines after it; of a mark on more than
+        300 lines only samples."""
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)
@@ -72,8 +73,8 @@ class Scanner:
         self.lines = at
 
     def _search_buffer(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[LogPassage, None, int]:
-        """Yield every line of buffer[:end] with a mark; return the number of its lines plus `at`, that of the lines
-        before it. `last`: nothing follows, so sampled marks are read too."""
+        """Yield the lines of buffer[:end] with a mark, samples of frequent ones; return the number of its lines plus
+        `at`, that of the lines before it. `last`: nothing follows, so frequent marks are read too."""
         starts = sorted(self._sampled_line_starts(buffer, end))
         step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))
@@ -108,7 +109,7 @@ class Scanner:
                 hits = finder.find(buffer, position, end)
 
     def _sampled_line_starts(self, buffer: bytes, end: int) -> set[int]:
-        """Starts of lines with marks that are frequent enough to be sampled."""
+        """Starts of the first, middle and last line with each sampled mark, and of the first with one read once."""
         starts: set[int] = set()
         for mark in self._sampled:
             first = buffer.find(mark, 0, end)

@@ -10,10 +10,10 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import IO, Any
 
 from legroom.errors import LegroomError
+from legroom.files import expanded
 
 PIECE_BYTES = 2 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -23,23 +23,22 @@ _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 def names_a_file(text: str) -> bool:
-    """Whether a text is the path of a file on this machine, rather than a log."""
+    """Whether a text is the path of a file or folder on this machine, rather than a log."""
     if not text.strip() or "\n" in text:
         return False
     try:
-        return Path(text).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long, an unknown home, or a zero byte
+        return expanded(text).exists()
+    except (OSError, ValueError):  # too long, or a zero byte
         return False
 
 
 def pieces_of_file(path: str) -> Iterator[bytes]:
     """The bytes of a log file, decompressed where it is gzip or zstd; LegroomError where it cannot be read."""
-    where = Path(path).expanduser()
-    if where.is_dir():
-        hint = f"name a log file in it: legroom diagnose {path.rstrip('/')}/*.log"
-        raise LegroomError(f"{path} is a directory", hint)
     try:
-        stream = where.open("rb")
+        stream = expanded(path).open("rb")
+    except IsADirectoryError:
+        hint = f"name a log file in it: legroom diagnose {path.rstrip('/')}/*.log"
+        raise LegroomError(f"{path} is a directory", hint) from None
     except FileNotFoundError:
         raise LegroomError(f"there is no file {path}", "give the path of a vLLM log, or - for standard input") from None
     except OSError as error:

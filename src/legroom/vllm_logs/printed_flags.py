@@ -69,14 +69,8 @@ _ENGINE_FACTS = {
 _ENGINE_OTHERS = {
     name: re.compile(rf"\b{name}=(?P<value>'[^']*'|[^,()\s]+)")
     for name in (
-        "tokenizer",
-        "tokenizer_mode",
-        "revision",
-        "trust_remote_code",
-        "download_dir",
-        "load_format",
-        "served_model_name",
-        "reasoning_parser",
+        *("tokenizer", "tokenizer_mode", "revision", "trust_remote_code", "download_dir", "load_format"),
+        *("served_model_name", "reasoning_parser"),
     )
 }
 _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P<sizes>[\d,\s]*)\]")
@@ -146,7 +140,7 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 
 def _typed_value(name: str, value: Any) -> Any:
-    """The value if it has the field's type, else None: the repr of an object is no value."""
+    """The value in the type of the field (-1 for a length of `auto`); None for others, as the repr of an object."""
     if name == "max_model_len" and value == "auto":
         return -1
     kind = FIELDS[name].partition(" ")[0].partition("[")[0]  # of `tuple[int, ...] | None`
@@ -156,7 +150,7 @@ def _typed_value(name: str, value: Any) -> Any:
 
 
 def _plain_pairs(text: str) -> dict[str, Any]:
-    """Names with plain values, outermost first; other text is skipped."""
+    """Names with plain values anywhere in a text, the first value of each; other text is skipped."""
     pairs: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
         pairs.setdefault(pair["name"], _python_literal(pair["value"]))
@@ -215,7 +209,7 @@ def read_printed(text: str) -> PrintedFlags:
 
 
 def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
-    """The printed flags without values that equal the release's default (any release's where it is unknown)."""
+    """The printed flags without unread ones and those equal to the release's default (any release's if unknown)."""
     by_dest = _flags_by_dest(release)
     values = {
         name: value
@@ -256,7 +250,7 @@ def _flags_by_dest(release: Release | None) -> dict[str, Flag]:
 
 
 def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
-    """Whether the value is the flag's default in this release (in any release where it is unknown), or empty."""
+    """Whether the value is empty, off, or the flag's default in this release (in any release where it is unknown)."""
     if value is None or value is False or value in ([], {}, ""):
         return True
     declared = defaults_ever(flag.name) if release is None else (default(flag.name, release),)

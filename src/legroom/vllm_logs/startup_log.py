@@ -131,7 +131,8 @@ def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 
 def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
-    """One list of events per start-up; a repeated server banner or engine line begins the next."""
+    """One list of events per start-up: banner, flags or engine line begin the next if their process has printed one
+    before, banner or flags also behind an engine line."""
     current: list[StartupEvent] = []
     announced: set[tuple[str, str]] = set()
     for event in events:
@@ -152,7 +153,6 @@ def startup_of(events: list[StartupEvent]) -> Startup:
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
     startup = _with_settings(startup, events)
     startup = _with_memory(startup, events)
-    # The start-up with blocks, tokens and concurrency of the KV cache; the smallest of all ranks.
     concurrency = _smallest_value(events, "concurrency_ratio")
     length = _first_value(events, "concurrency_len_count")
     override = _first_value(events, "override_blocks_count")
@@ -164,7 +164,7 @@ def startup_of(events: list[StartupEvent]) -> Startup:
         max_concurrency=concurrency,
         concurrency_len=int(length) if length is not None else None,
     )
-    # The start-up as failed, started or incomplete; a failure after it was ready does not count.
+    # A failure after it was ready does not count.
     ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
     failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
     if failed is not None and (ready is None or failed < ready):
@@ -280,17 +280,21 @@ def _first_value(events: list[StartupEvent], name: str) -> Value | None:
 
 
 def _first_text(events: list[StartupEvent], name: str) -> str | None:
+    """The field `name` of the first event that has it, as text; None where none has."""
     value = _first_value(events, name)
     return None if value is None else str(value)
 
 
 def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
+    """The field `name` of every event that has it."""
     return [event.fields[name] for event in events if name in event.fields]
 
 
 def _largest_value(events: list[StartupEvent], name: str) -> Any:
+    """The largest value of the field `name` in any event; None where none has it."""
     return max(_values_of_name(events, name), default=None)
 
 
 def _smallest_value(events: list[StartupEvent], name: str) -> Any:
+    """The smallest value of the field `name` in any event; None where none has it."""
     return min(_values_of_name(events, name), default=None)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily
 
+from legroom.worker.telemetry import READ_INTERVAL_S
 from legroom.worker.worker_memory import WorkerMemory
 
 ReadWorkers = Callable[[float], tuple[WorkerMemory, ...]]
 """The figures that workers wrote within so many seconds: `TelemetryFolder.read`."""
-MAX_AGE_S = 30.0
+MAX_AGE_S = 6 * READ_INTERVAL_S
 """Older figures are not exported: their worker hangs."""
 LABELS = ("rank", "gpu")
 MEASURES = {
@@ -44,7 +45,7 @@ class WorkerCollector:
         return (_gauge_family(name) for name in MEASURES)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The workers' gauges, one sample for each GPU of each worker."""
+        """The workers' gauges, one sample for each rank and GPU; without those whose worker wrote nothing lately."""
         memory = self._read(MAX_AGE_S)
         for name in MEASURES:
             family = _gauge_family(name)
@@ -54,11 +55,12 @@ class WorkerCollector:
 
 
 def _gauge_family(name: str) -> GaugeMetricFamily:
+    """The gauge of one of MEASURES, still without samples."""
     return GaugeMetricFamily(f"legroom_worker_{name}", MEASURES[name], labels=LABELS)
 
 
 def _values_by_device(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
-    """Values by rank and GPU, summed over engines, each of which counts its ranks from 0."""
+    """The measure `name` by (rank, GPU), summed over engines, each of which counts its ranks from 0."""
     rows: dict[tuple[str, str], float] = defaultdict(float)
     for device in memory:
         value = getattr(device, name)

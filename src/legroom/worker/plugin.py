@@ -9,7 +9,7 @@ SWITCH = "LEGROOM_WORKER_MEMORY"
 
 
 def register() -> None:
-    """Start the telemetry of this process if `LEGROOM_WORKER_MEMORY` is set."""
+    """Start the telemetry of this process if `LEGROOM_WORKER_MEMORY` is 1, true, yes or on."""
     if os.environ.get(SWITCH, "").strip().lower() not in {"1", "true", "yes", "on"}:
         return
     try:

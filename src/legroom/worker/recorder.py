@@ -42,7 +42,6 @@ _RECENT = 60
 """Readings kept as they come: five minutes at five seconds each."""
 _EARLIER = 240
 """Readings of a minute each before those: four hours."""
-_MINUTE_S = 60.0
 _MOST_RECORDS = 5
 """Of one process: a server that survives each failure would fill the disk."""
 _MOST_FILES = 50
@@ -63,7 +62,7 @@ class BlackBoxRecorder:
         self.begin()
 
     def begin(self) -> None:
-        """Drop all state, which in a forked process is its parent's."""
+        """Forget readings and records, which in a forked process are its parent's; the engine's settings stay."""
         self._recent: deque[black_box.MemoryReading] = deque(maxlen=_RECENT)
         self._earlier: deque[black_box.MemoryReading] = deque(maxlen=_EARLIER)
         self._lock = threading.Lock()
@@ -77,7 +76,7 @@ class BlackBoxRecorder:
         device, now_s = memory[0], time.time()
         if len(self._recent) == _RECENT:
             oldest = self._recent[0]
-            if not self._earlier or oldest.time_s - self._earlier[-1].time_s >= _MINUTE_S:
+            if not self._earlier or oldest.time_s - self._earlier[-1].time_s >= 60:
                 self._earlier.append(oldest)
         shared = {
             name: getattr(device, name)
@@ -97,14 +96,14 @@ class BlackBoxRecorder:
             _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
-        """Adds the text of an out-of-memory error that vLLM logged to the record of it, or makes one."""
+        """Adds the text of a worker's out-of-memory error that vLLM logged to the record of it, or makes one."""
         try:
             if worker_rank() is None:
                 return  # the engine core logs its workers' errors again
             wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
             wanted_bytes, text = int(wanted[1]) if wanted else None, masked(str(error))[:_MESSAGE_CHARS]
             request = black_box.FailedRequest(wanted_bytes, type(error).__name__, text)
-            if self._is_last_failure(request):
+            if self._add_to_last_record(request):
                 return
             raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
             frames = [*reversed(raised), *stack.with_callers(raised[0].f_back)] if raised else []
@@ -112,8 +111,8 @@ class BlackBoxRecorder:
         except BaseException as problem:
             _log_failure(problem)
 
-    def _is_last_failure(self, request: black_box.FailedRequest) -> bool:
-        """Whether the last record is of the same failure; if so, adds the error's text to it."""
+    def _add_to_last_record(self, request: black_box.FailedRequest) -> bool:
+        """Whether the last record is of the same failure; if so, the error's text is now in its file."""
         if self._last is None or time.time() - self._last[0] >= _SAME_FAILURE_S:
             return False
         written_s, record, path = self._last
@@ -143,7 +142,7 @@ class BlackBoxRecorder:
         free_bytes: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
-        """Writes a black-box file of memory, engine step and settings; nothing above the limit, unless asked for."""
+        """Writes a black-box file of memory, engine step and settings; after five of a process only those asked for."""
         with self._lock:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return
@@ -220,14 +219,14 @@ def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: in
     total. `free_bytes` and `limit_bytes` are the allocator's, None where it did not tell."""
     use = _result_or_none(card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
+    limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
     if use is None:
-        return black_box.CardMemory(str(device), None, total, free_bytes)
+        return black_box.CardMemory(str(device), None, total, free_bytes, limit_bytes=limit)
     if free_bytes is None and total is not None and use.used_bytes is not None:
         free_bytes = max(use.total_bytes - use.used_bytes, 0)
     own, others = use.own_bytes, use.others_bytes
     if own is not None and total is not None and free_bytes is not None:
         others = max(total - free_bytes - own, 0)  # CUDA's figures, without the driver's reserve
-    limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
     return black_box.CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
 
 
@@ -248,10 +247,10 @@ def _bounded_json(record: black_box.BlackBox) -> str:
         return text
     allocator = record.allocator
     segments = tuple(replace(segment, blocks=()) for segment in allocator.segments)
-    least = sorted(segments, key=lambda segment: -segment.size_bytes)
+    largest_first = sorted(segments, key=lambda segment: -segment.size_bytes)
     room = black_box.MAX_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
-    each = max(len(json.dumps(asdict(least[0]))), 1) if least else 1
-    kept = least[: max(room // (each + 20), 0)]
+    each = max(len(json.dumps(asdict(largest_first[0]))), 1) if largest_first else 1
+    kept = largest_first[: max(room // (each + 20), 0)]
     short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
 
@@ -271,5 +270,6 @@ def _without_segments(allocator: black_box.AllocatorState | None) -> black_box.A
 
 
 def _log_failure(error: BaseException) -> None:
+    """Warns that no record was written, and why; never raises."""
     with contextlib.suppress(BaseException):  # logging may fail too
         LOG.warning("legroom wrote no black box: %r", error)

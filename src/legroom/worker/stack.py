@@ -19,11 +19,7 @@ _BATCH = "input_batch"
 _SETTINGS = {
     "model_config": ("model", "max_model_len", "dtype", "quantization", "enforce_eager"),
     "cache_config": (
-        "gpu_memory_utilization",
-        "block_size",
-        "cache_dtype",
-        "num_gpu_blocks",
-        "kv_cache_memory_bytes",
+        *("gpu_memory_utilization", "block_size", "cache_dtype", "num_gpu_blocks", "kv_cache_memory_bytes"),
         "enable_prefix_caching",
     ),
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
@@ -119,7 +115,7 @@ _KnownRequests = Callable[[str], _RequestFacts]
 
 
 def _known_requests(frames: list[FrameType]) -> _KnownRequests:
-    """A lookup of requests by id in the model runner of these frames; what it does not know has no facts."""
+    """A function from a request's id to its facts in the model runner of these frames, all None where it has none."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",):
             continue

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -61,7 +62,7 @@ class TelemetryFolder:
         return True
 
     def read(self, fresh_s: float) -> tuple[WorkerMemory, ...]:
-        """The figures that running processes wrote within that time."""
+        """The figures that running processes wrote within the last `fresh_s` seconds."""
         memory: list[WorkerMemory] = []
         for path in sorted(self.path.glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
@@ -86,14 +87,7 @@ class TelemetryFolder:
 
 
 _ERRORS = ("OutOfMemoryError", "MemoryError")
-_TEXTS = (
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "cannot allocate memory",
-    "std::bad_alloc",
-    "ALLOC_FAILED",
-)
+_TEXTS = re.compile(r"(?i)out of memory|not enough memory|can(?:'t|not) allocate memory|std::bad_alloc|ALLOC_FAILED")
 """Of CUDA, PyTorch's CPU allocator, the kernel, C++ and cuBLAS."""
 
 
@@ -106,6 +100,7 @@ def observe_allocator(recorder: BlackBoxRecorder) -> None:
         return  # a build for CPUs
 
     def attach_recorder() -> None:
+        """Run by torch.cuda when it initializes CUDA; a failure is only logged."""
         try:
             attach(recorder.out_of_memory)
         except Exception as error:
@@ -122,17 +117,16 @@ class _ErrorLog(logging.Handler):
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Called by `logging` for each entry from ERROR on; all but out-of-memory exceptions are ignored."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and is_out_of_memory(error):
             self._recorder.exception(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is of memory, of the GPU or the host, by its type or its text."""
-    if type(error).__name__ in _ERRORS:
-        return True
-    text = str(error)[:4000].lower()
-    return isinstance(error, RuntimeError) and any(words.lower() in text for words in _TEXTS)
+    """Whether GPU or host memory ran out, by the error's type or, of a RuntimeError, its text."""
+    is_named = type(error).__name__ in _ERRORS
+    return is_named or (isinstance(error, RuntimeError) and _TEXTS.search(str(error)[:4000]) is not None)
 
 
 def observe_log(recorder: BlackBoxRecorder) -> None:
@@ -143,7 +137,7 @@ def observe_log(recorder: BlackBoxRecorder) -> None:
 
 
 def handle_signal(folder: TelemetryFolder) -> None:
-    """Let SIGUSR2 request a black box of every worker, unless the signal has a handler already."""
+    """Let SIGUSR2 request a black box of every worker; nothing outside the main thread or beside another handler."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
         return
     signal.signal(signal.SIGUSR2, lambda *_: folder.request_record())
@@ -190,6 +184,7 @@ def _start_thread(task: Callable[[], None]) -> None:
     """Runs the task in a daemon thread; its exception is only logged, as the server goes on without."""
 
     def until_it_fails() -> None:
+        """What the thread runs: the task, whose exception ends in the log."""
         try:
             task()
         except Exception as error:

@@ -81,6 +81,7 @@ def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorSt
 
 
 def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
+    """PyTorch's counter of this name as an int; None where its release has none."""
     value = counts.get(name)
     return None if value is None else int(value)
 
@@ -118,7 +119,7 @@ def _allocator_segment(
 
 
 def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str:
-    """The name of a segment's private pool (graphs, sleep mode); empty for the common pool."""
+    """Empty for the common pool, `graph` for that of vLLM's CUDA graphs (if unknown any private one), else its id."""
     if pool == _COMMON_POOL:
         return ""
     return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
@@ -160,7 +161,7 @@ class WorkerMemory:
 
 
 def read_worker_memory() -> tuple[WorkerMemory, ...]:
-    """The memory of each device; empty in a process that is not a worker with a rank yet."""
+    """The memory of each device on which PyTorch holds some, or of the CPU; empty in a process without a rank yet."""
     rank = worker_rank()
     if rank is None:
         return ()
@@ -198,7 +199,8 @@ def read_host_memory(cuda: Any | None) -> WorkerHostMemory:
 
 
 def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
-    """This worker's memory on a device; None where it holds nothing there, as it sees other workers' GPUs too."""
+    """This worker's memory on a device, whose peak is counted anew from here unless vLLM profiles; None where it holds
+    nothing there, as it sees other workers' GPUs too."""
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
     torch = allocator_state(cuda, device, with_blocks=False)

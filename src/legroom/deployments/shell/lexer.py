@@ -7,6 +7,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
@@ -39,6 +40,7 @@ class Word:
     """Whether it has a quote that is never closed."""
 
     def with_text(self, text: str) -> Word:
+        """The word with another text at the same place."""
         return Word(text, self.offset, self.raw, self.place, self.is_open)
 
 
@@ -67,10 +69,7 @@ def split_words(text: str) -> list[str]:
 
 def env_with_places(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
     """Variables with their places, for a script that is embedded in another text."""
-    return {
-        name: word if word.place else Word(word.text, word.offset, word.raw, locate(word.offset))
-        for name, word in env.items()
-    }
+    return {name: replace(word, place=word.place or locate(word.offset)) for name, word in env.items()}
 
 
 class TooManyWords(LegroomError):

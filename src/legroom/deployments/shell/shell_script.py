@@ -39,7 +39,7 @@ _PLAIN_ASSIGNMENT = pattern("shell_script.plain_assignment")
 
 
 def _not_exported(text: str) -> Iterator[tuple[str, Word]]:
-    """Variables of libraries that stand on lines of their own, and that the script neither exports nor uses."""
+    """(name, value) of libraries' variables that a line of its own sets and the script neither exports nor uses."""
     for line in _PLAIN_ASSIGNMENT.finditer(text):
         before = text[: line.start()].rstrip(" \t")
         is_continued = before.endswith(("\\\n", "\\\r\n")) or line[2].endswith("\\")

@@ -1,5 +1,5 @@
 """The causes, one file each. A file defines `CAUSE`, `examine(case)`, `remedies(planner)` and, where
-arithmetic can exclude the cause, `is_ruled_out(planner)`."""
+arithmetic can exclude the cause or a remedy, `is_ruled_out(planner)` and `impossible(planner)`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cause:
     priority: int = 0
     """Among causes of equal strength the lowest number comes first, then the lowest entry id."""
     label: str = ""
-    """The name of its file; set, like the two functions and the dead ends, by `causes`."""
+    """The name of its file; set, like the rules below and the dead ends of `diagnosis_texts.json`, by `causes`."""
     dead_ends: tuple[DeadEnd, ...] = ()
     """What does not help; of the bundled causes in `diagnosis_texts.json`."""
     examine: Callable[[Case], Assessment | None] = lambda case: None

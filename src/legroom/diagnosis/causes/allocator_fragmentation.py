@@ -37,7 +37,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether weights were still loading: nothing is freed then, so defragmentation would not make room."""
+    """Whether weights were still loading, of which more were to come than the free pieces hold together."""
     oom = planner.case.oom
     if oom is None or planner.case.site not in ("build", "load"):
         return False
@@ -48,7 +48,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: expandable segments where the release and platform allow them, a lower utilization, an upgrade."""
+    """Fixes: expandable segments, unless on already, refused beside sleep mode or on ROCm; a lower utilization."""
     oom = planner.case.oom
     is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
     name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"

@@ -17,7 +17,7 @@ _GRAPH_BYTES = 3 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a failure of CUDA-graph capture, or between sizing the KV pool and readiness."""
+    """Assesses any GPU allocation that failed, and a log that ends while graphs are registered."""
     notice = case.last("capturing")
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
@@ -47,7 +47,7 @@ def _strength(case: Case) -> Strength:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether eager mode is on and nothing was captured."""
+    """Whether an allocation of known size failed, eager mode is on and nothing was captured."""
     case = planner.case
     is_sized = case.oom is not None  # without sizes the flag may be of another run
     return is_sized and bool(planner.known.args.enforce_eager) and not (_captured_anyway(case) or case.has("capturing"))
@@ -73,7 +73,7 @@ def _explanation(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
+    """Fixes: a lower utilization, fewer or smaller graphs, eager mode, the V0 engine or runner, fewer sequences."""
     case, need = planner.case, _graph_shortage_bytes(planner)
     if _captured_anyway(case):
         yield known_fix("eager_did_not_arrive")

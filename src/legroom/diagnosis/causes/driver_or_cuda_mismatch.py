@@ -16,7 +16,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """The catalog's fixes for the driver or CUDA error that matched."""
+    """The fixes in `lookalikes.json` of the driver or CUDA error that matched."""
     yield from lookalike_fixes(planner, _LABEL)
 
 

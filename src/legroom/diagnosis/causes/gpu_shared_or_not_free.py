@@ -73,7 +73,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
 
 
 def is_page_cache_counted(case: Case) -> bool:
-    """Whether free memory leaves out the page cache: on AMD's APUs, and on Orin, Thor and GB10 until 0.11.0."""
+    """Whether the page cache counts as used on shared memory: up to 0.11.0, on AMD's APUs, or by the text itself."""
     named, version = case.all("unified", "free_below_desired"), case.startup.vllm
     is_old = version is not None and logged_release(version).before("0.11.1")
     is_amd = any(re.search(r"gfx|Strix|Ryzen|ROCm|HIP", item.text) for item in named)
@@ -81,7 +81,7 @@ def is_page_cache_counted(case: Case) -> bool:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether the weights take most of the budget and leave too small a pool by themselves, and no other is shown."""
+    """Whether the weights take most of the budget and leave too small a pool, with no other process shown."""
     case, plan = planner.case, planner.failed_plan
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
     if is_shown or case.neighbours or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
@@ -100,7 +100,7 @@ def _assess_orphans(case: Case) -> Assessment | None:
 
 
 def _assess_free_memory_change(case: Case) -> Assessment | None:
-    """Free memory grew during profiling as another process released some; None without that error."""
+    """Free memory grew during profiling as another process released some; None without that error or a change."""
     error = case.first("profiling_error")
     if error is None:
         return None
@@ -128,7 +128,7 @@ def _assess_neighbour_start(case: Case) -> Assessment | None:
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
-    """0 bytes of weights were measured, so the model is on another GPU; None otherwise."""
+    """`device=` is set, which vLLM ignores, or 0 bytes of weights were measured: the GPU is another one; else None."""
     given = case.first("device_told")
     if given is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "vLLM takes the first visible card, whatever device= says: that one is not free."
@@ -141,7 +141,7 @@ def _assess_wrong_device(case: Case) -> Assessment | None:
 
 
 def _assess_unequal_ranks(case: Case) -> Assessment | None:
-    """Tensor-parallel ranks hold equal shards, so a rank with much less for its KV cache shares its card."""
+    """A tensor-parallel rank with 2 GiB less for its KV cache than another shares its card; None without one."""
     lines = {
         item.rank: item for item in case.all("available_kv") if item.rank is not None and "_PP" not in item.process
     }
@@ -192,7 +192,7 @@ def _is_small(case: Case, others: int) -> bool:
 
 
 def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
-    """Releases that charge other processes' memory to this one leave no cache blocks on a shared card."""
+    """No cache blocks are left, and others' memory is charged to this server or was in use before; else None."""
     error = case.first("no_cache_blocks")
     if error is None:
         return None
@@ -324,7 +324,7 @@ def _assess_block_pool(case: Case) -> Assessment | None:
 
 
 def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
-    """The share that fits into the memory that the text names, of the card by whose share the blocks were counted."""
+    """Fix: the share with which V0's pool that failed fits into the memory named, else 3/4 of the card; or None."""
     named, pool = planner.total_bytes, planner.case.block_pool_bytes
     if _assess_block_pool(planner.case) is None or pool is None:
         return None
@@ -345,7 +345,7 @@ def is_pool_oversized(case: Case) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: free the GPU, start servers one after the other, lower the utilization."""
+    """Fixes: free the GPU, a share that fits beside the others, starts in turn, a release that counts its own bytes."""
     case = planner.case
     less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
     less = less or _share_beside_block_pool(planner)
@@ -420,7 +420,7 @@ def _own_engines_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
-    """Free and total bytes at vLLM's start-up check; a total that is not printed follows from budget and share."""
+    """Free and total bytes at vLLM's start-up check; a total not printed follows from budget and share; else None."""
     free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
     share = case.startup.args.gpu_memory_utilization
     return free, total or (round(desired / share) if desired and share else None)
@@ -471,7 +471,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
 
 
 def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
-    """A lower utilization, which vLLM's start-up check advises, where the weights exceed what was free."""
+    """A lower utilization, which vLLM's start-up check advises, where the weights exceed what was free; else empty."""
     free, weights = planner.case.number("free_below_desired", "free_bytes"), planner.accounting.weights_bytes
     if free is None or weights is None or weights <= free:
         return ()
@@ -488,7 +488,7 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
-    """A gpu_memory_utilization that leaves room for the other process and the bytes the failed step lacked."""
+    """Fix: the utilization that leaves the other process of a black box and the failed step their room; else None."""
     record = planner.case.black_box
     if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
         return None
@@ -498,7 +498,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 
 
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
-    """Fix: the gpu_memory_utilization that fits into what others leave of the card; None where unknown."""
+    """Fix, with these `steps` too: the utilization that fits into what others leave; None if unknown or below 0.1."""
     free, total = _free_and_total_bytes(planner.case)
     holder, ledger = _told_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0

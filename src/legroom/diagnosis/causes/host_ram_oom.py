@@ -65,8 +65,12 @@ def examine(case: Case) -> Assessment | None:
         error = case.first(*ids)
         if error is not None and error.id in _POSSIBLE and error.role != "host":
             continue  # the server ended its own workers
-        if error is not None and error.id in _WEAK and (case.last_error or not _suggests_kill(case, error)):
-            continue  # a process that ended is no evidence beside an error
+        if (
+            error is not None
+            and error.id in _WEAK
+            and (case.last_error or not (error.id == "ray_worker_died" or case.milestones))
+        ):
+            continue  # a process that ended is no evidence beside an error, an engine none before its first step
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Assessment(_strength(case, error, certainty), proven, _explanation(case))
@@ -96,17 +100,12 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
-    """Bytes each rank pins (LMCache, swap, offload), the ranks, and the RAM where that is less; else None."""
+    """Bytes each rank pins (LMCache, swap, offload), the ranks, and the RAM; None where the RAM is more or unknown."""
     args = case.startup.args
     buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
     size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)
     ram = max((item.number("ram_bytes") or 0 for item in case.all("host_ram")), default=0)
     return (size, args.engine_ranks, ram) if 0 < ram <= size * args.engine_ranks and not case.is_oom else None
-
-
-def _suggests_kill(case: Case, ended: Evidence) -> bool:
-    """Whether a process's end may be an OOM kill: Ray names it; an engine must have logged start-up steps."""
-    return ended.id == "ray_worker_died" or bool(case.milestones)
 
 
 def _strength(case: Case, error: Evidence, certainty: Strength) -> Strength:
@@ -225,7 +224,7 @@ def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _ram_used_up(case: Case) -> tuple[int, int] | None:
-    """RAM and what of it was available by `free -h`, where that is next to nothing; None otherwise."""
+    """RAM and what of it was available by `free -h`, where that is below a twentieth; None otherwise."""
     listed = case.last("ram_listed")
     ram, left = (listed.number(name) or 0 if listed else 0 for name in ("ram_bytes", "available_bytes"))
     return (ram, left) if left * _LITTLE_LEFT < ram else None

@@ -81,7 +81,7 @@ def _tokens_of_blocks(case: Case) -> int | None:
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
-    """max_model_len in tokens, and the needed and available KV bytes."""
+    """max_model_len in tokens, and the KV bytes that one request needs and that are left; each None if not printed."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
     has = has if has is not None or needed is None else case.startup.available_kv_bytes
@@ -161,11 +161,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield larger
     if short is not None:
         why = f"{human_bytes(short)} are missing{planner.at_share}."
-        yield (
-            planner.pull_lever("raise utilization", why)
-            if planner.failed_plan
-            else planner.raise_utilization(short, why)
-        )
+        is_planned = planner.failed_plan is not None
+        yield planner.pull_lever("raise utilization", why) if is_planned else planner.raise_utilization(short, why)
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
     yield planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.") or (
@@ -191,7 +188,7 @@ def _is_hardly_usable(case: Case) -> bool:
 
 
 def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> Iterator[Fix | None]:
-    """More of the card, smaller steps and smaller weights, where the length that fits is hardly usable."""
+    """More of the card, smaller steps and weights; `fits` tokens hold now, `short` bytes are missing (0: unknown)."""
     why = _TOO_SHORT.format(fits) if fits else f"Only a small part of the length fits; {gib(short)} are missing."
     for lever in ("raise utilization", "smaller batches", "fewer sequences"):
         yield planner.pull_lever(lever, why)
@@ -210,7 +207,7 @@ def checked_len(case: Case) -> int:
 
 
 def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
-    """The part of max_model_len that fits, where the text gives bytes and not both length and need."""
+    """Fix: the part of max_model_len that fits, where the text gives bytes, not both length and need; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
     if has is None or has <= 0 or planner.failed_plan is not None or (wanted is not None and needed is not None):
         return None
@@ -228,7 +225,7 @@ def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the length that vLLM names; 1 % below it where the pool is measured at each start."""
+    """Fix: the length that vLLM names, 1 % below it where the pool is measured at each start; else the plan's."""
     fits = longest_fitting_len(planner.case)
     if not fits:
         return planner.pull_lever("shorter context", "The longest length the pool holds.")

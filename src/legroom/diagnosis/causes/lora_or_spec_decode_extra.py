@@ -16,10 +16,8 @@ def examine(case: Case) -> Assessment | None:
     """Assesses LoRA and speculative decoding: in the traceback, enabled, or with much memory outside torch."""
     if not case.is_oom:
         return None
-    ledger = case.ledger
-    on = case.first("lora_on", "spec_on") is not None or bool(
-        case.startup.args.enable_lora or case.startup.args.speculative_config
-    )
+    ledger, args = case.ledger, case.startup.args
+    on = case.has("lora_on", "spec_on") or bool(args.enable_lora or args.speculative_config)
     told = {name for changed, worked in case.reported if worked for name in changed}
     on = on or bool(told & {"enable_lora", "speculative_config", "max_loras", "max_lora_rank"})
     inside = bool(case.frames & {"frame_spec", "frame_lora"})
@@ -49,7 +47,7 @@ def _explanation(case: Case, non_torch: int | None) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a lower utilization, no draft model, fewer adapter slots, fewer sequences, eager mode, more GPUs."""
+    """Fixes: a lower utilization, no draft model, fewer adapter slots, fewer sequences, more GPUs."""
     case, args = planner.case, planner.known.args
     spec = case.has("spec_on", "frame_spec") or args.speculative_config is not None
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)

@@ -9,7 +9,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, L
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
-from legroom.units import gib
+from legroom.units import gib, round_up
 
 
 def examine(case: Case) -> Assessment | None:
@@ -63,14 +63,14 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: limits for media, a larger encoder cache, a release with a flash kernel, smaller steps."""
+    """Fixes: limits for media, a larger encoder cache, a flash-attention kernel for the encoder, smaller steps."""
     cache = planner.case.first("encoder_cache_short")
     size = (cache.number("cache_tokens_count") if cache else None) or 0
     item = (cache.number("item_tokens_count") or 2 * size) if cache else None
     limit = _bounded_media_fix(planner)
     if item and cache is not None:
         newer = known_fix("encoder_cache_bug")
-        tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
+        tokens = max(round_up(item, 1024), planner.known.args.max_num_batched_tokens or 0, 2048)
         named = "item_tokens_count" in cache.facts
         holds = f"hold an item of {item} tokens" if named else f"be larger, as the item has more than {size} tokens"
         why, flags = f"The encoder cache is sized from it and must {holds}.", {"max_num_batched_tokens": tokens}
@@ -101,7 +101,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _bounded_media_fix(planner: FixPlanner) -> Fix:
-    """Limits on media per prompt and their size; no media where one dummy item already exceeds the card."""
+    """Fix: limits on media per prompt and their size, or no media where one dummy item alone exceeds the card."""
     why = "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
     case, limit = planner.case, smaller_media_fix(planner, why)
     is_above_card = case.oom is not None and case.ledger.larger_than_card and case.site != "serving"

@@ -159,7 +159,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _fused_attention_fix(planner: FixPlanner) -> Fix | None:
-    """The variable that torch's own warning names, where attention of images falls back to the unfused kernel."""
+    """Fix: the variable that torch names as it warns of an unfused attention kernel for images; else None."""
     if (warned := planner.case.first("unfused_attention")) is None:
         return None
     why = "Without the fused kernel the attention scores of every dummy image are held in full, in the profile run."
@@ -168,7 +168,7 @@ def _fused_attention_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
-    """Eager mode, where CUDA graphs are charged to the pool and take more than it lacks."""
+    """Fix: eager mode, where CUDA graphs charged to the pool take what it lacks, or an unknown size; else None."""
     accounting = planner.accounting
     size = accounting.graph_bytes
     profiled = any("Profiling CUDA graph memory" in item.text for item in planner.case.all("capturing"))
@@ -215,7 +215,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
-    """The share that weights, peak and one request need, where the plan has a pool and V0 does not print the share."""
+    """Fix: the share that weights, peak and one request need, where V0 prints none and the plan has a pool; or None."""
     is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
     if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
         return None
@@ -228,7 +228,7 @@ def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
-    """A shorter max_model_len, where the plan has a pool, the text has none, and the engine may be V0."""
+    """Fix: a shorter max_model_len, where the plan has a pool, the text none, and the engine may be V0; else None."""
     pool, length = planner.unpredicted_pool_bytes, planner.in_force("max_model_len") or 0
     since = first_release(planner.model.architecture) if planner.model is not None else None
     may_be_v0 = (since is None or release(since).before("0.8.0")) and planner.case.engine.generation != "V1"
@@ -281,7 +281,7 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
-    """A higher gpu_memory_utilization on the CPU backend that holds process and pool in free RAM; None if none."""
+    """A higher gpu_memory_utilization on the CPU backend that holds process and pool in the free RAM; else None."""
     total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
@@ -292,7 +292,7 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
-    """gpu_memory_utilization raised by the missing bytes; where utilization or pool is unknown, the usual maximum."""
+    """Fix: the utilization raised by the missing bytes, to 0.95 where these are unknown; None without room for it."""
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
     if pool == 0:
         why = "A pool below zero is printed as 0: how much is missing is not known."
@@ -323,7 +323,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
-    """Twice the ranks, where half of the printed weights is more than the pool lacks."""
+    """Fix: twice the ranks, where half of the printed weights is more than the pool lacks; else None."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or weights // 2 < GIB - pool:
         return None
@@ -336,7 +336,7 @@ def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
-    """More is charged to the share than this server holds: a pool in bytes, or what shows who holds the rest."""
+    """Fix, where more is charged to the share than this server holds: a pool in bytes, or who holds it; else None."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes or 0
     if planner.total_bytes or (planner.known.args.max_num_batched_tokens or 0) > LARGEST_DEFAULT_TOKENS:
         return None

@@ -9,7 +9,7 @@ from legroom.diagnosis.finding import Strength
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses KV usage that rises with no request waiting or preempted: cached prefixes, which is harmless."""
+    """Assesses a usage metric without counters of preemption, or a pool above 90 % with hardly any prefix hits."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:

@@ -10,16 +10,18 @@ from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
-from legroom.diagnosis.causes.weights_too_big import fill_the_budget
+from legroom.diagnosis.causes.weights_too_big import weights_fill_budget
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, split_over_more_gpus
-from legroom.diagnosis.fixes.step_savings import reduced_limit, smaller_step_flags
+from legroom.diagnosis.fixes.step_savings import (
+    DEFAULT_STEP_TOKENS,
+    reduced_limit,
+    smaller_step_flags,
+    smaller_step_tokens,
+)
 from legroom.units import GIB, gib, human_bytes
-
-_SMALL_STEP = 2048
-"""A step that every release accepts."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -40,7 +42,7 @@ def examine(case: Case) -> Assessment | None:
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
-    if fill_the_budget(case):
+    if weights_fill_budget(case):
         return Strength.USUAL
     if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
         return Strength.SHOWN
@@ -166,7 +168,7 @@ def _profiles_media(planner: FixPlanner) -> bool:
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
-    """Lower --max-num-seqs and --max-num-batched-tokens, where model or GPU is unknown and no plan can be made."""
+    """Fix without a plan: lower --max-num-seqs and --max-num-batched-tokens; None where the log rules that out."""
     case, args = planner.case, planner.known.args
     media = _profiles_media(planner)
     if media and case.engine.generation == "V0":
@@ -176,9 +178,8 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         limits = {"max_num_seqs": seqs, "limit_mm_per_prompt": {"image": 1, "video": 0}}
         return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
     flags: dict[str, Any] = {"max_num_seqs": reduced_limit(planner, args.max_num_seqs or 256)}
-    tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
-    if case.engine.generation != "V0" or planner.step_tokens > _SMALL_STEP:  # V0 takes whole prompts in a step
-        flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
+    if case.engine.generation != "V0" or planner.step_tokens > DEFAULT_STEP_TOKENS:  # V0 takes whole prompts in a step
+        flags |= smaller_step_flags(planner, smaller_step_tokens(planner), flags["max_num_seqs"])
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)
@@ -195,7 +196,7 @@ def _pool_bytes_after(planner: FixPlanner, flags: Mapping[str, Any], share: floa
 
 
 def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
-    """Fix: a smaller pool, so that the warm-up fits beside it."""
+    """Fix: a smaller pool, so that the warm-up fits beside it; None where none starts."""
     oom = planner.case.oom
     compiled = planner.case.first("hbm_oom")
     need = planner.oom_shortage_bytes if oom else min(GIB, (planner.total_bytes or 10 * GIB) // 10)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
+from legroom.units import round_up
 
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
 
@@ -28,8 +29,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a larger limit if memory allows, or a shorter request."""
     error = planner.case.first(*_MESSAGES)
     tokens_needed = error.facts.get("asked_count") if error else None
-    if error is not None and error.id == "prompt_too_long" and isinstance(tokens_needed, int):
-        tokens = -(-tokens_needed // 1024) * 1024
+    tokens = round_up(tokens_needed, 1024) if isinstance(tokens_needed, int) else 0
+    if error is not None and error.id == "prompt_too_long" and tokens:
         yield planner.plan_change(
             "max_num_batched_tokens",
             {
@@ -39,12 +40,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             f"Without chunked prefill a prompt of {tokens_needed:,} tokens must fit into one step.",
             trades="a larger activation peak",
         )
-    current = planner.known.args.max_model_len or 0
-    if isinstance(tokens_needed, int) and tokens_needed > current:
-        length = -(-tokens_needed // 1024) * 1024
+    if isinstance(tokens_needed, int) and tokens_needed > (planner.known.args.max_model_len or 0):
         yield planner.plan_change(
             "max_model_len",
-            {"max_model_len": length},
+            {"max_model_len": tokens},
             f"The request needs {tokens_needed:,} tokens.",
             trades="one request may take more of the pool",
         )

@@ -71,7 +71,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether torch held more than the planned weights, pool and one step, and no traceback frame shows serving."""
+    """Whether torch held more than the planned weights, pool and one step, with no traceback frame or ready line."""
     oom, plan = planner.case.oom, planner.failed_plan
     if oom is None or oom.torch_bytes is None or plan is None or planner.case.has_site_frame or planner.case.was_ready:
         return False

@@ -36,7 +36,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
-    """By process, the last value of `fact` that evidence with this id printed."""
+    """The last value of `fact` that each process but the engine core printed with this id."""
     values: dict[str, int] = {}
     for item in case.all(id_):
         value = item.facts.get(fact)
@@ -51,7 +51,7 @@ def _is_uneven(values: dict[str, int]) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: other layers per stage, a length that fits, a later release, TP within the KV heads."""
+    """Fixes: fewer layers on the outer stages, a length that fits, TP within the KV heads."""
     partition = _layer_partition(planner)
     write = "VLLM_PP_LAYER_PARTITION: one number of layers a stage, smaller at both ends; their sum is the layer count"
     yield Fix(

@@ -27,7 +27,7 @@ def examine(case: Case) -> Assessment | None:
 
 def _strength(case: Case) -> Strength:
     """How strongly the text shows that the weights alone exceed the card."""
-    if case.site == "build" or case.has("load_oom_hint") or fill_the_budget(case):
+    if case.site == "build" or case.has("load_oom_hint") or weights_fill_budget(case):
         return Strength.SHOWN
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
@@ -37,7 +37,7 @@ def _strength(case: Case) -> Strength:
     return Strength.LIKELY if nothing_was_freed(case) or case.has("first_card_told") else Strength.USUAL
 
 
-def fill_the_budget(case: Case) -> bool:
+def weights_fill_budget(case: Case) -> bool:
     """Whether the printed weights exceed the budget, or torch does by far and the profile run asks for little."""
     oom, weights = case.oom, case.startup.weights_bytes
     if case.site != "profile" or oom is None or not oom.total_bytes:
@@ -65,7 +65,7 @@ def _explanation(case: Case) -> str:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
-    if fill_the_budget(case):
+    if weights_fill_budget(case):
         if weights := case.startup.weights_bytes:
             return reason("weights_over_budget", {"weights": gib(weights), "budget": gib(round(case.budget_bytes))})
         return "torch holds more than the budget and the profile run asks for little: the weights fill the card."
@@ -146,7 +146,7 @@ def _without_draft_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: the smallest --cpu-offload-gb with which the plan fits; None where the memory model has no plan."""
+    """Fix: the smallest --cpu-offload-gb with which the plan fits, else starts; None without a plan that does."""
     oom = planner.case.oom
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"

@@ -18,7 +18,7 @@ _MESSAGE_LINES = 3
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses a refusal by the argument parser or the engine."""
+    """Assesses a refusal by the argument parser or the engine, else a look-alike of one, else a flag without effect."""
     error = next((item for item in case.all(*_REFUSED) if _ends_start(case, item)), None)
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)

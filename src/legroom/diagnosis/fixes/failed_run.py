@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -159,35 +158,33 @@ def count_ranks(case: Case) -> int:
 
 
 def all_ranks_logged(case: Case, ranks: int) -> bool:
-    """Whether every rank logs, or a rank above 3 does, which means all eight of a machine."""
+    """Whether every rank logs, or as many workers, or a rank above 3, which means all eight of a machine."""
     logged = {item.rank for item in case.evidence if item.rank is not None}
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     return ranks > 1 and (logged >= set(range(ranks)) or max(logged, default=0) > 3 or len(workers) >= ranks - 1)
 
 
 def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
-    """The memory plan of the failed run, using sizes its log measured; None where model or GPU is not known."""
+    """The plan of the failed run with the sizes of its log; None without model or GPU, or if the log contradicts it."""
     if not known.args.model or known.gpu is None:
         return None
     from legroom.planning.plan import Target, plan, plan_on_named_card
     from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
     args = known.args
-    needed = math.prod(
-        size or 1 for size in (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
-    )
     try:
         model, seen = load_logged_model(known.args.model), _logged_sizes(case)
-        if (args.pipeline_parallel_size or 1) > 1 and not all_ranks_logged(case, needed):
+        if (args.pipeline_parallel_size or 1) > 1 and not all_ranks_logged(case, args.gpus_needed):
             seen = replace(seen, weights_bytes=None)  # of one stage; another may hold more
-        target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, seen, _neighbours_bytes(case))
+        others = _neighbours_bytes(case)
+        target = Target(model, known.gpu, max(known.gpus or 1, args.gpus_needed), known.release, seen, others)
         made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
         if not known.ranks_known and args.gpu_memory_utilization is None and pool is not None and pool < 0:
             args = _with_implied_share(made, args, pool)
             made = plan_on_named_card(target, args)
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
-        is_loaded = is_loaded or exceeds_card_bytes(case, known) > 0
+        is_loaded = is_loaded or weights_and_pool_beyond_card(case, known) > 0
         if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), args)
@@ -195,8 +192,8 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         return None
 
 
-def exceeds_card_bytes(case: Case, known: KnownDeployment) -> int:
-    """The printed weights and KV cache of one GPU, where the card that is named has less memory; else 0."""
+def weights_and_pool_beyond_card(case: Case, known: KnownDeployment) -> int:
+    """The printed weights and KV cache of one GPU together, where they exceed the card that is named; else 0."""
     weights, pool, card = case.startup.weights_bytes or 0, pool_bytes(case) or 0, known.gpu
     is_one_rank = (known.args.pipeline_parallel_size or 1) == 1  # the pool of another stage may be larger
     is_more = card is not None and not card.larger and pool > 0 and weights + pool > card.total_bytes
@@ -263,16 +260,11 @@ def merge_args(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
 
 
 _LARGEST = {
-    "tensor_parallel_size": 1024,
-    "pipeline_parallel_size": 1024,
-    "data_parallel_size": 1024,
-    "max_num_seqs": 1 << 20,
-    "decode_context_parallel_size": 1024,
-    "prefill_context_parallel_size": 1024,
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1024),
+    **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), 1024),
+    **dict.fromkeys(("max_num_seqs", "max_cudagraph_capture_size"), 1 << 20),
+    **dict.fromkeys(("max_loras", "max_lora_rank"), 1 << 12),
     "block_size": 1 << 16,
-    "max_loras": 1 << 12,
-    "max_lora_rank": 1 << 12,
-    "max_cudagraph_capture_size": 1 << 20,
 }
 
 
@@ -293,7 +285,8 @@ def _without_impossible_values(args: ServeArgs) -> ServeArgs:
 
 
 def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
-    """The card by the user's or the log's name, else by its total bytes; None where neither is known."""
+    """The card by the user's or the log's name, else by its total bytes, with the printed total; None where neither is
+    known, LegroomError for a name of the user's that no card has."""
     name = hints.gpu or case.startup.gpu_name
     card: Gpu | None = None
     if name:
@@ -315,7 +308,7 @@ def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
 
 
 def _card_of_total(total: int) -> Gpu | None:
-    """The card that reports this many total bytes; None where cards of different compute capability do."""
+    """The card that reports this many total bytes; None where none does or cards of several compute capabilities do."""
     near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
     capabilities = {card.compute_capability for card in near}
     return near[0] if near and len(capabilities) == 1 else None
@@ -363,15 +356,11 @@ def _neighbours_bytes(case: Case) -> int:
 
 _MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
 _RESOLVED = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1),
+    **dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), True),
+    **dict.fromkeys(("enforce_eager", "enable_lora"), False),
     "kv_cache_dtype": "auto",
     "dtype": "bfloat16",
-    "enable_prefix_caching": True,
-    "enforce_eager": False,
-    "enable_chunked_prefill": True,
-    "enable_lora": False,
 }
 """Values that an engine's config line prints although they were not given."""
 

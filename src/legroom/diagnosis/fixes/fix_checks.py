@@ -10,7 +10,7 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
 from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
@@ -23,8 +23,6 @@ _ONLY_BY_PLAN = frozenset({"kv_cache_dtype", "quantization", "tensor_parallel_si
 """Settings that not every card, backend or machine has room for: only a plan tells."""
 _PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager"})
 """Settings whose effect in bytes only a plan or a measured peak tells."""
-_FULL_CARD = 0.97
-"""Above it less than what every process needs outside the budget is left of a card of 24 GiB."""
 _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
@@ -43,7 +41,8 @@ def checked_fixes(
         if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
         checked = _check_fix(planner, fix)
-        if checked and not any(_is_same_change(checked, other) for other in passed):
+        changes = [(other.flags, other.env, other.steps) for other in passed]
+        if checked and (checked.flags, checked.env, checked.steps) not in changes:
             passed.append(checked)
     if planner.known.ranks_known:
         passed.sort(key=lambda fix: 0 if fix.proven or is_at_hand(planner, fix) else _LAST.get(fix.kind, 0))
@@ -56,7 +55,7 @@ def checked_fixes(
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
-    """The change with which the text says that it started; for a failure beside memory only another release."""
+    """The change with which the text says that it started; beside memory only another release; else None."""
     for settings, worked in planner.case.reported if is_memory else ():
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper() and value is not None}
@@ -78,7 +77,7 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
 
 
 def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the text says that the server failed with this too, or with a value on the safer side of it."""
+    """Whether the text says that the server failed with this too, or already at a smaller value than this."""
     case, least = planner.case, planner.case.too_small_share
     if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
         return True  # the pool was too small at this share
@@ -122,11 +121,6 @@ def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
     if bound is not None:
         return False  # a large shortfall: `raise_utilization` bounds it by the card
     return verb == "change" or (value > now if verb == "raise" else value < now)
-
-
-def _is_same_change(fix: Fix, other: Fix) -> bool:
-    """Whether two fixes set the same flags and variables to the same values, with the same steps."""
-    return (fix.flags, fix.env, fix.steps) == (other.flags, other.env, other.steps)
 
 
 def _is_tight(fix: Fix) -> bool:
@@ -237,9 +231,9 @@ def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
 
 
 def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix with eager mode, where the card has no room for CUDA graphs after it, or with a share below the card."""
+    """The fix in eager mode where no room is left for CUDA graphs, at MAX_UTILIZATION where the share leaves none."""
     total, share = planner.total_bytes, fix.flags.get("gpu_memory_utilization", planner.utilization)
-    if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > _FULL_CARD:
+    if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > FULL_UTILIZATION:
         why = f"{fix.why} {share:g} of the card leaves nothing for what vLLM does not count."
         flags = {**fix.flags, "gpu_memory_utilization": MAX_UTILIZATION}
         return replace(fix, flags=flags, why=why, command=())

@@ -21,7 +21,7 @@ from legroom.diagnosis.fixes.failed_run import (
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
 from legroom.errors import LegroomError
-from legroom.facts.flags import flags_changing
+from legroom.facts.flags import default, flags_changing
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB, cdiv
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
 
-_MAX_UTILIZATION, _MIN_UTILIZATION = 0.97, 0.2
+FULL_UTILIZATION, _MIN_UTILIZATION = 0.97, 0.2
+"""Above the first, less than what every process needs outside the budget is left of a card of 24 GiB."""
 MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
@@ -90,7 +91,7 @@ class FixPlanner:
 
     @cached_property
     def plan_by_config(self) -> Plan | None:
-        """The plan without the log's sizes, on any card; None where model or number of GPUs is not known."""
+        """The plan without the log's sizes, on the known card or 96 GiB; None if model or GPU number is unknown."""
         from legroom.planning.plan import Target, plan
 
         args = self.known.args
@@ -127,7 +128,7 @@ class FixPlanner:
 
     @property
     def utilization(self) -> float:
-        """gpu_memory_utilization of the failed run."""
+        """gpu_memory_utilization of the failed run: as shown, else the default, or the share in use if less."""
         check, compared = self.case.first("free_below_desired", _CUT_CHECK), self.case.first("graph_share")
         for share in (
             check.facts.get("utilization_ratio") if check else None,
@@ -154,7 +155,7 @@ class FixPlanner:
         return self._default_by_card(name)
 
     def _default_by_card(self, name: str) -> int | None:
-        """The V1 engine's default on this card; None where the card is not known."""
+        """V1's default of max_num_batched_tokens or max_num_seqs on this card; None where the card is not known."""
         card, known = self.known.gpu, self.known
         return device_defaults(card, known.release, known.args.usage)[_BY_CARD.index(name)] if card else None
 
@@ -188,7 +189,7 @@ class FixPlanner:
 
     @property
     def at_share(self) -> str:
-        """The share of the card in words; empty where the text does not show it."""
+        """gpu_memory_utilization for a sentence, ` at 0.9 of the card`; empty where the text does not show it."""
         return f" at {self.utilization:g} of the card" if self.utilization_known else ""
 
     def release_is_within(self, first: str, last: str) -> bool:
@@ -200,12 +201,12 @@ class FixPlanner:
 
     @property
     def default_utilization(self) -> float:
-        """The release's default: 0.9 up to 0.19, 0.92 since 0.20."""
-        return 0.92 if self.known.release.at_least("0.20.0") else 0.9
+        """The release's default of gpu_memory_utilization."""
+        return float(default("--gpu-memory-utilization", self.known.release))
 
     @property
     def total_bytes(self) -> int | None:
-        """The card's total memory from the log or the user."""
+        """The card's total memory, as printed, else of the card that is named; None where neither is known."""
         return self.known.total_bytes or (self.known.gpu.total_bytes if self.known.gpu else None)
 
     def plan_change(
@@ -218,7 +219,7 @@ class FixPlanner:
         steps: tuple[str, ...] = (),
         trades: str = "",
     ) -> Fix | None:
-        """A fix by flags or environment; None where the memory model says that it would not start."""
+        """A fix by flags or environment; None where by its plan, or else the log's figures, it would not start."""
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
             return None
@@ -238,7 +239,7 @@ class FixPlanner:
     def first_change_that_fits(
         self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
     ) -> Fix | None:
-        """The first proposal whose plan fits, else the first that starts; None without a failed plan."""
+        """The first proposal whose plan fits, else the first that starts; None if none does, or no run is planned."""
         if self.failed_plan is None:
             return None
         tight: Fix | None = None
@@ -250,7 +251,7 @@ class FixPlanner:
         return tight
 
     def extend_until_fits(self, fix: Fix | None, why: str) -> Fix | None:
-        """A fix whose plan fits only barely, with `legroom plan`'s further advice added until it fits safely."""
+        """The fix with the first further advice of `legroom plan` with which its tight plan fits; else as it is."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
         from legroom.planning.advice import with_advice
@@ -263,7 +264,7 @@ class FixPlanner:
         return fix
 
     def pull_lever(self, name: str, why: str) -> Fix | None:
-        """The smallest change of the planning setting `name` with which the server starts; else None."""
+        """The first change of the planning lever `name` with which the server fits, else starts; None if none does."""
         if self.failed_plan is None:
             return None
         if name == "more GPUs" and (at_hand := self.pull_lever("idle GPUs", why)) is not None:
@@ -291,7 +292,7 @@ class FixPlanner:
         return None
 
     def plan_with(self, flags: Mapping[str, Any]) -> Plan | None:
-        """The plan with these flags, if it starts and improves on the failed run."""
+        """The plan with these flags, if it starts and improves on the failed run; else None."""
         if self.failed_plan is None:
             return None
         from legroom.facts.model_sources import load
@@ -308,7 +309,8 @@ class FixPlanner:
             return None
         if made.verdict == self.failed_plan.verdict == "tight" and not self._is_cured(made, self.failed_plan):
             return None  # a tight plan has just failed
-        if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
+        is_same = made.layout == self.failed_plan.layout and made.memory.kv == self.failed_plan.memory.kv
+        if not made.starts or not self._frees_enough(made) or is_same:  # the same would fail alike
             return None
         is_raised = (flags.get("gpu_memory_utilization") or 0) > self.utilization
         return None if is_raised and made.layout.headroom_bytes < _SPARE_BYTES else made
@@ -359,32 +361,31 @@ class FixPlanner:
         return won >= self.oom_shortage_bytes
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """The command line with these changes; MODEL stands for an unknown model. A trainer starts no server."""
+        """The command line with these changes, MODEL for an unknown model; empty where a trainer starts the engine."""
         if self.case.platform.trainer and not self.flags_known:
             return ()
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
     def lower_utilization(self, need_bytes: int, why: str) -> Fix | None:
-        """Lowers gpu_memory_utilization by what the failed request needs, with a margin."""
+        """Fix: utilization lower by `need_bytes` and more, or a smaller pool of given or advised size; else None."""
+        trades = "a smaller KV pool"
         if (pool := self.known.args.kv_cache_memory_bytes) is not None:
             return self._smaller_pool_fix(pool, need_bytes, why)
         if (blocks := self.known.args.num_gpu_blocks_override) is not None:  # then the share changes nothing
             made = self.plan_by_config
             fewer = blocks - cdiv(need_bytes * 5 // 4, made.memory.kv.bytes_per_block) if made is not None else 0
-            flags, trades = {"num_gpu_blocks_override": fewer}, "a smaller KV pool"
+            flags = {"num_gpu_blocks_override": fewer}
             return self.plan_change("kv_cache_memory_bytes", flags, why, trades=trades) if fewer > 0 else None
         if (advised := self.case.number("pool_advice", "advised_bytes")) and self.case.phase != "serving":
             why += " vLLM itself computes this pool: the share less what it measured, graphs and 150 MiB."
             flags = {"kv_cache_memory_bytes": advised}
-            return self.plan_change("kv_cache_memory_bytes", flags, why, trades="a smaller KV pool")
+            return self.plan_change("kv_cache_memory_bytes", flags, why, trades=trades)
         total = self.total_bytes
         if total is None:
             # Whoever lacks many bytes has a larger card than the smallest one.
             part = need_bytes * 5 / 4 / max(UNKNOWN_CARD_BYTES, 8 * need_bytes)
             step = max(self.utilization - max(part, 0.05), _MIN_UTILIZATION)
-            return self.plan_change(
-                "lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades="a smaller KV pool"
-            )
+            return self.plan_change("lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades=trades)
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
         margin = max(min(GIB // 2, total // 20), need_bytes // 4, 0 if self.case.black_box else total // 50)
         highest = self.utilization - max((need_bytes + margin) / total, 0.01)
@@ -396,23 +397,21 @@ class FixPlanner:
         shares = [value - step / 100 for step in range(15)]
         shares += [value + step / 100 for step in range(1, math.floor((highest - value) * 100) + 1)]
         proposals = [{"gpu_memory_utilization": round(share, 2)} for share in shares]
-        return self.first_change_that_fits(
-            "lower_util", proposals, why, trades="a smaller KV pool"
-        ) or self.lower_utilization_or_len(value, why)
+        fix = self.first_change_that_fits("lower_util", proposals, why, trades=trades)
+        return fix or self.lower_utilization_or_len(value, why)
 
     def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str) -> Fix | None:
-        """A smaller kv_cache_memory_bytes; vLLM ignores the utilization where that is set."""
+        """A smaller kv_cache_memory_bytes, as vLLM ignores the utilization where it is set; None if none starts."""
         most = pool_bytes - need_bytes - max(GIB // 2, need_bytes // 4)
         sizes = [size for step in range(15) if (size := (most - step * GIB // 2) // MIB * MIB) > 0]
-        proposals = [{"kv_cache_memory_bytes": size} for size in sizes]
-        return self.first_change_that_fits("kv_cache_memory_bytes", proposals, why, trades="a smaller KV pool") or (
-            self.plan_change("kv_cache_memory_bytes", proposals[0], why, trades="a smaller KV pool")
-            if proposals
-            else None
-        )
+        if not (proposals := [{"kv_cache_memory_bytes": size} for size in sizes]):
+            return None
+        kind: FixKind = "kv_cache_memory_bytes"
+        fix = self.first_change_that_fits(kind, proposals, why, trades="a smaller KV pool")
+        return fix or self.plan_change(kind, proposals[0], why, trades="a smaller KV pool")
 
     def lower_utilization_or_len(self, share: float, why: str) -> Fix | None:
-        """A lower utilization, with a shorter max_model_len where the pool would not hold one request."""
+        """Fix: the utilization `share`, with a shorter max_model_len if the pool needs that; None if neither starts."""
         flags: dict[str, Any] = {"gpu_memory_utilization": round(share, 2)}
         lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool")
         if lower is not None:
@@ -450,13 +449,13 @@ class FixPlanner:
         return next((change["max_model_len"] for change in proposals if self.plan_with({**flags, **change})), None)
 
     def raise_utilization(self, need_bytes: int, why: str) -> Fix | None:
-        """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
+        """Fix: utilization higher by what is missing; None where too little stays free outside the budget."""
         total = self.accounting.likely_total_bytes or (UNKNOWN_CARD_BYTES if self.utilization_known else None)
         args = self.given_args
         if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
             return None  # vLLM ignores the share where the pool is given
         value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
-        largest = MAX_UTILIZATION if self.total_bytes is None else _MAX_UTILIZATION
+        largest = MAX_UTILIZATION if self.total_bytes is None else FULL_UTILIZATION
         if value > largest or (1 - value) * total < _SPARE_BYTES + (self.case.startup.graph_bytes or 0):
             return None
         flags, trades = {"gpu_memory_utilization": value}, "less of the card is left for what vLLM does not count"
@@ -480,18 +479,13 @@ def _caveat_without_log(made: Plan) -> str:
     return f" Without this log, legroom plan {says}." if says else ""
 
 
-def _is_same_start(made: Plan, failed: Plan) -> bool:
-    """Whether two plans have equal memory parts and KV blocks, so that the changed server would fail alike."""
-    return made.layout == failed.layout and made.memory.kv == failed.memory.kv
-
-
 def bytes_without_kv(layout: Layout) -> int:
-    """Bytes a server holds before its KV cache is allocated: weights, activation peak, non-torch and graphs."""
+    """Bytes a server needs before its KV cache is allocated: weights, activation peak and memory outside torch."""
     return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
 
 
 def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:
-    """The measured sizes that stay valid with these flags changed; None where nothing was measured."""
+    """The measured sizes that stay valid with these flags changed; None without any, or where the weights change."""
     if seen is None or flags.keys() & flags_changing("weights"):
         return None
     if flags.keys() & flags_changing("peak"):
@@ -508,7 +502,7 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, with prompt logprobs still to be computed where a black box shows them."""
+    """Bytes that the failed step lacked, with prompt logprobs to come that a black box shows; 1 GiB without sizes."""
     oom = planner.case.oom
     if oom is None:
         return GIB

@@ -134,14 +134,13 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
 
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     """The pixels that the text bounds an image by, else one image and no video a prompt, and max_pixels where known."""
-    kind: FixKind = "limit_multimodal"
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
     named = " ".join([planner.known.args.model, *(item.text for item in planner.case.all("frame_vision"))]).lower()
     if patches := planner.case.number("pixels_told", "patches_count"):
         flags = {"mm_processor_kwargs": {"max_pixels": patches * 28 * 28}}
     elif any(name in named for name in read_data("towers.json")["max_pixels"]):
         flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
-    return Fix(kind, why, flags=flags, trades="larger or more media are scaled or refused")
+    return Fix("limit_multimodal", why, flags=flags, trades="larger or more media are scaled or refused")
 
 
 _MEGAPIXEL = 1003520
@@ -167,7 +166,7 @@ REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Every flag change that vLLM's refusal of the command line calls for, the most certain first."""
+    """The flag change for each refusal of vLLM's in the text: unknown flags first, a value that it names last."""
     case = planner.case
     unknown = case.first("unrecognized_arguments")
     if unknown is not None:
@@ -198,7 +197,7 @@ def named_value_fix(planner: FixPlanner, message: str) -> Fix | None:
 
 
 def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
-    """Renamed and misspelt flags get the right name; others are removed."""
+    """Fix: renamed and misspelt flags by their right name, others taken out; None where none of the words is one."""
     flags: dict[str, Any] = {}
     reasons, steps = [], []
     if words and "/" in words[0] and not words[0].startswith(("-", "{")):
@@ -260,7 +259,7 @@ def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> 
 
 
 def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
-    """The text as the release parses a value of the flag `dest`."""
+    """The text as the release parses a value of the flag `dest`; True, as of a switch, for an empty one."""
     if not text:
         return True
     flag = next(flag for flag in flags_of(planner.known.release).values() if flag.dest == dest)
@@ -269,7 +268,7 @@ def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
 
 
 def _argparse_refusal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """argparse names the flag: an invalid value, an unknown choice or a missing value."""
+    """Fix: without the flag whose value argparse refuses, or with that in the form that it takes; None if unknown."""
     name = str(evidence.facts.get("flag", "")).split("/")[-1]
     flag = flags_of(planner.known.release).get(name)
     if flag is None and flag_kind_ever(name) is None:
@@ -285,7 +284,7 @@ def _argparse_refusal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None
 
 
 def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """A number outside its range; a utilization of 2 to 100 is read as per cent."""
+    """Fix: without the number that is out of range; a utilization of 2 to 100 is per cent. None if no flag has it."""
     given = typed_flags(planner)
     flags: dict[str, Any] = {}
     for name in (evidence.facts.get("name"), evidence.facts.get("second")):
@@ -308,7 +307,7 @@ def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """A step large enough for a whole prompt, or for one token of every sequence."""
+    """Fix: a step large enough for a whole prompt, or for one token of every sequence; None if neither is printed."""
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
         why = f"A step of {length:,} tokens holds a whole prompt."
@@ -324,7 +323,7 @@ def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """The largest power of two that divides the attention heads: KV heads, mostly a power of two, are split too."""
+    """Fix: as ranks the largest power of two that divides the attention heads, as KV heads are split too; else None."""
     heads, ranks = evidence.facts.get("heads_count"), evidence.facts.get("ranks_count")
     if not isinstance(heads, int) or not isinstance(ranks, int):
         return None
@@ -334,7 +333,7 @@ def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """The smallest max_lora_rank that the release takes and that holds the adapter."""
+    """Fix: the smallest max_lora_rank that the release takes and that holds the adapter; None where none does."""
     rank = evidence.number("rank_count") or 0
     allowed = choices("--max-lora-rank", planner.known.release) or (rank,)
     holds = [int(size) for size in allowed if int(size) >= rank]
@@ -342,7 +341,7 @@ def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _literal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Of the values that pydantic lists, the least that is not below the refused one, else the largest."""
+    """Of the values that pydantic lists, the least above the refused one, else the largest; None for other refusals."""
     match = _LITERAL.search(evidence.window)
     if match is None or flag_kind_ever(flag_name(match["name"])) is None:
         return None
@@ -352,7 +351,7 @@ def _literal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def fewer_ranks_fix(planner: FixPlanner) -> Fix | None:
-    """As many tensor-parallel ranks as there are GPUs, where the plan fits on them; else that it does not."""
+    """Fix: as many tensor-parallel ranks as GPUs, or that the plan does not fit on them; None if they are not told."""
     error, stages = planner.case.first("too_few_gpus"), planner.known.args.pipeline_parallel_size or 1
     have = error.number("have_count") if error is not None else None
     if not have or have < stages:

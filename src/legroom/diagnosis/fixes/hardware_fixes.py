@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def is_4_bit(planner: FixPlanner) -> bool:
 
 
 def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
-    """What one rank needs before the KV cache, by the plan or the log."""
+    """What one rank needs before the KV cache, by the plan or the log; None where neither tells."""
     if planner.failed_plan is not None:
         layout = planner.failed_plan.layout
         held = max(layout.weights.bytes + layout.activation.bytes, layout.loading_peak_bytes)
@@ -87,6 +88,7 @@ def exceeds_machine(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _ranks_asked(fix: Fix | None) -> int:
+    """The ranks that a fix's flags ask for, 1 where they ask for none; 0 for None."""
     return math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
 
 
@@ -106,7 +108,7 @@ def _idle_gpus_fix(planner: FixPlanner, why: str) -> Fix | None:
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
-    """Weights in 8 bits, where half of the printed weights is more than the pool lacks; None for 4-bit weights."""
+    """Weights in 8 bits, where half of them is more than the pool lacks; None otherwise and for 4-bit weights."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
         return None
@@ -140,12 +142,11 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
     """Smaller steps and a smaller pool, where the card (`total` bytes) exceeds the `needed` weights and overhead."""
-    tokens = max(planner.step_tokens // 2, 512)
     short = planner.oom_shortage_bytes + GIB
-    flags = {"max_num_batched_tokens": tokens}
+    flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 512))
     share = math.floor((planner.utilization - short / total) * 100) / 100
     if planner.oom_shortage_bytes and 0 < share < planner.case.failed_share and needed < share * total:
-        flags |= {"gpu_memory_utilization": share}  # type: ignore[dict-item]
+        flags["gpu_memory_utilization"] = share
     why = reason("on_top_of_the_pool", {"needed": gib(needed), "total": gib(total)})
     steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
     command, comment = planner.command(flags), planner.known.rebuilt.remark(flags, {})
@@ -153,7 +154,7 @@ def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
 
 
 def other_hardware(planner: FixPlanner) -> Fix:
-    """How much memory is needed, and which cards or checkpoints provide it, where no flag helps."""
+    """Fix: the cards or checkpoints with the memory that is needed; smaller steps where this card should have it."""
     ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
     if needed is not None and total is not None and needed + BESIDE_BYTES < total and planner.case.site != "load":

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
-from legroom.facts.flags import flags_changing
+from legroom.facts.flags import default, flags_changing
 from legroom.facts.gpus import Gpu, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
+from legroom.units import GIB
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
@@ -66,7 +67,7 @@ class LogAccounting:
         return max(self.weights_bytes - round(self.share * self.total_bytes), 0)
 
     def pool_at(self, share: float) -> int | None:
-        """KV pool bytes at utilization `share`; an upper bound where the log does not print a part of the budget."""
+        """KV pool bytes at utilization `share`, an upper bound if a part of the budget is missing; None if unknown."""
         if self.total_bytes is None:
             return None
         if self.pool_bytes is not None:
@@ -93,7 +94,7 @@ class LogAccounting:
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
     def longest_at(self, share: float) -> int | None:
-        """The longest request in tokens (multiple of 256) that the pool holds at utilization `share`."""
+        """The longest request in tokens (multiple of 256) that the pool holds at `share`, with 3 % free; else None."""
         pool = self.pool_at(share)
         if pool is None or self.request_bytes is None or self.request_len is None:
             return None
@@ -155,11 +156,12 @@ def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Meas
     startup, pool = case.startup, pool_bytes(case)
     if pool is None or not startup.args_known or not startup.weights_bytes or not args.model:
         return None
-    share = args.gpu_memory_utilization or (0.92 if release.at_least("0.20.0") else 0.9)
+    share = args.gpu_memory_utilization or default("--gpu-memory-utilization", release)
     model, total = load_logged_model(args.model), round((pool + startup.weights_bytes) / share)
     card: Gpu | None = None
     for _ in range(_MAX_ITERATIONS):
-        layout = plan(Target(model, _gpu_of_size(total), args.gpus_needed, release, seen), args).layout
+        unnamed = known_gpu(f"{max(total, GIB) / GIB:.2f}GiB")
+        layout = plan(Target(model, unnamed, args.gpus_needed, release, seen), args).layout
         counted = layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes + layout.cuda_graph.bytes
         total = round((pool + counted) / share)
         nearest = _nearest_card(total)
@@ -170,15 +172,10 @@ def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Meas
 
 
 def pool_bytes(case: Case) -> int | None:
-    """The KV pool that vLLM computed from the utilization; None where it was set explicitly."""
+    """The KV pool that vLLM computed from the utilization; None where it is not printed or a flag sets it."""
     is_short = case.has("kv_bytes_short")
     pool = case.number("kv_bytes_short", "available_bytes") if is_short else case.startup.available_kv_bytes
     return None if case.startup.explicit_kv else pool
-
-
-def _gpu_of_size(total_bytes: int) -> Gpu:
-    """An unnamed GPU of this size."""
-    return known_gpu(f"{max(total_bytes, 1 << 30) / (1 << 30):.2f}GiB")
 
 
 def _nearest_card(total_bytes: int) -> Gpu | None:

@@ -22,17 +22,18 @@ DECIDING_STEPS = (
 
 
 def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
-    """A smaller max_num_batched_tokens, at least max_num_seqs; below a whole prompt it needs chunked prefill."""
-    args = planner.known.args
+    """max_num_batched_tokens of `tokens`, at most the present, at least `seqs`; chunked prefill if it may be off."""
+    args, tokens = planner.known.args, min(tokens, planner.step_tokens)
     flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
     may_be_v0 = planner.case.engine.generation == "V0" or planner.may_be_before_v1
-    if args.enable_chunked_prefill is False or (may_be_v0 and not args.enable_chunked_prefill):
+    is_off = args.enable_chunked_prefill is False or (may_be_v0 and not args.enable_chunked_prefill)
+    if is_off and flags["max_num_batched_tokens"] < planner.step_tokens:
         flags["enable_chunked_prefill"] = True
     return flags
 
 
 def reduced_limit(planner: FixPlanner, number: int) -> int:
-    """A limit's value divided by 4, or by 2 x requested/free bytes if more, rounded down to a power of two."""
+    """A limit divided by 4, or by 2 x requested/free bytes if more, as a power of two; at least 4, or `number`."""
     oom = planner.case.oom
     times = 4.0
     if oom and oom.free_bytes:
@@ -47,7 +48,7 @@ def smaller_step_tokens(planner: FixPlanner) -> int:
 
 
 def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
-    """Fewer tokens a step, where more than any default were asked for, with the share that is missing."""
+    """Fix: fewer tokens a step, with the flags of `more`; None unless more than any default were asked for."""
     if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
         return None
     flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
@@ -56,7 +57,7 @@ def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
 
 
 def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
-    """Higher utilization, smaller steps and fewer graphs together, where they may free the `missing` bytes."""
+    """Fix: higher utilization, smaller steps and eager mode together; None where they cannot free `missing` bytes."""
     total, weights = planner.accounting.likely_total_bytes, planner.accounting.weights_bytes
     share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * (total or UNKNOWN_CARD_BYTES))
     is_known = planner.utilization_known or weights is not None

@@ -13,7 +13,7 @@ from legroom.exports.deploy.named_paths import check_paths
 from legroom.exports.deploy.serve_command import check_health_is_reachable, check_reachable
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.export_request import ExportedFile
-from legroom.facts.release_support import FLAG
+from legroom.facts.release_support import SLEEP_FLAG
 from legroom.planning.packing.gpu_packing import PackResult
 from legroom.planning.packing.placement import Shift
 from legroom.planning.plan_json import plan_document
@@ -162,7 +162,7 @@ def _shift_script(shift: Shift, servers: Sequence[ExportedServer], level: int, s
             lines.append(f"if {_curl(server, '/health')}; then {_curl(server, f'/sleep?level={level}', 'POST')}; fi")
     for server in awake:
         lines.append(start(server.name))
-        if server.words.get(FLAG) is not None:
+        if server.words.get(SLEEP_FLAG) is not None:
             lines.append(_curl(server, "/wake_up", "POST"))
     return "\n".join(lines) + "\n"
 

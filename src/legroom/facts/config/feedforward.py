@@ -55,7 +55,7 @@ def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None,
 
 
 def _model_type(config: Config, architecture: str) -> str:
-    """The config's model_type without `_text`, or the one that the architecture implies."""
+    """The model type that the architecture implies, else the config's without `_text`."""
     stated = str(config.get("model_type") or "")
     return _BY_ARCHITECTURE.get(architecture, stated.removesuffix("_text"))
 
@@ -107,7 +107,7 @@ def _mlp_width(config: Config, model_type: str) -> int:
     return width or 4 * hidden
 
 
-def _has_bias(config: Config, model_type: str) -> bool:
+def _mlp_has_bias(config: Config, model_type: str) -> bool:
     """Whether the family's MLP layers have biases, by its config or its default."""
     if model_type in _BIASED:
         return config.get("use_bias", True) is not False
@@ -122,7 +122,7 @@ def _dense_block(config: Config, architecture: str) -> Dense:
     """The dense MLP that the config describes: its width, gating and biases."""
     kind = _model_type(config, architecture)
     width = _first_int(config, ("dense_intermediate_size",)) or _mlp_width(config, kind)
-    return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _has_bias(config, kind))
+    return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _mlp_has_bias(config, kind))
 
 
 def _expert_block(config: Config, architecture: str) -> Experts | None:
@@ -251,7 +251,8 @@ def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     """Experts at every `expert_layer_period`-th layer, a dense MLP at the others."""
     dense, experts = _dense_block(config, ""), _expert_block(config, "")
-    period, offset = config.get("expert_layer_period", 2), config.get("expert_layer_offset", 1)
+    period = int_field(config, "expert_layer_period", default=2)
+    offset = int_field(config, "expert_layer_offset", low=0, default=1)
     return tuple(experts if experts and i % period == offset else dense for i in range(count))
 
 

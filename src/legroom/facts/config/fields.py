@@ -58,6 +58,7 @@ LENGTH_NAMES = (
 
 _LIMITS = {
     "num_hidden_layers": 2_000,
+    "encoder_layers": 2_000,
     "hidden_size": 1_000_000,
     "num_attention_heads": 100_000,
     "num_key_value_heads": 100_000,

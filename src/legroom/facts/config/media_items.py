@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from legroom.facts.model import MediaItem
@@ -55,29 +56,26 @@ class _Grid:
         counted |= {"steps": self._growing_video, "tiles": self._tiled_image}
         for way, build in counted.items():
             if way in spec:
-                return build(kind, spec, dates)
+                return replace(build(kind, spec), **dates)
         tokens = int(spec.get("tokens") or 0) or self._stated_tokens(spec) or max(self.side // self.merge, 1) ** 2
         patches = int(spec.get("patches") or 0) or (
             self.side**2 + self.class_token if spec.get("square", "tokens" not in spec) else tokens * self.merge**2
         )
         return MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)
 
-    def _pixel_limited_item(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+    def _pixel_limited_item(self, kind: str, spec: Config) -> MediaItem:
         """Qwen-VL: the largest image has max_pixels; a video shares them among pairs of frames."""
         unit = (self.patch * self.merge) ** 2 * int(spec.get("frames") or 1)
         tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
         inflated = int(tokens * float(spec.get("inflated", 1)))
         outputs = tokens if inflated != tokens else 0
         within = bool(spec.get("within_length"))
-        return MediaItem(
-            kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within, **dates
-        )
+        return MediaItem(kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within)
 
-    def _sampled_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """GLM-V: the video whose number of frames gives the most tokens within max_model_len; `dates`: its releases."""
+    def _sampled_video(self, kind: str, spec: Config) -> MediaItem:
+        """GLM-V: the video with the most tokens, and those of each number of frames (`lengths`)."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
-        # Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in
-        # pairs.
+        # Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in pairs.
         unit = self.patch * self.merge
         side = math.floor(math.sqrt(image / 2) / unit) * unit
         by_frames = []
@@ -87,10 +85,9 @@ class _Grid:
             if round(sized_for / 2) * 2 * side**2 > video:
                 height = max(unit, math.floor(math.sqrt(video / sized_for) / unit) * unit)
             by_frames.append(-(-frames // 2) * (height // unit) ** 2)
-        lengths = tuple(by_frames)
-        return MediaItem(kind, max(lengths), max(lengths) * self.merge**2, lengths=lengths, **dates)
+        return MediaItem(kind, max(by_frames), max(by_frames) * self.merge**2, lengths=tuple(by_frames))
 
-    def _growing_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+    def _growing_video(self, kind: str, spec: Config) -> MediaItem:
         """A video of as many frames as fit into max_model_len; `steps` of the spec describes one step of frames."""
         step = self._one_tile_image() if spec["steps"] == "tile" else self.largest_item("image", spec["steps"])
         return MediaItem(
@@ -102,7 +99,6 @@ class _Grid:
             frames_per_step=int(spec.get("frames_per_step") or 1),
             beside_image_until=str(spec.get("beside_image_until") or ""),
             pixels_per_token=step.pixels_per_token,
-            **dates,
         )
 
     def _one_tile_image(self) -> MediaItem:
@@ -113,8 +109,8 @@ class _Grid:
             tokens = int((self.side * ratio) ** 2)
         return MediaItem("image", tokens, self.side**2 + self.class_token)
 
-    def _tiled_image(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """InternVL: the most tiles of an image, and a thumbnail."""
+    def _tiled_image(self, kind: str, spec: Config) -> MediaItem:
+        """InternVL: an image of the most tiles, with a thumbnail where it has several."""
         processor = self._processor_config("image")
         tiles = int(self.config.get("max_dynamic_patch") or spec["tiles"])
         if "crop_to_patches" in processor:
@@ -122,7 +118,7 @@ class _Grid:
         if tiles > 1 and self.config.get("use_thumbnail", True):
             tiles += 1
         tile = self._one_tile_image()
-        return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches, **dates)
+        return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches)
 
     def _stated_tokens(self, spec: Config) -> int:
         """Tokens of one media item as the config's own fields state them; 0 where none does."""

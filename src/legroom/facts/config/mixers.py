@@ -13,7 +13,7 @@ from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, a
 
 
 def _first_number(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these fields that is a number; else the first field's default, an error without one."""
+    """The first of these fields that is a number, else `default`; LegroomError where that is None too."""
     for name in names:
         value = text.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -24,7 +24,7 @@ def _first_number(text: Mapping[str, Any], *names: str, default: int | None = No
 def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions of a Mamba-1 mixer, by name, from the text config."""
     hidden = int_field(text, "hidden_size")
-    expand = _first_number(text, "mamba_expand", "expand", default=2)
+    expand = _first_number(text, "mamba_expand", "expand", default=2) or 2
     inner = expand * hidden
     if text.get("mamba_expand") is None and isinstance(text.get("d_inner"), int):
         inner = int_field(text, "d_inner")
@@ -243,8 +243,8 @@ def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, i
         window=int_field(text, "sliding_window") if kind == "sliding" else None,
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
         shares_kv=isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0,
-        qkv_bias=_has_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
-        o_bias=_has_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
+        qkv_bias=_is_biased(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
+        o_bias=_is_biased(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
         output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
         sinks="GptOss" in architecture,
@@ -254,7 +254,7 @@ def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, i
     )
 
 
-def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
+def _is_biased(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
     """Whether the architecture is of these families, and the config does not switch biases off."""
     if any(text.get(name) is False for name in ("use_bias", "bias", "enable_bias")):
         return False
@@ -336,7 +336,7 @@ def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[
 
 
 def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
-    """As `_gemma4_head_shape`, for configs with `swa_` fields for their sliding layers."""
+    """Attention heads, KV heads, key and value head size of a layer, for a sliding one from the `swa_` fields."""
     prefix = "swa_" if kind == "sliding" else ""
     kv_heads = int_field(text, f"{prefix}num_key_value_heads", default=int_field(text, "num_key_value_heads"))
     head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from legroom.facts import family_rows, read_data
-from legroom.facts.config.fields import config_defaults, nested_text_config
+from legroom.facts.config.fields import config_defaults, int_field, nested_text_config
 from legroom.facts.config.media_items import media_items
 from legroom.facts.model import Linear, LiveTensors, MediaItem, Modality, Split
 from legroom.records import dataclass
@@ -81,13 +81,13 @@ class _Encoder:
     text_width: int
 
     def field(self, name: str, fallback: int = 0) -> int:
-        """A number of the vision config, by the family's name or the usual one, a list's first; else `fallback`."""
+        """A number of the vision config by its name in the family or `name`, a list's first; `fallback` for none,
+        LegroomError for an implausible one."""
         for key in (self.row.get("names", {}).get(name), name):
             value = self.vision.get(key) if key else None
+            value = value[0] if isinstance(value, (list, tuple)) and value else value
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return int(value)
-            if isinstance(value, (list, tuple)) and value and isinstance(value[0], int):
-                return int(value[0])
+                return int_field({name: int(value)}, name, low=0)
         return fallback
 
     @property
@@ -133,7 +133,7 @@ class _Encoder:
 
 
 def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
-    """The vision encoder with its projector, weights and largest items; `exact`: its family is known."""
+    """The vision encoder with its projector, weights and largest items; `exact`: its config and family are known."""
     row, hidden, patch = encoder.row, encoder.hidden, encoder.patch
     layers = encoder.field("num_hidden_layers", 24)
     if "vision_feature_layer" in encoder.config or row.get("always_offset"):
@@ -171,7 +171,7 @@ def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
 
 def _audio_tower(audio: Config, width: int) -> Modality:
     """Whisper's encoder, as Qwen-Audio, Ultravox and Voxtral use it: two convolutions over mel bins, then blocks."""
-    hidden, layers = int(audio["d_model"]), int(audio["encoder_layers"])
+    hidden, layers = int_field(audio, "d_model"), int_field(audio, "encoder_layers")
     inner = int(audio.get("encoder_ffn_dim") or 4 * hidden)
     heads = int(audio.get("encoder_attention_heads") or 20)
     frames, bins = int(audio.get("max_source_positions") or 1500), int(audio.get("num_mel_bins") or 128)

@@ -26,6 +26,14 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
     """The model of a config.json; LegroomError where it describes none."""
     if not isinstance(config, Mapping) or not config:
         raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
+    try:
+        return _described_model(config, name, source)
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise LegroomError(f"the model config has a wrong value: {error}", "check the config.json") from error
+
+
+def _described_model(config: Mapping[str, Any], name: str, source: str) -> Model:
+    """The model that the fields of a config.json describe; any error where one is not of its kind."""
     text = fields.canonical_text_config(config)
     architecture = architecture_of(config, text)
     layer_mixers = mixers(text, architecture)
@@ -49,7 +57,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         vocab_size=fields.int_field(text, "vocab_size"),
         max_position_embeddings=derived_max_len(text),
         layers=layers,
-        tie_word_embeddings=_ties_embeddings(config, text),
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
         quantization=quantization(config),
         modalities=modalities(config),
         encoder_layers=_encoder_layers(text, architecture),
@@ -75,7 +83,7 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 
 def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """The checkpoint's dtype; bfloat16 where the config has none."""
+    """The checkpoint's dtype: float16, bfloat16 or float32; bfloat16 where the config states none of them."""
     for where in (config, text, config.get("vision_config") or {}):
         value = where.get("dtype") or where.get("torch_dtype") if isinstance(where, Mapping) else None
         if isinstance(value, str):
@@ -84,15 +92,6 @@ def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
             if dtype in _DTYPES:
                 return dtype
     return "bfloat16"
-
-
-def _ties_embeddings(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """tie_word_embeddings, from the top level or the text config."""
-    nested = fields.nested_text_config(config)
-    if nested is not None and nested.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is None:
-        return bool(text.get("tie_word_embeddings", False))
-    value = config.get("tie_word_embeddings") if nested is None else nested.get("tie_word_embeddings")
-    return bool(text.get("tie_word_embeddings", False)) if value is None else bool(value)
 
 
 def _encoder_layers(text: Mapping[str, Any], architecture: str) -> tuple[Layer, ...]:
@@ -123,7 +122,8 @@ _FALLBACK_LEN = 2048
 
 
 def derived_max_len(text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
-    """The config's context length after RoPE scaling, 2048 without one; `yarn_multiplies`: old releases' YaRN."""
+    """The config's context length after RoPE scaling (the original one with LongRoPE), 2048 without any length;
+    `yarn_multiplies`: YaRN's factor is applied, as up to 0.28.0."""
     lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
         return _FALLBACK_LEN
@@ -172,6 +172,6 @@ def _rope_scaled_length(length: float, ropes: list[Mapping[str, Any]], yarn_mult
             continue
         value = rope.get("factor")
         factor = float(value) if isinstance(value, int | float) and value > 0 else factor
-        if kind in _YARN and isinstance(rope.get("original_max_position_embeddings"), int):
-            length = float(rope["original_max_position_embeddings"])
+        original = rope.get("original_max_position_embeddings")
+        length = float(original) if kind in _YARN and isinstance(original, int) and original > 0 else length
     return length * factor

@@ -25,16 +25,12 @@ def quantization(config: Config) -> Quantization | None:
     method = _method_name(section)
     reader = _READERS.get(method)
     if reader is None:
-        hint = f"methods known: {', '.join(sorted(set(_READERS)))}"
+        hint = f"methods known: {', '.join(sorted(_READERS))}"
         raise LegroomError(f"quantization method {method!r} is not known", hint)
     scheme = _with_expert_dtype(reader(section), config, section)
-    readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
-    readable = readable and not scheme.mean_bits
-    if (
-        not readable
-        or set(scheme.ignored) - {"lm_head"}
-        or not any(text.get("linear_num_value_heads") for text in _text_configs(config))
-    ):
+    is_listed = scheme.rules or scheme.mean_bits or set(scheme.ignored) - {"lm_head"}
+    has_delta_nets = any(text.get("linear_num_value_heads") for text in _text_configs(config))
+    if scheme.weight_bits != 4 or scheme.method in ("bitsandbytes", "gguf") or is_listed or not has_delta_nets:
         return scheme
     # A 4-bit config that lists no unquantized modules: by the weights of published starts, gated delta nets with
     # experts leave `linear_attn` at 16 bits (three of four checkpoints), dense ones quantize it (four of six).
@@ -77,7 +73,7 @@ def _method_name(section: Config) -> str:
     return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(method, method)
 
 
-def _first_int(section: Config, *names: str, default: int) -> int:
+def _int_or_default(section: Config, *names: str, default: int) -> int:
     """The first of these fields that is a number, else the default."""
     values = (section.get(name) for name in names)
     return next((int(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)), default)
@@ -94,12 +90,19 @@ def _group_size(size: int) -> int | None:
     return size if size > 0 else None
 
 
+def _block(value: Any) -> tuple[int, int] | None:
+    """The rows and columns that share a scale; None where the field is no pair of positive whole numbers."""
+    sizes = value if isinstance(value, (list, tuple)) else ()
+    rows, columns = sizes if len(sizes) == 2 and all(isinstance(size, int) and size > 0 for size in sizes) else (0, 0)
+    return (rows, columns) if rows else None
+
+
 def _awq_scheme(section: Config) -> Quantization:
     """The scheme of an AWQ quantization_config."""
     return Quantization(
         "awq",
-        _first_int(section, "bits", "w_bit", default=4),
-        _group_size(_first_int(section, "group_size", "q_group_size", default=128)),
+        _int_or_default(section, "bits", "w_bit", default=4),
+        _group_size(_int_or_default(section, "group_size", "q_group_size", default=128)),
         zero_point=bool(section.get("zero_point", True)),
         ignored=_unquantized_modules(section, "modules_to_not_convert"),
         quantizes_lm_head=bool(section.get("lm_head", False)),
@@ -110,8 +113,8 @@ def _gptq_scheme(section: Config) -> Quantization:
     """The scheme of a GPTQ quantization_config, with its per-module rules (`dynamic`)."""
     base = Quantization(
         "gptq",
-        _first_int(section, "bits", default=4),
-        _group_size(_first_int(section, "group_size", default=128)),
+        _int_or_default(section, "bits", default=4),
+        _group_size(_int_or_default(section, "group_size", default=128)),
         # GPTQ checkpoints always have zero points; vLLM loads them even where the kernel drops them.
         zero_point=not section.get("sym", True),
         act_order=bool(section.get("desc_act", False)),
@@ -126,8 +129,8 @@ def _gptq_scheme(section: Config) -> Quantization:
                 "re:" + str(k).removeprefix("+:"),
                 replace(
                     base,
-                    weight_bits=_first_int(v, "bits", default=base.weight_bits),
-                    group_size=_group_size(_first_int(v, "group_size", default=base.group_size or -1)),
+                    weight_bits=_int_or_default(v, "bits", default=base.weight_bits),
+                    group_size=_group_size(_int_or_default(v, "group_size", default=base.group_size or -1)),
                 ),
             )
             for k, v in dynamic.items()
@@ -139,18 +142,17 @@ def _gptq_scheme(section: Config) -> Quantization:
 
 def _fp8_scheme(section: Config) -> Quantization:
     """The scheme of an FP8 quantization_config, per tensor or in blocks."""
-    block = section.get("weight_block_size")
     static = str(section.get("activation_scheme", "dynamic")) == "static"
     return Quantization(
         "fp8",
         8,
-        block=(int(block[0]), int(block[1])) if isinstance(block, (list, tuple)) and len(block) == 2 else None,
+        block=_block(section.get("weight_block_size")),
         scale_bits=8 if str(section.get("scale_fmt", "")) == "ue8m0_packed" else 32,
         dynamic_activations=not static,
         static_activations=static,
         ignored=_unquantized_modules(section, "ignored_layers", "modules_to_not_convert"),
         number="float",
-        strategy="block" if block else "tensor",
+        strategy="block" if section.get("weight_block_size") else "tensor",
     )
 
 
@@ -161,13 +163,12 @@ def _weights_scheme(group: Config, method: str) -> Quantization:
     size = weights.get("group_size")
     strategy = str(weights.get("strategy") or ("group" if size and int(size) > 0 else "tensor"))
     number = str(weights.get("type") or "int")
-    bits = _first_int(weights, "num_bits", default=8)
-    block = weights.get("block_structure")
+    bits = _int_or_default(weights, "num_bits", default=8)
     return Quantization(
         method,
         bits,
         group_size=int(size) if size and int(size) > 0 else None,
-        block=(int(block[0]), int(block[1])) if strategy == "block" and isinstance(block, (list, tuple)) else None,
+        block=_block(weights.get("block_structure")) if strategy == "block" else None,
         zero_point=not weights.get("symmetric", True),
         scale_bits=8 if bits == 4 and number == "float" else (32 if acts and bits == 8 else 16),
         dynamic_activations=bool(acts and acts.get("dynamic")),
@@ -236,7 +237,7 @@ def _modelopt_scheme(section: Config) -> Quantization:
 
 
 def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
-    """ModelOpt's MIXED_PRECISION, with a rule for each listed layer; FP8 attention and NVFP4 elsewhere unlisted."""
+    """ModelOpt's MIXED_PRECISION by its list of layers; without one, FP8 is assumed for attention, NVFP4 elsewhere."""
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):
@@ -299,7 +300,7 @@ _READERS: dict[str, Callable[[Config], Quantization]] = {
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt_scheme),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _mxfp4_scheme),
     "bitsandbytes": _bitsandbytes_scheme,
-    "gguf": lambda s: Quantization("gguf", _first_int(s, "bits", default=4), 32, quantizes_lm_head=True),
+    "gguf": lambda s: Quantization("gguf", _int_or_default(s, "bits", default=4), 32, quantizes_lm_head=True),
     **dict.fromkeys(("auto-round", "inc"), _auto_round_scheme),
     "experts_int8": lambda section: _EXPERTS_INT8,
     "fbgemm_fp8": lambda s: _float8(

@@ -47,13 +47,12 @@ class Admission:
         policy: Path | None = None,
         plan: EngineLimits | None = None,
         tokenize: Tokenize | None = None,
-        clock: Callable[[], float] = time.monotonic,
         read_steps: Callable[[], float | None] | None = None,
     ) -> None:
-        self.clock = clock
+        self.clock = time.monotonic
         self._read_steps = read_steps
         """Reads the engine's step counter; it must not block."""
-        self.file = PolicyFile(policy, clock())
+        self.file = PolicyFile(policy, self.clock())
         self.metrics = GuardMetrics()
         self.draining = False
         self._waiting_bytes = 0
@@ -61,7 +60,7 @@ class Admission:
         self._engine = EngineLimits(source="not asked yet")
         self.learner = UsageLearner(tokenize)
         self.limits = self._engine
-        self.pool = Pool(PoolLimits(), clock())
+        self.pool = Pool(PoolLimits(), self.clock())
         self._recheck: asyncio.TimerHandle | None = None
         self._steps_read_s = -math.inf
         self._apply_limits()
@@ -178,7 +177,7 @@ class Admission:
 
     def admit(self, request: GuardedRequest) -> Refusal | None:
         """Reserve the request's blocks or queue it (see `is_waiting`), and return None; or return a refusal, if it can
-        never fit or the queue is full."""
+        never fit, the queue is full, or the policy keeps all out while the pool's size is unknown."""
         if request.demand.kind is Kind.TEXT:
             self.metrics.admitted += 1
             return None

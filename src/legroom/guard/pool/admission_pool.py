@@ -75,7 +75,8 @@ class FairQueue:
         self._ends: OrderedDict[str, float] = OrderedDict()
         self._virtual_time = 0.0
         self._numbers = itertools.count()
-        self._per_client: dict[str, int] = {}
+        self.per_client: dict[str, int] = {}
+        """Waiting requests of each client that has some."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -84,15 +85,11 @@ class FairQueue:
         """In order of arrival."""
         return iter(self._waiting.values())
 
-    @property
-    def num_clients(self) -> int:
-        return len(self._per_client)
-
     def add(self, item: Reservation, weight: float = 1.0) -> None:
         """Queue a reservation by its client's fair share; a client of a higher `weight` is served more."""
         heapq.heappush(self._heap, (self.charge(item, weight), next(self._numbers), item))
         self._waiting[id(item)] = item
-        self._per_client[item.client] = self._per_client.get(item.client, 0) + 1
+        self.per_client[item.client] = self.per_client.get(item.client, 0) + 1
 
     def charge(self, item: Reservation, weight: float = 1.0) -> float:
         """Charge a request, also one that need not wait, to its client's share; returns its tag, a virtual time."""
@@ -114,9 +111,9 @@ class FairQueue:
         if self._heap and self._heap[0][2] is item:
             self._virtual_time = max(self._virtual_time, heapq.heappop(self._heap)[0])
         del self._waiting[id(item)]
-        self._per_client[item.client] -= 1
-        if not self._per_client[item.client]:
-            del self._per_client[item.client]
+        self.per_client[item.client] -= 1
+        if not self.per_client[item.client]:
+            del self.per_client[item.client]
         if not self._waiting:  # drops removed requests that the heap still refers to
             self._heap.clear()
 
@@ -209,7 +206,7 @@ class Pool:
     @property
     def waiting_clients(self) -> int:
         """Clients with requests in the queue."""
-        return self._queue.num_clients
+        return len(self._queue.per_client)
 
     @property
     def queued_blocks(self) -> int:

@@ -31,6 +31,7 @@ class GuardMetrics:
         self._waits = [0] * (len(WAIT_BUCKETS_S) + 1)
 
     def observe_wait(self, seconds: float) -> None:
+        """Count an admitted request's wait in its bucket."""
         self._wait_sum_s += seconds
         self._waits[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
 

@@ -76,7 +76,7 @@ def plain_path(path: str, root_path: str = "") -> str:
 
 
 def kind_of_body(body: dict[str, object]) -> Kind:
-    """How to read a body of `/invocations`, by its keys; the most expensive kind that matches."""
+    """How to read a body of `/invocations`, by its keys; the most expensive kind that matches, SCORE for none."""
     if isinstance(body.get("messages"), list):
         return Kind.CHAT
     if body.get("prompt") is not None or body.get("prompt_embeds") is not None:

@@ -40,7 +40,7 @@ class PrefixChain(NamedTuple):
 
 
 def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
-    """The prefix hashes of a prompt of token ids; None where it fills no block or has other values."""
+    """The prefix hashes of a prompt of token ids; None where it fills no block or is no list of token ids."""
     try:
         tokens = array("q", ids).tobytes()
     except (TypeError, ValueError, OverflowError):  # not token ids; the server refuses it
@@ -64,7 +64,7 @@ def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_key
         key = hash((key, content[start * size : end * size]))
         keys.append(key)
         start = end
-        if len(keys) >= most_keys:
+        if len(keys) >= min(most_keys, MOST_KEYS):
             break
     return PrefixChain(tuple(keys)) if keys else None
 

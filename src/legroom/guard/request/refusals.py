@@ -34,9 +34,9 @@ class Refusal:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.reason}
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
-    def headers(self, body: bytes) -> list[tuple[bytes, bytes]]:
-        """The response headers for this body, with retry-after where the client should try again."""
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The response headers but its length, with retry-after where the client should try again."""
+        headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status in (408, 413):  # the rest of the body was not read

@@ -139,6 +139,7 @@ class AdmissionApp:
         admission, status, is_complete, is_replaced = self.admission, 0, False, False
 
         async def observe_and_send(message: Message) -> None:
+            """Send a message of the response; learn from its chunks, and replace the 500 of a dead engine."""
             nonlocal status, is_complete, is_replaced
             if message["type"] == "http.response.body":
                 if status == 200 and (chunk := message.get("body")):
@@ -189,7 +190,7 @@ class AdmissionApp:
         status, document = control.answer_control(self.admission, self.token, *request)
         if status == 200:
             document = await self.control_peers(document, self.admission.draining if method == "POST" else None)
-        await send_response(status, b"application/json", json.dumps(document).encode(), send)
+        await send_response(status, [(b"content-type", b"application/json")], json.dumps(document).encode(), send)
 
 
 async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) -> bytes | Refusal | None:
@@ -248,12 +249,12 @@ async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[in
 
 
 async def send_refusal(refusal: Refusal, send: Send) -> None:
-    body = refusal.body()
-    await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.headers(body)})
-    await send({"type": "http.response.body", "body": body})
+    """Send a refusal as the whole response."""
+    await send_response(refusal.status, refusal.headers(), refusal.body(), send)
 
 
-async def send_response(status: int, content_type: bytes, body: bytes, send: Send) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+async def send_response(status: int, headers: Headers, body: bytes, send: Send) -> None:
+    """Send a whole response; the content-length is added to its headers."""
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -49,16 +49,19 @@ class ClientConnection(HttpToolsProtocol):
         """Called when the client disconnects during a response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called for a new connection: start the deadline for the head of its first request."""
         super().connection_made(transport)
         self.deadline_s = self._proxy.now_s + HEADER_TIMEOUT_S
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Called when the client is gone: release the request's body, and tell the response that is being sent."""
         super().connection_lost(exc)
         self.release_body()
         if self.on_lost is not None:
             self.on_lost()
 
     def data_received(self, data: bytes) -> None:
+        """Parse what the client sent; what is not HTTP is refused, and after a refusal all is ignored."""
         if self._is_discarding:
             return
         if not self._is_reading:
@@ -86,16 +89,19 @@ class ClientConnection(HttpToolsProtocol):
         return b""
 
     def on_message_begin(self) -> None:
+        """Called by the parser at a new request: reset the counts of its bytes."""
         super().on_message_begin()
         self.scope[SCOPE_KEY] = self  # type: ignore[literal-required]
         self._head_bytes = self._body_bytes = 0
         self._is_reading, self._has_cycle = True, False
 
     def on_url(self, url: bytes) -> None:
+        """Called by the parser: count the bytes of the target, which are part of the head's limit."""
         self._count_header_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser: count the header's bytes; trailers behind the body are dropped."""
         self._count_header_bytes(len(name) + len(value) + 4)
         if not self._has_cycle:  # after the head these are trailers, which must not become headers
             super().on_header(name, value)
@@ -139,6 +145,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Called by the parser at the end of a request: stop its deadline; the offer of an upgrade is no end."""
         if not self.parser.should_upgrade():
             self._is_reading = False
             self.deadline_s = 0.0
@@ -150,6 +157,7 @@ class ClientConnection(HttpToolsProtocol):
         return bool(self.cycle.chunked_encoding) and not self.cycle.disconnected and not self.flow.write_paused
 
     def write_chunk(self, chunk: bytes) -> None:
+        """Write a part of a chunked response, past uvicorn, as one chunk."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:
@@ -179,7 +187,7 @@ class ClientConnection(HttpToolsProtocol):
         self._is_discarding = True
         self.release_body()
         body = self._proxy.admission.refuse(refusal).body()
-        headers = {**dict(refusal.headers(body)), b"connection": b"close"}
+        headers = {**dict(refusal.headers()), b"content-length": b"%d" % len(body), b"connection": b"close"}
         head = b"".join(b"%b: %b\r\n" % header for header in headers.items())
         is_head = self.parser.get_method() == b"HEAD"
         self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[refusal.status], head, b"" if is_head else body))
@@ -208,6 +216,7 @@ class ClientConnection(HttpToolsProtocol):
         self._unsent_bytes = unsent_bytes(self.transport)
 
     def resume_writing(self) -> None:
+        """Called when the client has caught up: it is stalled no longer."""
         super().resume_writing()
         self.stalled_since_s = 0.0
 

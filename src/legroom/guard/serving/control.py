@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def answer_control(
     admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, Status]:
-    """(HTTP status, JSON document) for a request to `/-/legroom/*`: status, drain, or an error."""
+    """(HTTP status, JSON document) for a request to `/-/legroom/*`: the status, also after a drain, or an error."""
     refused = token_refusal(token, authorization)
     if refused is not None:
         return refused

@@ -25,12 +25,10 @@ from legroom.process_table import engines_below, is_stopped, shares_engines
 
 _CHECKED_PATHS = (("0.0.0", ("/v1",)), ("0.22.0", ("/v2", "/inference")), ("0.27.0", ("/cohere",)))
 """Paths that vLLM's API-key check covers, each with the first release that covers it."""
-RETRY_INTERVAL_S = 5.0
-"""How often the pool size is read again while it is unknown."""
 
 
 def checked_paths(version: str) -> tuple[str, ...]:
-    """Path prefixes that need an API key in this vLLM release; of an unknown release, those of every release."""
+    """Path prefixes that need an API key in this vLLM release; of an unknown one, those that every release checks."""
     try:
         running = release(version)
     except LegroomError:
@@ -62,7 +60,7 @@ class Guard(AdmissionApp):
         super().__init__(app, admission, token or os.environ.get(TOKEN_NAME) or None)
 
     def is_unauthorized(self, scope: Scope) -> bool:
-        """Whether vLLM will refuse the request: it has API keys, the path needs one, and the token is none."""
+        """Whether vLLM will refuse the request: it has API keys, the path needs one, and the request has none."""
         if self._key_hashes is None:
             args = getattr(getattr(scope.get("app"), "state", None), "args", None)
             configured = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
@@ -132,7 +130,7 @@ class Guard(AdmissionApp):
         now_s = self.admission.clock()
         if (self.admission.limits.known and self._learn_at_s) or now_s < self._learn_at_s:
             return
-        self._learn_at_s = now_s + RETRY_INTERVAL_S
+        self._learn_at_s = now_s + 5.0
         self._server = scope.get("app")
         state = getattr(self._server, "state", None)
         limits = limits_of_vllm(getattr(state, "vllm_config", None), getattr(state, "args", None))

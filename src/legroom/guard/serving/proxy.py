@@ -160,6 +160,7 @@ class Proxy(AdmissionApp):
 
     @property
     def clients(self) -> set[ClientConnection]:
+        """The open connections of clients."""
         return self.server_state.connections  # type: ignore[return-value]
 
     async def start(self) -> asyncio.Server:
@@ -291,7 +292,8 @@ class Proxy(AdmissionApp):
         server_page = await self.call_server("GET", METRICS)
         page = append_page(server_page or b"", self.admission.page(upstream_up=server_page is not None))
         is_refused = server_page is None and self.admission.policy.proxy.metrics_when_down == "503"
-        await send_response(503 if is_refused else 200, b"text/plain; version=0.0.4; charset=utf-8", page, send)
+        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+        await send_response(503 if is_refused else 200, headers, page, send)
 
 
 def serve(options: ProxyOptions, ready: Ready | None = None) -> int:

@@ -24,7 +24,6 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that apply to one connection only (RFC 9110, 7.6.1)."""
 _REPLACED = frozenset({b"host", b"content-length", b"expect"})
-CONNECT_TIMEOUT_S = 5.0
 WRITE_BYTES = 65536
 """Large bodies are written in pieces of the transport's high-water mark, so that it does not copy a whole body."""
 IDLE_TIMEOUT_S = 4.0
@@ -189,6 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._waiter
 
     def _wake_reader(self) -> None:
+        """Let the reader that awaits `changed()` go on."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -225,6 +225,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._wake_reader()
 
     def data_received(self, data: bytes) -> None:
+        """Parse the response; wake the reader unless `on_chunks` has written all of it."""
         if not self.method:  # a response without a request
             self.transport.abort()
             return
@@ -239,6 +240,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._wake_reader()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """End a body without a length; fail any other response that is not complete."""
         self.is_lost = True
         self._pool.remove_idle(self)
         if self.status and not self._has_length and not self._is_chunked and error is None:
@@ -248,12 +250,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._wake_reader()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser: keep the header, and note how the end of the body will show."""
         name = name.lower()
         self.headers.append((name, value))
         self._has_length = self._has_length or name == b"content-length"
         self._is_chunked = self._is_chunked or name == b"transfer-encoding"
 
     def on_headers_complete(self) -> None:
+        """Called by the parser: set `status`, except for 1xx responses, whose headers are dropped."""
         status = self._parser.get_status_code()
         if status < 200:
             self.headers, self._has_length, self._is_chunked = [], False, False
@@ -263,12 +267,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.is_complete = True
 
     def on_body(self, data: bytes) -> None:
+        """Keep a part of the body; past WRITE_BYTES nothing more is read until `take_chunks`."""
         self.chunks.append(data)
         before_bytes, self._buffered_bytes = self._buffered_bytes, self._buffered_bytes + len(data)
         if before_bytes <= WRITE_BYTES < self._buffered_bytes:
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
+        """Called by the parser at the end of a response, also of a 1xx one, which is not the end."""
         if self.status and not self.is_complete:
             self.is_complete = True
             self._is_reusable = self._parser.should_keep_alive()
@@ -342,7 +348,7 @@ class UpstreamPool:
         """A new connection to the server; UpstreamError where it cannot be reached in time."""
         upstream, self.loop = self.upstream, asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(5.0):
                 _, connection = await self.loop.create_connection(
                     lambda: UpstreamConnection(self), upstream.host, upstream.port, ssl=self._tls
                 )

@@ -30,6 +30,7 @@ class BoundedCache(Generic[V]):
         self._values: OrderedDict[Any, V] = OrderedDict()
 
     def get(self, key: Any) -> V | None:
+        """The key's value, None where missing; reading it does not keep it from being dropped."""
         return self._values.get(key)
 
     def get_or_add(self, key: Any) -> V:
@@ -87,7 +88,7 @@ class Quantiles:
         self._newest: deque[int] = deque(maxlen=16)
 
     def add(self, value: int) -> None:
-        """Count a value in its bucket; older generations are dropped."""
+        """Count a value in its bucket; those that are 2,048 values old or older are forgotten."""
         self.count += 1
         self._seen += 1
         self._newest.append(value)

@@ -98,7 +98,7 @@ class Journal:
         time_s: float | None = None,
         key: str | None = None,
     ) -> int:
-        """Opens an incident (now, without `time_s`) and returns its id; of the first one with the same `key`."""
+        """Opens an incident, at `time_s` or now; its id, or that of the one opened before with the same `key`."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
         columns = "key, server, kind, title, detail, opened_s"
         with self._write_transaction() as db:
@@ -169,7 +169,8 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome, also again, and adds `detail` to what is recorded; ValueError for another word."""
+        """Sets an action's outcome, also again, and adds `detail` to what is recorded; ValueError if not in
+        OUTCOMES."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"

@@ -212,6 +212,7 @@ class JournalThread:
         self._executor.submit(self.buffer.add_samples, samples).add_done_callback(_print_error)
 
     async def maintain(self) -> None:
+        """Rolls up and deletes old samples in the journal's thread."""
         await self._run_in_thread(self.buffer.maintain)
 
     def take_error(self) -> str | None:
@@ -220,6 +221,7 @@ class JournalThread:
         return error_text
 
     async def close(self) -> None:
+        """Writes what is buffered, closes the file and ends the thread."""
         await self._run_in_thread(self.buffer.close)
         self._executor.shutdown()
 

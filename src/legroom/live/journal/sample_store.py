@@ -11,7 +11,6 @@ from legroom.live.metrics.sample import Sample
 from legroom.records import dataclass
 
 GAUGES = ("kv_use", "running", "waiting")
-LEVELS = ("memory_used_bytes", "num_blocks", "process_start_s")
 COUNTERS = (
     "preemptions",
     "prefix_queries",
@@ -21,7 +20,7 @@ COUNTERS = (
     "recomputed_tokens",
     "finished",
 )
-FIELDS = (*GAUGES, *LEVELS, *COUNTERS)
+FIELDS = (*GAUGES, "memory_used_bytes", "num_blocks", "process_start_s", *COUNTERS)
 MAXIMA = tuple(f"{name}_max" for name in GAUGES)
 ROLLUP_STEPS_S = (60, 600)
 _LATE_S = 120.0  # a scrape times out after 4 s, and the sidecar writes every few seconds

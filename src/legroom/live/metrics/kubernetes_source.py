@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -44,35 +44,7 @@ class Pod:
         return next((by_name[name] for name in _PORT_NAMES if name in by_name), fallback)
 
 
-class KubernetesPods:
-    """Pods of this process's own cluster, or of the kubeconfig's."""
-
-    def __init__(self, context: str | None = None, api: Any = None) -> None:
-        self._api = api if api is not None else _api_client(context)
-
-    def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods that match the label selector, in one namespace or (None) all; LegroomError on a failure."""
-        from kubernetes.client.exceptions import ApiException  # an extra
-
-        try:
-            if namespace:
-                listed = self._api.list_namespaced_pod(namespace, label_selector=selector, _request_timeout=10)
-            else:
-                listed = self._api.list_pod_for_all_namespaces(label_selector=selector, _request_timeout=10)
-        except ApiException as error:
-            where = f"namespace {namespace}" if namespace else "all namespaces"
-            is_denied = error.status in {401, 403}
-            refused = "not allowed to list pods" if is_denied else "the Kubernetes API refused to list pods"
-            message = f"{refused} in {where} (HTTP {error.status})"
-            raise LegroomError(message, "kubectl auth can-i list pods", UNREACHABLE) from error
-        except Exception as error:
-            # The client passes its HTTP library's exceptions on.
-            problem = f"the Kubernetes API does not answer ({type(error).__name__})"
-            raise LegroomError(problem, "kubectl get pods", UNREACHABLE) from error
-        return [pod for item in listed.items if (pod := _running_pod(item)) is not None]
-
-
-def _api_client(context: str | None) -> Any:
+def pods_api(context: str | None = None) -> Any:
     """A CoreV1Api client of the pod's own cluster or, also for a named context, the kubeconfig's; else LegroomError."""
     try:
         client: Any = import_module("kubernetes.client")
@@ -107,8 +79,27 @@ def _running_pod(item: Any) -> Pod | None:
     return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
 
 
-def discovered_endpoints(pods: KubernetesPods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
-    """The metrics endpoint of each selected pod by `namespace/name`; LegroomError for an empty selector."""
+def discovered_endpoints(api: Any, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
+    """The metrics endpoint, by `namespace/name`, of each running pod that the label selector matches in one namespace
+    or (None) all; LegroomError for an empty selector, or where the API does not list pods. `api`: see `pods_api`."""
+    from kubernetes.client.exceptions import ApiException  # an extra
+
     if not selector.strip():
         raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")
-    return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running_pods(selector, namespace)}
+    try:
+        if namespace:
+            listed = api.list_namespaced_pod(namespace, label_selector=selector, _request_timeout=10)
+        else:
+            listed = api.list_pod_for_all_namespaces(label_selector=selector, _request_timeout=10)
+    except ApiException as error:
+        where = f"namespace {namespace}" if namespace else "all namespaces"
+        is_denied = error.status in {401, 403}
+        refused = "not allowed to list pods" if is_denied else "the Kubernetes API refused to list pods"
+        message = f"{refused} in {where} (HTTP {error.status})"
+        raise LegroomError(message, "kubectl auth can-i list pods", UNREACHABLE) from error
+    except Exception as error:
+        # The client passes its HTTP library's exceptions on.
+        problem = f"the Kubernetes API does not answer ({type(error).__name__})"
+        raise LegroomError(problem, "kubectl get pods", UNREACHABLE) from error
+    pods = filter(None, map(_running_pod, listed.items))
+    return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods}

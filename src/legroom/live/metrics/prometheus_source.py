@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     import aiohttp
 
 _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
-_TIMED_BY = "running"
-"""Every release has it, one series per engine: its scrape times are the server's."""
 _MAX_SERVERS = 10_000
 """Bounds memory, at five times the largest fleet of bench/watch_fleet.py."""
 _FORGET_AFTER_POLLS = 120
 """Ten minutes at the default interval: a restarted Prometheus knows no server for a while."""
-_POLL_TIMEOUT_S = 20.0
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
@@ -250,7 +247,7 @@ class PrometheusSource:
         return (await self._post_query(session, {"query": query}, timeout_s=60.0))[0]
 
     async def _post_query(
-        self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float = _POLL_TIMEOUT_S
+        self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float = 20.0
     ) -> _Answer:
         """(rows of an instant query, its evaluation time in seconds or None without rows); raises ScrapeFailed."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
@@ -312,8 +309,8 @@ def _up_by_server(up: _Rows) -> dict[str, bool]:
 
 
 def _timestamped_series() -> str:
-    """The regular expression of the series whose timestamp gives the time of a scrape."""
-    return "|".join(metrics.names_of(_TIMED_BY))
+    """The regular expression of a series that every release has once per engine; its timestamp is a scrape's time."""
+    return "|".join(metrics.names_of("running"))
 
 
 def _selector(names: str, matchers: str) -> str:

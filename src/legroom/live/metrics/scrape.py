@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 4.0
 """Below the default interval of 5 s."""
-_MAX_CONCURRENT = 64
 MAX_BYTES = 16 * 1024 * 1024
 """A vLLM engine answers with 60 kB, so this is hundreds of engines."""
 MAX_QUERY_BYTES = 512 * 1024 * 1024
@@ -164,7 +163,7 @@ async def scrape_fleet(
     ever (None). A server that has not answered by its next turn is skipped once."""
     if not targets:
         return
-    gate = asyncio.Semaphore(_MAX_CONCURRENT)
+    gate = asyncio.Semaphore(64)
     async with open_session() as session:
 
         async def scrape_one(target: Endpoint) -> None:

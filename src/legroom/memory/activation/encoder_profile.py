@@ -233,7 +233,7 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 
 def _is_profiled(model: Model, settings: EngineSettings) -> bool:
-    """Whether the profile run of this release and runner includes the multimodal encoders."""
+    """Whether the profile run includes the multimodal encoders, by release, model runner and flags."""
     given, release = settings.given, settings.release
     if given.skip_mm_profiling or not builds_encoders(given, model, release):
         return False
@@ -242,7 +242,7 @@ def _is_profiled(model: Model, settings: EngineSettings) -> bool:
 
 
 def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """Rows of an item's cached encoder output: 0.11 pads them to the whole budget, 0.12 to its placeholders."""
+    """Rows of an item's cached encoder output: its own, in 0.11 padded to the whole budget, in 0.12 to its tokens."""
     if settings.release.before("0.11.0") or settings.release.at_least("0.13.0"):
         return item.outputs
     return max(item.outputs, budget if settings.release.before("0.12.0") else item.tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from legroom.facts.fit import constants, runs_on_transformers
-from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
+from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu, dotted
 from legroom.facts.model import Experts, Model, Quantization, latent, recurrent
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation import layer_peaks as peaks
@@ -19,12 +19,13 @@ from legroom.memory.weights.rank_modules import scheme_in_use
 from legroom.records import dataclass
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import EngineSettings, draft_method, predicts_itself
+from legroom.vllm.cudagraphs import compilation_level
 from legroom.vllm.traits import built_encoders, is_pooling
 
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start, where torch.compile and Triton tune their kernels."""
+    """The activation peak of a first start, with torch.compile and Triton tuning kernels; never below the warm one."""
     warm = activation(model, settings, gpu, pp_rank)
     encoders = built_encoders(settings.given, model, settings.release)
     copied = 0 if not is_compiled(settings) or pp_rank or encoders else _peak_on_copy(model, settings, gpu)
@@ -73,10 +74,9 @@ def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 
 def is_compiled(settings: EngineSettings) -> bool:
-    """Whether torch.compile runs the model: V1 without --enforce-eager or compilation mode 0."""
-    config = settings.given.compilation_config or {}
-    level = config.get("mode", config.get("level", 3))
-    return settings.engine == "V1" and not settings.enforce_eager and str(level).lower() not in ("0", "none")
+    """Whether torch.compile runs the model: the V1 engine, without --enforce-eager, compilation mode 0 and -O0."""
+    is_on = compilation_level(settings.given, settings.release) != 0
+    return settings.engine == "V1" and not settings.enforce_eager and is_on
 
 
 def element_bytes(settings: EngineSettings) -> int:
@@ -243,7 +243,8 @@ def _indexer_logits(model: Model, settings: EngineSettings) -> int:
     indexed = any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers)
     if not indexed or settings.release.before("0.20.0"):
         return 0
-    return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)) * MIB  # vLLM's default
+    given = settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "")
+    return (int(given) if given.isdecimal() else 512) * MIB  # vLLM's default
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -258,7 +259,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
-    """Bytes of hidden states, logits and sampler, and their terms in words; (0, "") before the last stage."""
+    """Bytes of hidden states, logits and sampler, and their terms; (0, "") before the last stage and when pooling."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
     sample = sampling(model, settings, gpu)
@@ -337,6 +338,6 @@ def scratch_rows(gpu: Gpu, sequences: int) -> int:
     """Rows of the top-k kernel's scratch: `sequences` rounded up to a power of two, at most one per multiprocessor."""
     known = constants()["multiprocessors"]
     by_name = next((count for name, count in known["by_name"].items() if name in gpu.name.lower()), None)
-    capability = ".".join(str(part) for part in gpu.compute_capability)
-    processors = int(by_name or known["by_capability"].get(capability, known["unknown"]))
+    by_capability = known["by_capability"].get(dotted(gpu.compute_capability), known["unknown"])
+    processors = int(by_name or by_capability)
     return min(1 << (min(processors, sequences) - 1).bit_length(), processors)

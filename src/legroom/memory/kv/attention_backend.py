@@ -111,7 +111,7 @@ def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu
 
 
 def keeps_boundary_layers(model: Model, settings: EngineSettings) -> bool:
-    """Whether a TurboQuant KV cache leaves the first two and last two layers in the model's dtype; never in hybrids."""
+    """Whether a Turbo- or UltraQuant KV cache leaves two layers at each end in the model's dtype; False in hybrids."""
     return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not traits(model).has_state
 
 

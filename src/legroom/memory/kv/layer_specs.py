@@ -192,7 +192,7 @@ def context_shards(settings: EngineSettings) -> int:
 
 
 def _retained_tokens(deployment: _Deployment) -> int:
-    """Tokens kept below a sliding window: multi-module MTP may prefill its last tokens again (0.28+)."""
+    """Tokens kept below a sliding window for multi-module MTP, which may prefill them again (0.28+); else 0."""
     if deployment.release.before("0.28.0") or len(deployment.model.draft_layers) < 2:
         return 0
     method = draft_method(deployment.settings.given.speculative_config)
@@ -223,7 +223,7 @@ def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) ->
 
 
 def _index_key_bytes(mixer: LatentAttention) -> int:
-    """The indexer's FP8 key of one token, with a float32 scale per 128 values."""
+    """Bytes of the indexer's FP8 key of one token, with a float32 scale per 128 values."""
     return mixer.index_head_dim + mixer.index_head_dim // 128 * 4
 
 

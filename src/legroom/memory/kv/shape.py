@@ -139,6 +139,7 @@ class KvShape:
         demand = self.stages[stage].needed
 
         def longest() -> int:
+            """The length, found by bisection: a longer request needs no less."""
             return bisect_left(range(1, limit + 1), True, key=lambda length: demanded(demand, length) > available_bytes)
 
         return _lengths.get((self,), (available_bytes, stage, limit), longest)

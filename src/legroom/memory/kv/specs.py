@@ -83,23 +83,23 @@ class AttentionSpec(CacheSpec):
         return self.token_bytes // self.tokens_per_state
 
     @property
-    def arithmetic_text(self) -> str:
-        """How the bytes of a token are computed, and which tokens are kept if not all."""
-        return self.token_arithmetic_text
+    def kept_text(self) -> str:
+        """The clause on which tokens are kept; empty where all are."""
+        return ""
 
     @property
-    def token_arithmetic_text(self) -> str:
+    def arithmetic_text(self) -> str:
         """How `token_bytes` is computed, such as `2 (keys and values) x 8 KV heads x 128 wide x 2 bytes`."""
         heads = f"{self.kv_heads} KV head{'s' if self.kv_heads > 1 else ''}"
         values = self.kv_heads * (self.head_dim + self.v_head_dim)
         size, rest = divmod(self.token_bytes, values) if values else (0, 1)
         if not size or rest:
-            return f"{self.token_bytes:,} bytes of keys, values and scales for {heads}"
+            return f"{self.token_bytes:,} bytes of keys, values and scales for {heads}{self.kept_text}"
         if self.head_dim == self.v_head_dim:
             widths = f"2 (keys and values) x {heads} x {self.head_dim} wide"
         else:
             widths = f"{heads} x ({self.head_dim} wide keys + {self.v_head_dim} wide values)"
-        return f"{widths} x {size} byte{'s' if size > 1 else ''}"
+        return f"{widths} x {size} byte{'s' if size > 1 else ''}{self.kept_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class SlidingWindowSpec(AttentionSpec):
         return cdiv(min(kept_tokens, length), self.block_size) + 1
 
     @property
-    def arithmetic_text(self) -> str:
-        """How the bytes of a token are computed, and how many tokens the window keeps."""
-        return f"{self.token_arithmetic_text}; only the last {self.window:,} tokens are kept"
+    def kept_text(self) -> str:
+        """The clause on how many tokens the window keeps."""
+        return f"; only the last {self.window:,} tokens are kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +193,9 @@ class ChunkedLocalSpec(AttentionSpec):
         return cdiv(min(self.chunk + self.in_flight_tokens, length), self.block_size)
 
     @property
-    def arithmetic_text(self) -> str:
-        """How the bytes of a token are computed, and how many tokens a chunk keeps."""
-        return f"{self.token_arithmetic_text}; only a chunk of {self.chunk:,} tokens is kept"
+    def kept_text(self) -> str:
+        """The clause on how many tokens a chunk keeps."""
+        return f"; only a chunk of {self.chunk:,} tokens is kept"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,51 +7,45 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.facts.model import Model, Quantization, latent
-from legroom.memory.weights.module import Module, share
+from legroom.memory.weights.module import Module, config_number, share
 from legroom.memory.weights.storage import StorageContext
 from legroom.units import MIB, cdiv, round_up
 from legroom.vllm.args import EngineSettings
 
 
-def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
-    """The config's value as an integer; `default` where it is missing or not a number."""
-    value = config.get(name)
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
-
-
 def _layer_input_width(config: Mapping[str, Any]) -> int:
     """hidden_size_per_layer_input: 256 by default in Gemma-3n, 0 in other families."""
-    return _number(config, "hidden_size_per_layer_input", 256 if _number(config, "altup_num_inputs") else 0)
+    return config_number(config, "hidden_size_per_layer_input", 256 if config_number(config, "altup_num_inputs") else 0)
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
     """The modules that single families have beside the embeddings, such as per-layer embeddings; else none."""
     width = _layer_input_width(config)
     if width:
-        rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
+        rows = round_up(config_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
         yield Module("embeddings", "embed_tokens_per_layer", rows, layers * width)
         yield Module("embeddings", "per_layer_model_projection", share(layers * width, tp, "the layer inputs"), hidden)
         yield Module("norms", "per_layer_projection_norm", width)
-    copies = _number(config, "hc_mult")
+    copies = config_number(config, "hc_mult")
     if copies:
         yield Module("hyper-connections", "hc_head_fn", copies, copies * hidden, dtype="float32")
         yield Module("hyper-connections", "hc_head_base", copies, dtype="float32")
         yield Module("hyper-connections", "hc_head_scale", 1, dtype="float32")
     if config.get("model_type") == "zamba2":
         wide, inner = (
-            share(_number(config, name), tp, name) for name in ("attention_hidden_size", "intermediate_size")
+            share(config_number(config, name), tp, name) for name in ("attention_hidden_size", "intermediate_size")
         )
         shapes = ((3 * wide, 2 * hidden), (hidden, wide), (2 * inner, hidden), (hidden, inner), (3 * hidden, 1))
-        for _ in range(_number(config, "num_mem_blocks", 1)):
+        for _ in range(config_number(config, "num_mem_blocks", 1)):
             yield from (Module("shared blocks", "shared_transformer", *shape) for shape in shapes)
-    streams = _number(config, "altup_num_inputs")
+    streams = config_number(config, "altup_num_inputs")
     for number in range(2 * (streams - 1) if streams else 0):
         yield Module("embeddings", f"altup_projection{number}", share(hidden, tp, "the hidden size"), hidden)
 
 
 def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
     """DeepSeek-V4's hyper-connections, before attention and before the experts; empty without `hc_mult`."""
-    copies = _number(config, "hc_mult")
+    copies = config_number(config, "hc_mult")
     if not copies:
         return []
     rows = (2 + copies) * copies
@@ -67,9 +61,10 @@ def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: 
     """The modules that single families add to a layer, such as hyper-connections or AltUp; else empty."""
     out: list[Module] = _hyper_connections(config, hidden)
     if is_hybrid and config.get("model_type") == "zamba2":  # a projection, and adapters of the shared MLP and attention
-        wide, inner = _number(config, "attention_hidden_size"), 2 * _number(config, "intermediate_size")
-        adapted = [(hidden, inner)] + 3 * [(wide, wide)] * bool(config.get("use_shared_attention_adapter"))
-        rank, out = _number(config, "adapter_rank", 128), [*out, Module("shared blocks", "linear", hidden, hidden)]
+        wide, inner = (config_number(config, name) for name in ("attention_hidden_size", "intermediate_size"))
+        adapted = [(hidden, 2 * inner)] + 3 * [(wide, wide)] * bool(config.get("use_shared_attention_adapter"))
+        rank = config_number(config, "adapter_rank", 128)
+        out.append(Module("shared blocks", "linear", hidden, hidden))
         for inputs, outputs in adapted:
             adapter = {"A": (cdiv(rank, tp), inputs), "B": (outputs // tp, rank)}
             out += [Module("shared blocks", name, *shape) for name, shape in adapter.items()]
@@ -80,9 +75,9 @@ def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: 
             Module("feed-forward", "per_layer_projection", hidden, width),
             Module("norms", "post_per_layer_input_norm", hidden),
         ]
-    streams = _number(config, "altup_num_inputs")
+    streams = config_number(config, "altup_num_inputs")
     if streams:
-        rank = share(_number(config, "laurel_rank", 64), tp, "laurel_rank")
+        rank = share(config_number(config, "laurel_rank", 64), tp, "laurel_rank")
         out += [
             Module("feed-forward", "altup.correct_output_scale", hidden, dtype="float32"),
             Module("feed-forward", "altup.correction_coefs", streams, streams),

@@ -322,7 +322,7 @@ def _routed(block: facts.Experts, work: int, ranks: Ranks) -> list[Module]:
 
 
 def encoder_modules(model: facts.Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
-    """The vision and audio encoders' modules on any stage; split by TP unless --mm-encoder-tp-mode data."""
+    """The modules of the vision and audio encoders, which every stage has; split by TP unless ranks hold them whole."""
     ranks = 1 if replicates_encoders(settings.given, model) else tensor_ranks
     for encoder in built_encoders(settings.given, model, settings.release):
         modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}

@@ -234,7 +234,7 @@ def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
 
 
 def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings:
-    """The allocator's settings while loading: expandable_segments of the environment, splits below 20 MiB (0.21+)."""
+    """The allocator's settings while loading: expandable_segments as given, max_split_size_mb:20 on NVIDIA (0.21+)."""
     limited = gpu.vendor == "nvidia" and settings.release.at_least("0.21.0")
     env = settings.given.env
     conf = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
@@ -288,7 +288,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
-    """The modules with each layer's in the order in which files, sorted by name, complete them."""
+    """The modules, where some are quantized while loading with each layer's in the order that files complete them."""
     if not any(each.storage.layer_by_layer for each in stored):
         return stored
     ordered: list[StoredModule] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -59,3 +60,9 @@ def share(total: int, ranks: int, what: str, sizes: str = "--tensor-parallel-siz
         hint = f"use a {sizes} that divides {total}"
         raise LegroomError(f"{what} {total} does not divide over {ranks} GPUs ({sizes})", hint)
     return total // ranks
+
+
+def config_number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
+    """The config's value as an integer; `default` where it is missing or not a number."""
+    value = config.get(name)
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default

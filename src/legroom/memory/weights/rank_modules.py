@@ -13,7 +13,7 @@ from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
 from legroom.memory.weights.family_modules import attention_workspaces, before_layers, layer_extras, model_extras
 from legroom.memory.weights.layer_modules import encoder_modules, feedforward_modules, mixer_modules, norm
-from legroom.memory.weights.module import Module, Ranks
+from legroom.memory.weights.module import Module, Ranks, config_number
 from legroom.memory.weights.quantized_modules import Schemes
 from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
@@ -184,13 +184,13 @@ def _seq2seq_encoder(build: _Build) -> Iterator[Module]:
     if not model.encoder_layers:
         return
     if shape.mel_convolutions:
-        yield Module("encoder", "conv1", hidden, 3 * int(model.config.get("num_mel_bins") or 80), bias=True)
+        yield Module("encoder", "conv1", hidden, 3 * (config_number(model.config, "num_mel_bins") or 80), bias=True)
         yield Module("encoder", "conv2", hidden, 3 * hidden, bias=True)
     for layer in model.encoder_layers:
         yield from _layer_modules(layer, hidden, build, _ATTENTION_SCALARS, shape.encoder_norms)
     yield from norm("norms", "encoder.norm", hidden, shape)
     if shape.encoder_positions:
-        yield Module("embeddings", "encoder.positions", int(model.config[shape.encoder_positions]), hidden)
+        yield Module("embeddings", "encoder.positions", config_number(model.config, shape.encoder_positions), hidden)
 
 
 def _vocabulary_rows(build: _Build) -> int:
@@ -220,12 +220,12 @@ def _embeddings(build: _Build) -> Iterator[Module]:
         yield Module("embeddings", "project_in", model.hidden_size, width)
         yield Module("embeddings", "project_out", width, model.hidden_size)
     if shape.positions:
-        count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
+        count = (config_number(config, shape.positions) or model.max_position_embeddings) + shape.positions_offset
         yield Module("embeddings", "embed_positions", _table_rows(count, build), model.hidden_size)
         if shape.causal_mask and runs_on_transformers(model.model_type, build.settings.release):
             yield Module("buffers", "causal_mask", count, count // build.context.dtype_bytes)
     if shape.token_types:
-        rows = _table_rows(int(config.get(shape.token_types) or 2), build)
+        rows = _table_rows(config_number(config, shape.token_types) or 2, build)
         yield Module("embeddings", "token_type", rows, model.hidden_size)
     yield from model_extras(config, model.hidden_size, len(model.layers), build.ranks.tensor)
     if shape.embedding_norm:
@@ -315,7 +315,7 @@ def _stored_mixer(mixer: Mixer, build: _Build) -> Mixer:
         return replace(heads[0], shares_kv=False)
     if not heads or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
-    nope, rope, value = (int(config.get(f"{part}_head_dim") or 0) for part in ("qk_nope", "qk_rope", "v"))
+    nope, rope, value = (config_number(config, f"{part}_head_dim") for part in ("qk_nope", "qk_rope", "v"))
     return LatentAttention(mixer.heads, int(config["kv_lora_rank"]), config.get("q_lora_rank"), nope, rope, value)
 
 

@@ -78,8 +78,9 @@ def _rope_table(
     dim = head_dim if kind == "latent" or rope_type == "proportional" else _rotary_dim(config, rope, head_dim, anatomy)
     length = int(config.get("max_position_embeddings") or model.max_position_embeddings)
     factor = rope.get("factor")
-    scale = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) else 1.0
-    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    scale = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) and factor > 0 else 1.0
+    stated = [where.get("original_max_position_embeddings") for where in (rope, config)]
+    original = next((number for number in stated if isinstance(number, (int, float)) and number >= 1), None)
     tables: tuple[int, ...] = ()
     if rope_type in _SCALED_FROM_ORIGINAL:
         length = int(int(original or length) * scale)

@@ -51,6 +51,7 @@ class Packed:
 
     @property
     def name(self) -> str:
+        """The server's name in the pack request."""
         return self.needs.server.name
 
     @property
@@ -184,10 +185,10 @@ def _planned_beside_all(
     flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
     args = replace(needs.server.args, **flags)
     if sleeps:
-        from legroom.facts.release_support import ENDPOINTS_SWITCH, FLAG
+        from legroom.facts.release_support import ENDPOINTS_SWITCH, SLEEP_FLAG
         from legroom.vllm.args import is_given
 
-        others = args.others if is_given(args, FLAG) else (*args.others, FLAG)
+        others = args.others if is_given(args, SLEEP_FLAG) else (*args.others, SLEEP_FLAG)
         args = replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})
     if len(problem.cards) > 1 and not problem.cards[0].is_slice:
         args = replace(args, env={**args.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 from legroom.errors import LegroomError
 from legroom.memory.cudagraph_memory import graph_bytes
@@ -18,9 +19,6 @@ from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, ServeArgs, other_value
 from legroom.vllm.resolve import resolve
-
-_FIRST_PORT = 8000
-"""vLLM's own default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,12 @@ def default_name(args: ServeArgs) -> str:
 
 
 def with_own_names_and_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """Servers with numbered names and, if several, ports from 8000 on; LegroomError for a port given twice."""
+    """Servers with names of their own (NAME, NAME-2 ...) and, if several, those without a port on free ones from 8000
+    (vLLM's default) on; LegroomError for a port given twice."""
     given = [other_value(server.args, "--port") for server in servers]
     for twice in {port for port in given if port is not None and given.count(port) > 1}:
         raise LegroomError(f"two servers have --port {twice}", "give each its own")
-    free = (str(port) for port in range(_FIRST_PORT, _FIRST_PORT + 1000) if str(port) not in given)
+    free = (str(port) for port in count(8000) if str(port) not in given)
     seen: dict[str, int] = {}
     named = []
     for server, port in zip(servers, given, strict=True):

@@ -25,7 +25,6 @@ _SHORTEST_CONTEXT = 1024
 _LENGTH_STEP = 256
 _MOST_CARDS = 16
 _SPLITS = (2, 4, 8)
-_MOST_OFFERED = 4
 
 
 def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
@@ -33,7 +32,7 @@ def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
     if result.verdict != "does_not_fit":
         return ()
     fitting = (change for change in _candidate_changes(result) if change.result.verdict != "does_not_fit")
-    return tuple(islice(fitting, _MOST_OFFERED))
+    return tuple(islice(fitting, 4))
 
 
 def _candidate_changes(result: PackResult) -> Iterator[PackChange]:
@@ -73,7 +72,7 @@ def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The change to the longest max_model_len of this server with which all servers fit."""
+    """The change to the longest max_model_len of this server that frees what the cards lack; nothing if too short."""
     target, settings = needs.server.target, needs.settings
     room = needs.least_pool_bytes - result.short_bytes
     if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:
@@ -87,7 +86,7 @@ def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Changes to fewer concurrent requests in a server's capacity goal."""
+    """The change to as many concurrent requests in a server's goal as memory allows; nothing without a goal."""
     goal = needs.server.goal
     room = needs.least_pool_bytes - result.short_bytes
     if goal is None or goal.concurrency < 2 or room <= 0:
@@ -181,7 +180,7 @@ def proof(result: PackResult) -> tuple[str, ...]:
 
 
 def meet_goals(result: PackResult) -> PackResult:
-    """The pack with searched flags for servers with a capacity goal, where it does not fit without them."""
+    """The pack with searched flags for servers with a capacity goal, one by one until it fits; it may still not fit."""
     if result.verdict != "does_not_fit":
         return result
     for needs in sorted(result.needs, key=lambda needs: -needs.least_bytes):

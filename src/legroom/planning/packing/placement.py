@@ -122,7 +122,7 @@ class _Search:
 
 
 def place(problem: PackingProblem, needs: Sequence[ServerNeeds]) -> Placement | None:
-    """Cards for every server, placing the largest first; None where no placement holds them all."""
+    """Cards for every server, placing the largest first; None where no placement that holds them all is found."""
     if any(each.server.gpus > len(problem.cards) for each in needs):
         return None
     search = _Search(problem, [[] for _ in problem.cards])

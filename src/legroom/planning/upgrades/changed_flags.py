@@ -36,6 +36,7 @@ class ChangedFlag:
     why: str
 
     def to_json(self) -> dict[str, Any]:
+        """JSON of the flag, with its `old` and `new` value as `from` and `to`."""
         return {"flag": self.flag, "kind": self.kind, "from": self.old, "to": self.new, "why": self.why}
 
 

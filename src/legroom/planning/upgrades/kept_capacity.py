@@ -38,7 +38,7 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The smallest flag change with `old`'s concurrency and free memory, else its concurrency alone, else the best."""
+    """The first flag change that keeps `old`'s requests and free memory, else its requests alone, else the most."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
@@ -81,8 +81,8 @@ def _holds_old_requests(plan: Plan, old: Plan) -> bool:
 
 
 def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """The changes to try: none, another utilization, then the old defaults."""
-    # The old values of limits that a new default would lower.
+    """The flag changes to try, each with its plan: the old limits alone where a new default differs (else none), then
+    with the smallest KV cache that suffices, then the same with old defaults, one by one and together."""
     kept: dict[str, Any] = {}
     if new.settings.max_model_len != old.settings.max_model_len and not old.settings.auto_fit_len:
         kept["max_model_len"] = old.settings.max_model_len
@@ -92,7 +92,6 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
     if start is None:
         return
     yield kept, start
-    # The old defaults, one by one and then together.
     defaults = {name: getattr(old.settings, name) for name in _PINNED}
     pins = {name: value for name, value in defaults.items() if value != getattr(start.settings, name)}
     together = [pins] if len(pins) > 1 else []
@@ -117,24 +116,24 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
     else:
         choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
 
-    def holds_old_requests(flags: Mapping[str, Any]) -> bool:
-        # Like `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache.
+    def pool_suffices(flags: Mapping[str, Any]) -> bool:
+        """As `_holds_old_requests` without the start-up checks, so that it is monotonic in the size of the KV cache."""
         plan = try_flags(base, flags)
         if plan is None:
             return False
         tokens = plan.memory.kv.max_concurrency * plan.settings.max_model_len
         return tokens >= old.memory.kv.max_concurrency * old.settings.max_model_len
 
-    at = bisect_left(choices, True, key=holds_old_requests)  # a larger pool holds more
+    at = bisect_left(choices, True, key=pool_suffices)  # a larger pool holds more
     least = try_flags(base, choices[at]) if at < len(choices) else None
     if least is not None:
         yield choices[at], least
 
 
 def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
-    """The answer of a flag search whose goal is the old plan's requests; None where it finds none."""
-    concurrency = old.memory.kv.max_concurrency
-    if concurrency < 1:
+    """The answer of a flag search for the requests that all engines of the old plan hold; None where it finds none."""
+    concurrency = old.memory.kv.max_concurrency * old.settings.data_parallel_size
+    if old.memory.kv.max_concurrency < 1:
         return None
     goal = CapacityGoal(old.settings.max_model_len, concurrency, (new.settings.gpus_used,), "tight")
     result = search_flags([new.target], new.args, goal, max_answers=1)

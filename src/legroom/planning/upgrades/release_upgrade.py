@@ -43,6 +43,7 @@ class PoolChange:
     is_bytes: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """JSON of the figure on the old release (`from`) and on the new one (`to`)."""
         return {"what": self.what, "from": self.old, "to": self.new}
 
 
@@ -314,5 +315,6 @@ def _step_json(step: ReleaseStep) -> dict[str, Any]:
 
 
 def _bugs_json(bugs: tuple[KnownBug, ...]) -> list[dict[str, Any]]:
+    """JSON of bugs that an upgrade ends or begins."""
     names = ("id", "title", "memory", "fixed_in", "source")
     return [{name: getattr(bug, name) for name in names} for bug in bugs]

@@ -129,7 +129,6 @@ Progress = Callable[[float], None]
 
 _TURNS_PLAIN, _TURNS_COMPILED = 2_000, 200_000
 _FEWEST_TOKENS_A_BLOCK = 4
-_NO_COST = rows.StepCost(0.0, 0.0, 0.0, 0.0)
 
 
 def can_replay(settings: SchedulerSettings) -> bool:
@@ -155,26 +154,16 @@ class FastReplay:
         accepted, self.rejections = admissible_requests(trace, settings)
         self.trace, self.num_asked, self.pauses_s = trace.first_questions(accepted)
         self.settings, self.use_numba = settings, use_numba
-        self.cost = cost or _NO_COST
+        self.cost = cost or rows.StepCost(0.0, 0.0, 0.0, 0.0)
         contents = SharedContents({}, 0)
         if settings.enable_prefix_caching:
             contents = shared_contents(trace, settings.block_size)
         self.max_extents = _max_extents(trace, settings, contents)
         self.rules = rows.Rules(
-            usable_blocks=settings.usable_blocks,
-            block_size=settings.block_size,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            chunked=int(settings.enable_chunked_prefill),
-            threshold=settings.long_prefill_token_threshold,
+            **{name: int(getattr(settings, name)) for name in rows.Rules._fields if hasattr(settings, name)},
             by_priority=int(settings.scheduling_policy == "priority"),
-            watermark_blocks=settings.watermark_blocks,
-            reserve_full=int(settings.reserve_full_isl),
-            caching=int(settings.enable_prefix_caching),
             in_seconds=int(trace.in_seconds),
             num_requests=len(trace),
-            batches_in_flight=int(settings.async_scheduling),
-            remote_prefill=int(settings.remote_prefill),
             first_own_stream=contents.num_streams,
         )
         self.sim = self._initial_sim(contents.columns)
@@ -262,7 +251,7 @@ class FastReplay:
         return self._timeline(interrupted)
 
     def _tally_field(self, name: str) -> int:
-        """One total of the replay (a field of `Tally`), read from the kernel's state."""
+        """One field of the kernel's `StateRow`, such as a total of `Tally`."""
         return int(rows.column(self.sim.state, name, self.use_numba)[0])
 
     def _column(self, name: str) -> Any:

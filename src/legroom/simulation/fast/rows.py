@@ -16,21 +16,21 @@ MAX_SAMPLES = 2048
 
 
 class Rules(NamedTuple):
-    """`SchedulerSettings` as numbers."""
+    """`SchedulerSettings`, by their names where they have one, and the trace as numbers."""
 
     usable_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    chunked: int
-    threshold: int
+    enable_chunked_prefill: int
+    long_prefill_token_threshold: int
     by_priority: int
     watermark_blocks: int
-    reserve_full: int
-    caching: int
+    reserve_full_isl: int
+    enable_prefix_caching: int
     in_seconds: int
     num_requests: int
-    batches_in_flight: int
+    async_scheduling: int
     """1 with asynchronous scheduling: a step is scheduled before the tokens of the one before are known."""
     remote_prefill: int
     first_own_stream: int

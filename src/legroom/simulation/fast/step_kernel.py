@@ -63,7 +63,7 @@ def preempt(sim, rules, r):
         state.num_prefills -= 1
     request.peak = max(request.peak, computed)
     cacheable = computed
-    if rules.batches_in_flight and request.state != PREFILLING:
+    if rules.async_scheduling and request.state != PREFILLING:
         # The token that the step in flight samples is not known yet.
         cacheable = computed if request.skipped_step == state.step - 1 else max(request.computed, computed - 1)
     if was_scheduled:
@@ -75,7 +75,7 @@ def preempt(sim, rules, r):
     remove_running(sim, r)
     state.held_blocks -= request.held_blocks
     state.stored -= computed
-    free_blocks(sim, rules, r, cacheable // rules.block_size if rules.caching else 0)
+    free_blocks(sim, rules, r, cacheable // rules.block_size if rules.enable_prefix_caching else 0)
     request.computed = 0
     request.preemptions += 1
     state.preemptions += 1
@@ -91,14 +91,14 @@ def cache_shared_blocks(sim, rules, r, tokens):
     """Add the full blocks of the first `tokens` of `r` to the prefix cache, if another request may find them."""
     request = sim.requests[r]
     blocks = min(tokens // rules.block_size, request.shared_blocks)
-    if rules.caching and blocks > request.cached:
+    if rules.enable_prefix_caching and blocks > request.cached:
         cache_blocks(sim, rules, r, blocks)
 
 
 @compilable
 def num_certain_tokens(sim, rules, r, computed):
     """Tokens of a decoding request that are known when its next step is scheduled; fewer with a step in flight."""
-    return max(sim.requests[r].computed, computed) if rules.batches_in_flight else computed + 1
+    return max(sim.requests[r].computed, computed) if rules.async_scheduling else computed + 1
 
 
 @compilable
@@ -186,7 +186,7 @@ def schedule_one_by_one(sim, rules, threshold):
             # It was not scheduled in this step: it finishes one step later.
             stop_decoding(sim, rules, r)
             start_decoding(sim, rules, r, requests[r].step_offset - 1)
-            if rules.batches_in_flight:
+            if rules.async_scheduling:
                 # Its tokens in flight are known before its next step, which can cache one more.
                 requests[r].computed = requests[r].step_offset + state.step + 2
                 requests[r].skipped_step = state.step
@@ -262,19 +262,19 @@ def admit_waiting(sim, rules, budget, threshold):
         r = peek_waiting(sim, rules)
         request = requests[r]
         hit, used = 0, 0
-        if rules.caching:
+        if rules.enable_prefix_caching:
             hit, used = find_cache_hit(sim, rules, r)
         computed = request.tokens - 1 if rules.remote_prefill and request.preemptions == 0 else hit * bs
         wanted = request.tokens - computed
         if 0 < threshold < wanted:
             wanted = threshold
-        if wanted > budget and not rules.chunked:
+        if wanted > budget and not rules.enable_chunked_prefill:
             return True
         wanted = min(wanted, budget)
         free = state.free_uncached + state.free_cached
         if state.num_running:
             free -= rules.watermark_blocks
-        if rules.reserve_full and -(-request.tokens // bs) - used > free:
+        if rules.reserve_full_isl and -(-request.tokens // bs) - used > free:
             # A decoding request with the same content may cache the blocks that this one would find.
             return request.state != PREEMPTED or request.shared_blocks != ALL_BLOCKS
         if -(-(computed + wanted) // bs) - used > free:
@@ -325,7 +325,7 @@ def complete_prefills(sim, rules):
         if complete:
             request.tokens += 1
             if request.first_token == NONE:
-                request.first_token = state.step + rules.batches_in_flight
+                request.first_token = state.step + rules.async_scheduling
                 request.token_s = state.now
         if complete and request.tokens < request.total:
             start_decoding(sim, rules, r, request.computed - state.step - 1)
@@ -355,7 +355,7 @@ def collect_finishing(sim, rules):
         request.state = FINISHING
         # The count of blocks is not updated while decoding.
         request.held_blocks = -(-(request.total - 1) // rules.block_size)
-        request.finish = state.step + rules.batches_in_flight
+        request.finish = state.step + rules.async_scheduling
         request.finish_s = state.now
         ask_again(sim, rules)
 
@@ -370,7 +370,7 @@ def free_finishing(sim, rules):
         remove_running(sim, r)
         state.held_blocks -= requests[r].held_blocks
         state.stored -= computed
-        free_blocks(sim, rules, r, computed // rules.block_size if rules.caching else 0)
+        free_blocks(sim, rules, r, computed // rules.block_size if rules.enable_prefix_caching else 0)
         requests[r].state = DONE
     if state.num_finishing:
         state.blocked = 0
@@ -381,12 +381,12 @@ def free_finishing(sim, rules):
 @compilable
 def complete_step(sim, rules):
     """Finish the step: complete prefills, free requests with their last token (a step later if async), count it."""
-    if rules.batches_in_flight:
+    if rules.async_scheduling:
         free_finishing(sim, rules)
     if sim.state[0].num_prefills:
         complete_prefills(sim, rules)
     collect_finishing(sim, rules)
-    if not rules.batches_in_flight:
+    if not rules.async_scheduling:
         free_finishing(sim, rules)
     record_step(sim, rules)
     sim.state[0].step += 1
@@ -397,7 +397,7 @@ def single_step(sim, rules, cost):
     """Schedule and run one step, in which requests may be admitted, preempted or finished."""
     state = sim.state[0]
     alone = state.num_running + state.num_waiting <= 1
-    threshold = 0 if alone else rules.threshold
+    threshold = 0 if alone else rules.long_prefill_token_threshold
     was_steady = state.num_prefills == 0
     scheduled_before = state.scheduled_tokens
     budget = schedule_in_bulk(sim, rules, threshold)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with_tier
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
-from legroom.sweeps import ProcessExecutor, SweepExecutor
+from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 
 HIT_SHARE = 0.95
 """Share of all possible hits at which the curve of hits over size has flattened."""
@@ -45,11 +44,8 @@ def hit_curve(
     points = [CurvePoint(unlimited.tally.peak_chunks, unlimited.hit_ratio)]
     sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
     task: CurveTask = (trace, settings, replayed.tier, cost)
-    # Without --workers or a cluster it runs in this process.
-    with closing((executor or ProcessExecutor(1)).run(replay_size, task, sizes)) as results:
-        for _, point in results:
-            points.append(point)
-            report(len(points) / (len(sizes) + 1))
+    where = executor or ProcessExecutor(1)  # without --workers or a cluster in this process
+    points += sweep(replay_size, task, sizes, where, lambda share: report((1 + share * len(sizes)) / (len(sizes) + 1)))
     return tuple(sorted(points))
 
 

@@ -192,10 +192,12 @@ class TieredScheduler(Scheduler):
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
+        """As `Scheduler`'s; the request has no prefill under way any more."""
         super()._preempt(request, output)
         self._prefilling.pop(request, None)
 
     def _finish_request(self, request: Request) -> None:
+        """As `Scheduler`'s; the next step offers the request's last chunks to the tier."""
         self.offload.finish(request)
         super()._finish_request(request)
         self._prefilling.pop(request, None)

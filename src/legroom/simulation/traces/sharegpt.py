@@ -34,5 +34,5 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 def _estimated_tokens(turn: Any) -> int:
     """Tokens of one conversation turn, estimated from its characters; at least 1."""
-    text = turn.get("value", "") if isinstance(turn, dict) else ""
-    return max(1, len(text) // CHARACTERS_PER_TOKEN)
+    text = turn.get("value") if isinstance(turn, dict) else None
+    return max(1, len(str(text or "")) // CHARACTERS_PER_TOKEN)

@@ -42,17 +42,17 @@ def read(spec: str, seed: int = 0) -> Trace:
     rate = users.rate(0.0) if users else _parse_number(words.get("rate", "1"), "rate")
     usual = 1000 if not users else max(1000, min(3 * users.count, 20_000))  # each user asks a few times
     count = int(_parse_number(words.get("requests", str(usual)), "requests"))
-    if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
-        raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
     prompt = _length_distribution(words.get("prompt", "lognormal(500,0.8)"))
     output = _length_distribution(words.get("output", "lognormal(150,0.8)"))
     burst = int(_parse_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
+    if rate <= 0 or burst < 1 or not 1 <= count <= _MAX_REQUESTS:
+        raise LegroomError("rate must be above 0, burst at least 1 and requests between 1 and 20 million", _EXAMPLE)
     long_share, long_length = _number_pair(words.get("long", "0,1"), "long")
     groups, prefix_len = _number_pair(words.get("prefix", "0,0"), "prefix")
     trace = Trace("synthetic", in_seconds=True, users=users)
     at = 0.0
     for i in range(count):
-        if i % max(1, burst) == 0:
+        if i % burst == 0:
             gap = burst / rate
             at += gap if process == "uniform" else rng.expovariate(1 / gap)
         length = long_length if long_share and rng.random() < long_share else prompt(rng)
@@ -63,7 +63,7 @@ def read(spec: str, seed: int = 0) -> Trace:
 
 
 def _users(words: dict[str, str]) -> Users | None:
-    """The users that `users=N think=S` describes; None where the spec has a rate, LegroomError where it has both."""
+    """The users that `users=N think=S` describes; None where neither is given, LegroomError beside a rate."""
     if "users" not in words:
         if "think" in words:
             raise LegroomError("think= is what users do between two questions", "add users=N")
@@ -96,7 +96,7 @@ def _length_distribution(text: str) -> Draw:
     numbers = [_parse_tokens(part, text) for part in call[2].split(",")]
     if call[1] == "lognormal" and len(numbers) == 2 and numbers[0] > 0:
         median, sigma = math.log(numbers[0]), numbers[1]
-        return lambda rng: rng.lognormvariate(median, sigma)
+        return lambda rng: math.exp(min(rng.normalvariate(median, sigma), 700.0))  # more overflows a float
     if call[1] == "uniform" and len(numbers) == 2:
         return lambda rng: rng.uniform(*numbers)
     if call[1] in ("exponential", "geometric") and len(numbers) == 1 and numbers[0] > 0:

@@ -36,7 +36,6 @@ FORMATS: dict[str, Reader] = {
 }
 _MAX_LINES = 20_000_000
 """A month of 8 requests a second; a replay of them fits in memory."""
-_MAX_LINE_CHARS = 10_000_000
 _MAX_DOCUMENT_BYTES = GIB
 """JSON of this size takes several GiB of Python objects."""
 
@@ -75,10 +74,13 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
     is_one_document = format_name == "sharegpt"
     if limit is None or is_one_document:
         _check_size(size, path, head, is_one_document)
-    lines = _bounded_lines(file, path, None if is_one_document else _MAX_LINE_CHARS)
+    lines = _bounded_lines(file, path, None if is_one_document else 10_000_000)
     if limit is not None and not is_one_document:
         lines = itertools.islice(lines, limit)
-    return FORMATS[format_name].read(lines, path)
+    try:
+        return FORMATS[format_name].read(lines, path)
+    except OverflowError:
+        raise LegroomError(f"{path}: a number is too large", "drop the request from the trace or fix it") from None
 
 
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:

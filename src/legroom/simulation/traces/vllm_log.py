@@ -17,7 +17,7 @@ _PROMPT = re.compile(r"prompt: (['\"])(?P<text>.*?)\1, (?:params|sampling_params
 
 
 def looks_like(head: str) -> bool:
-    """Whether the file's beginning has one of vLLM's request log lines."""
+    """Whether the file's beginning has a `Received request` line of vLLM."""
     return _RECEIVED.search(head) is not None
 
 
@@ -30,7 +30,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
         limit = _MAX_TOKENS.search(line)
         if not received or not limit:
             continue
-        at = _timestamp_s(line)
+        at = _line_time_s(line)
         start = at if start is None else start
         trace.add(_prompt_len(line), int(limit[1]), max(0.0, at - start), request_id=received["id"])
     return trace
@@ -45,7 +45,7 @@ def _prompt_len(line: str) -> int:
     return max(1, len(prompt["text"]) // CHARACTERS_PER_TOKEN) if prompt else 1
 
 
-def _timestamp_s(line: str) -> float:
+def _line_time_s(line: str) -> float:
     """Unix seconds of the line's local timestamp, in 2000 where it names no year; 0.0 without a timestamp."""
     stamp = _STAMP.search(line)
     if not stamp:
