@@ -59,7 +59,7 @@ class GatePolicy:
     """Skip objects without the label or annotation `legroom/gate`."""
 
     def mode_for(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> review.Mode | None:
-        """`enforce` or `warn` for one object; None where it is not reviewed."""
+        """`enforce` or `warn` for one object (`path_mode`: that of the URL's path); None where it is not reviewed."""
         switch, namespace = request.switch, request.namespace
         if switch == "off" or namespace in self.not_namespaces:
             return None

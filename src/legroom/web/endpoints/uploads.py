@@ -143,5 +143,5 @@ def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
     try:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise LegroomError("the file is not in base64") from error
+        raise LegroomError(f"{name} is not in base64") from error
     return readings_of_content(content, name, _MAX_SNAPSHOT_BYTES)[0]
