@@ -82,6 +82,7 @@ class IncidentKeeper:
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of_server(self, server: str) -> tuple[OpenIncident, ...]:
+        """The open incidents of one server, by kind in the order in which the kinds first occurred."""
         possible = (self._open.get((server, kind)) for kind in self._kinds)
         return tuple(incident for incident in possible if incident is not None)
 

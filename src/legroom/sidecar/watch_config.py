@@ -214,7 +214,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The groups by name, with their own actions and limits or the general ones; ConfigError for an empty group."""
+    """The groups by name, with own actions and limits or the general ones; ConfigError for one without its server."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups
@@ -344,7 +344,7 @@ def platform_of(table: TomlTable, server: str) -> Platform:
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
-    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's if its token is set."""
+    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's, None without token."""
     if table is None:
         if isinstance(platform, _DRAINS_BY_ITSELF):
             return PlatformDrain(platform.name)
