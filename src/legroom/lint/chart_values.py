@@ -16,7 +16,7 @@ _KEY = re.compile(r"^( *)([A-Za-z][\w-]*):(?=\s|$)")
 
 
 def unread_values(texts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, DoubtfulLine]]:
-    """Values of a server that the templates of its chart, all of which are here, do not read."""
+    """(path, line) of each server setting in a values.yaml that none of its chart's templates, all given, reads."""
     for path, text in texts:
         folder = path.removesuffix("values.yaml")
         templates = [body for name, body in texts if name.startswith(f"{folder}templates/")]

@@ -101,7 +101,7 @@ class LintedPart:
 
 
 def linted_parts(path: str, text: str, release: Release, around: str = "") -> Iterator[LintedPart | Unread | Skipped]:
-    """The parts of a file, and what of it cannot be read or has nothing to check; `around`: all files of the call."""
+    """The parts of a file, and what of it cannot be read or has nothing to check; `around`: text of all the files."""
     if path.endswith(".py") and _VLLM_SOURCE.search(text):
         yield Skipped(path, "a copy of a module of vLLM")
         return
@@ -161,7 +161,7 @@ def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
-    """Flags that only vLLM has, on lines that belong to no server that was read."""
+    """The first flag that only vLLM has on a line of no server that was read, and how many lines have one; or None."""
     unclaimed = [
         (number, flag)
         for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
@@ -190,14 +190,15 @@ def _doubtful_lines(
 
 
 def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The lines of each row of `line_mistakes.json`; `scope` names the text, `lacks` and `needs` mean all files."""
+    """(offset, row) of the mistakes in `line_mistakes.json`: `scope` is the searched text, `needs` and `lacks` are what
+    all linted files must, and must not, have beside it."""
     told = texts[""]
     for row in read_data("line_mistakes.json")["rows"]:
         matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
         found = [
             each
             for each in islice(matches, _MOST_LINES)
-            if _is_counted(each, row)
+            if _has_wanted_numbers(each, row)
             and not _OF_COMMIT.search(each["at"])
             and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
         ]
@@ -208,20 +209,20 @@ def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> 
             yield from ((each.start("at"), row) for each in found)
 
 
-def _is_counted(found: re.Match[str], row: Mapping[str, Any]) -> bool:
-    """Whether a loop that asks `times` times, `each_s` apart, is short, and the number `more` is above `less`."""
+def _has_wanted_numbers(found: re.Match[str], row: Mapping[str, Any]) -> bool:
+    """Whether the match's numbers meet its row: `times` x `each_s` below `below_s` seconds, and `more` above `less`."""
     counts = {name: int(number) for name, number in found.groupdict().items() if name in _NUMBERS and number}
     is_short = counts.get("times", 0) * counts.get("each_s", 1) < row.get("below_s", math.inf)
     return is_short and counts.get("more", 1) > counts.get("less", 0)
 
 
 @lru_cache(maxsize=256)
-def _is_in(searched: str, text: str) -> bool:
-    return re.search(searched, text, re.MULTILINE) is not None
+def _is_in(regex: str, text: str) -> bool:
+    return re.search(regex, text, re.MULTILINE) is not None
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for its lines of comments."""
+    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line is none."""
     return re.sub(r"(?m)^[ 	]*(?:#(?!!)|//).*$", lambda line: " " * len(line[0]), text)
 
 

@@ -268,7 +268,7 @@ def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
 
 
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
-    """The findings with one note or warning in place of equal ones of a file, which names their lines."""
+    """The findings; notes, and findings on commands, that say the same of a file are one, which names all lines."""
     firsts: dict[object, LintFinding] = {}
     others: dict[LintFinding, list[str]] = {}
     for each in findings:
@@ -288,7 +288,7 @@ def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool
 
 
 def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
-    """The rule with the line or the variable, and with the whole file where a second line of it would say the same."""
+    """What the finding is said about: its rule with its line, the variable it names, or (0) the file as a whole."""
     yield finding.place.path, finding.rule, finding.place.line
     yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
     if finding.rule in _ONCE_A_FILE:

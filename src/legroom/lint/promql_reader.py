@@ -129,7 +129,7 @@ def comparisons(expression: str) -> Iterator[Comparison]:
         after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
         beyond = stream[i + 2].text if i + 2 < len(stream) else ""
         if after and after[0].kind == "number" and beyond not in _ARITHMETIC:
-            yield Comparison(token.text, _number_of_token(after[0]), after[0].offset, scaled)
+            yield Comparison(token.text, number_of_token(after[0]), after[0].offset, scaled)
         elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
             texts = (token.text for token in stream[i + 1 :])
@@ -138,11 +138,11 @@ def comparisons(expression: str) -> Iterator[Comparison]:
                 takewhile(lambda text: text not in _SET_OPERATORS, texts),
             )
             yield Comparison(
-                operator, _number_of_token(number), number.offset, any(text in _ARITHMETIC for text in until_set)
+                operator, number_of_token(number), number.offset, any(text in _ARITHMETIC for text in until_set)
             )
 
 
-def _number_of_token(token: Token) -> float:
+def number_of_token(token: Token) -> float:
     """The number of a token, also hexadecimal."""
     return float(int(token.text, 0)) if token.text.lower().startswith("0x") else float(token.text)
 

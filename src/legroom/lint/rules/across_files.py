@@ -58,7 +58,7 @@ def model_of_another_name(address: NamedAddress, context: Context) -> Findings:
 
 
 def _service_at(host: str, context: Context) -> str:
-    """The Compose service that is called so, or whose container is."""
+    """The name of the Compose service whose container is called `host`; else `host`, which may be a service's name."""
     services = [pair for each in context.manifests for pair in each.items("services")]
     return {service.text("container_name"): name for name, service in services}.get(host, host)
 

@@ -126,10 +126,9 @@ def _cache_folder(server: StartedServer, args: ServeArgs) -> str:
 
 def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
     """The mount at the path, above it, or below it."""
-    inside = f"{path}/".startswith
-    return next(
-        (mount for mount in mounts if inside(f"{mount.path.rstrip('/')}/") or mount.path.startswith(path)), None
-    )
+    folder = f"{path.rstrip('/')}/"
+    paths = ((mount, f"{mount.path.rstrip('/')}/") for mount in mounts)
+    return next((mount for mount, at in paths if folder.startswith(at) or at.startswith(folder)), None)
 
 
 @cache

@@ -259,7 +259,7 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
         is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
         if word is not None and is_known and plain_name(word.text) != _SHARE:
             found = finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
-            is_open = not context.is_release_certain(server) and not _is_refused_by_all(message, args)
+            is_open = not context.is_release_certain(server) and not _is_message_of_all_releases(message, args)
             yield replace(found, severity="note") if is_open else found
 
 
@@ -291,7 +291,7 @@ def _checkpoint_of_another_method(server: StartedServer, context: Context) -> Fi
         yield finding("flag-value", server.place_of(word), message, "leave it out", is_certain=False)
 
 
-def _is_refused_by_all(message: str, args: ServeArgs) -> bool:
+def _is_message_of_all_releases(message: str, args: ServeArgs) -> bool:
     """Whether the config classes of every release that is recorded give the message."""
     recorded = filter(is_recorded, map(known_release, known_releases()))
     return all(message in dict(field_refusals(args, release)) for release in recorded)

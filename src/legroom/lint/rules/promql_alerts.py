@@ -12,6 +12,7 @@ from legroom.lint.promql_reader import (
     Operand,
     Token,
     after_bracket,
+    number_of_token,
     operands,
     roles_in,
     roles_in_recorded,
@@ -80,7 +81,7 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
-    """Whether the aggregation is over buckets."""
+    """Whether the token `aggregation` is over buckets, or over no series of vLLM that is known; `after`: its clause."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
         first = after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
@@ -247,13 +248,13 @@ def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
 
 
 def _scale_factor(operand: Operand) -> float:
-    """The number that the series are multiplied by; 0 where there are several, or a division by a number."""
+    """The number that the series are multiplied by, else 1; 0 where there are several, or a division by a number."""
     stream = tokens(operand.text)
     factor = 1.0
     for i, token in enumerate(stream):
         before, after = stream[i - 1] if i else None, stream[i + 1] if i + 1 < len(stream) else None
         if token.text == "*":
-            numbers = [float(side.text) for side in (before, after) if side and side.kind == "number"]
+            numbers = [number_of_token(side) for side in (before, after) if side and side.kind == "number"]
             factor = numbers[0] if numbers and factor == 1 else 0.0
         elif token.text == "/" and after and after.kind == "number":
             factor = 0.0
