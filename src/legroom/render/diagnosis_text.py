@@ -28,7 +28,7 @@ from legroom.vllm_logs.evidence import Evidence
 from legroom.vllm_logs.log_masking import masked_log_text
 
 _MARGIN = "  "
-_LONGEST_SHOWN = 220
+_LONGEST_SHOWN = 440
 
 
 def readings_text(
@@ -172,9 +172,9 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
 
 
 def _shown_evidence(evidence: Evidence) -> str:
-    """The text of a log line with its secrets masked, cut where it is very long."""
+    """The text of a log line with its secrets masked, cut after 440 characters."""
     text = masked_log_text(" ".join(evidence.text.split()))
-    return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + " ..."
 
 
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:

@@ -170,7 +170,7 @@ def first_start_loss(plan: Plan, requests: float) -> list[str]:
 
 
 ROUNDING = 0.01
-"""Of a request in whole blocks, by which two counts of the same tokens may differ."""
+"""The share by which two counts of the same tokens may differ, as requests hold whole blocks."""
 
 
 def pool_text(kv: KvPlan, block: str) -> str:

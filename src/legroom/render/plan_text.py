@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."
-_FIRST_START_DIFFERS = 0.01
-"""A first start with over 1 % fewer blocks is shown in full."""
 
 
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
@@ -214,7 +212,7 @@ def _longest_context_text(plan: Plan) -> str:
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Rows with the KV blocks of a first start, which compiles with a cold cache."""
+    """(name, text) of the KV blocks of a first start, which compiles with a cold cache; none where that is the plan."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -223,7 +221,7 @@ def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     words = f"{plural(max(kv.num_blocks, 0), 'block')} with a cold compile cache"
     if first.memory.failure and not first.memory.refused:
         words += ": too few, so the first start fails"
-    elif lost > _FIRST_START_DIFFERS:
+    elif lost > ROUNDING:
         words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {kv.max_concurrency:.2f} requests of full length"
     yield "first start", words
 

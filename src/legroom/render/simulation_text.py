@@ -119,7 +119,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 
 def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
-    """How often the users of a load ask."""
+    """(name, text) of how often the users of a load ask; nothing for a load of single requests, or one in steps."""
     if (users := timeline.trace.users) and timeline.clocks:
         answer_s, rate = percentile(timeline.seconds["latency_s"], 0.5), timeline.requests_per_s
         asks = f"{users.count:,.0f} ask again {users.think_s:g} s after an answer, which takes {answer_s:,.0f} s (p50)"
@@ -142,7 +142,7 @@ def _percentiles_text(values: list[float], unit: str) -> str:
     return f"p50 {p50:,.{digits}f}  p99 {p99:,.{digits}f}  max {largest:,.{digits}f} {unit}"
 
 
-_MAX_CHANGES = 12
+_MAX_ROWS = 12
 
 
 def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
@@ -160,10 +160,10 @@ def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
     lines.append(axis_line("0", end, style))
     lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), ""]
-    first = scaled.changes[:_MAX_CHANGES]
+    first = scaled.changes[:_MAX_ROWS]
     lines += [f"  {time_s / 60:7.1f} min  {before} -> {after}" for time_s, before, after in first]
-    if len(scaled.changes) > _MAX_CHANGES:
-        lines.append(f"  and {len(scaled.changes) - _MAX_CHANGES} more")
+    if len(scaled.changes) > _MAX_ROWS:
+        lines.append(f"  and {len(scaled.changes) - _MAX_ROWS} more")
     return "\n".join(lines) + "\n"
 
 
@@ -264,7 +264,6 @@ def _blocks_text(report: TierReport, blocks: int) -> str:
     return gib(report.bytes_of(blocks)) if report.replayed.tier.block_bytes else f"{count(blocks)} blocks"
 
 
-_MAX_CHOICE_ROWS = 12
 Fleets = Sequence[tuple[HoldingFleet, Sequence[str]]]
 """Fleets that hold the load, each with its command."""
 
@@ -296,7 +295,7 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     """A header, then goodput, p99 waits, preemptions, peak, hits and flags of each undominated setting."""
     goal, unit = choice.goal, "s" if choice.in_seconds else "step"
     has_limits = any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
-    shown = choice.frontier[:_MAX_CHOICE_ROWS]
+    shown = choice.frontier[:_MAX_ROWS]
     if choice.best not in shown:
         shown = [choice.best, *shown]
     waits = [f"{name} p99 ({_time_unit_text(choice)})" for name in ("first token", "latency")]
