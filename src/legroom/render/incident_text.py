@@ -131,7 +131,7 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
 
 
 def _time_slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
-    """The points in even time slots, at most one a pixel; empty where scrapes failed, while one lost scrape is bridged."""
+    """The points in even time slots, one a pixel at most; empty where scrapes failed, but for a single lost one."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
     width_s = max(usual_s, (last_s - first_s) / _MAX_SLOTS, 1e-3)
