@@ -276,5 +276,4 @@ def _server_start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
     serve = replace(pool.deployment.args, max_model_len=pool.settings.max_model_len)
     deployment = replace(pool.deployment, args=serve)
     plan = plan_deployment(deployment, shared_options.described_machine(args, deployment), advice=False)
-    times = planned_server(plan_document(plan)).times
-    return times.expected_s if times else 0.0
+    return planned_server(plan_document(plan)).times.expected_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -254,22 +254,50 @@ def _linted_yaml(part: FilePart) -> LintedPart:
     """The servers, PromQL expressions and recording rules of YAML documents."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
-    kinds = [document_kind(document) for document in part.documents]
-    for kind, document in zip(kinds, part.documents, strict=True):
+    documents = [(document_kind(document), document) for document in part.documents]
+    for kind, document in documents:
         if kind == "rules":
             rules, recorded = rule_expressions(document)
             expressions += rules
             records |= recorded
         elif kind in ("kubernetes", "other"):
             expressions += manifest_queries(document)
-    manifests = [
-        document
-        for kind, document in zip(kinds, part.documents, strict=True)
-        if kind in ("kubernetes", "compose") or (kind == "other" and part.subjects)
-    ]
-    is_known = part.is_whole and any(kind != "other" for kind in kinds)
-    others = (document for kind, document in zip(kinds, part.documents, strict=True) if kind != "rules")
-    is_monitoring = bool(kinds) and all(
-        other.text("apiVersion").startswith("monitoring.coreos.com/") for other in others
-    )
+    served = ("kubernetes", "compose", "other") if part.subjects else ("kubernetes", "compose")
+    manifests = [document for kind, document in documents if kind in served]
+    is_known = part.is_whole and any(kind != "other" for kind, _ in documents)
+    versions = [document.text("apiVersion") for kind, document in documents if kind != "rules"]
+    is_monitoring = bool(documents) and all(each.startswith("monitoring.coreos.com/") for each in versions)
     return LintedPart((*part.subjects, *manifests, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)
+
+
+_READ_VALUE = re.compile(r"\.Values\.([\w.]+)")
+_READ_WHOLE = re.compile(r"\.Values(?!\.\w)|\b(?:include|template)\s+\"[\w.-]*(?<!name)(?<!Name)(?<!abels)(?<!chart)\"")
+"""Values as a whole, or a helper of another file that may read any."""
+_VALUES_OF_SERVER = frozenset({"args", "extraArgs", "env", "envVars", "extraEnv", "resources", "command", "shmSize"})
+_YAML_KEY = re.compile(r"^( *)([A-Za-z][\w-]*):(?=\s|$)")
+
+
+def unread_values(texts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, DoubtfulLine]]:
+    """(path, line) of each server setting in a values.yaml that none of its chart's templates, all given, reads."""
+    for path, text in texts:
+        folder = path.removesuffix("values.yaml")
+        templates = [body for name, body in texts if name.startswith(f"{folder}templates/")]
+        if folder == path or not templates or any(map(_READ_WHOLE.search, templates)):
+            continue
+        read = {name.rstrip(".") for body in templates for name in _READ_VALUE.findall(body)}
+        for key, line in _dotted_keys(text):
+            is_read = any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in read)
+            parent, dot, last = key.rpartition(".")
+            has_template = any(f"{name}.".startswith(f"{parent}{dot}image.") for name in read)  # of its container
+            if last in _VALUES_OF_SERVER and has_template and not is_read:
+                row = {"rule": "flag-ignored", "message": f"no template of the chart reads {key}"}
+                yield path, DoubtfulLine(Place(path, line, 1), row | {"suggestion": "read it, or leave it out"})
+
+
+def _dotted_keys(text: str) -> Iterator[tuple[str, int]]:
+    """The keys of a block of YAML as `a.b.c`, each with its line; those of lists belong to the list's key."""
+    above: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if (found := _YAML_KEY.match(line)) is not None:
+            above = [*(each for each in above if each[0] < found.end(1)), (found.end(1), found[2])]
+            yield ".".join(name for _, name in above), number

@@ -18,10 +18,9 @@ from legroom.facts import pattern
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.chart_values import unread_values
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
-from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, without_comments
+from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, unread_values, without_comments
 from legroom.lint.names_in_text import PASSED_ON
 from legroom.lint.rule import Context, LintFinding, NamedCard
 from legroom.lint.rules import all_checks
