@@ -127,7 +127,7 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 
 
 def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
-    """Lint errors and warnings that make a server restart over and over, though its memory suffices."""
+    """Lint errors and warnings about what makes a server restart over and over, though its memory suffices."""
     plan = plan_document(plans[0]) if len(plans) == 1 else None
     findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
     return [found for found in findings if found.severity != "note"]

@@ -174,13 +174,13 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
 
 
 def _doubtful_lines(
-    path: str, text: str, kind: Kind | None, around: str, judged: frozenset[str]
+    path: str, text: str, kind: Kind | None, around: str, server_flags: frozenset[str]
 ) -> Iterator[DoubtfulLine]:
-    """Mistakes of single lines, each said once a file."""
+    """Mistakes of single lines, a rule once a line; `server_flags`: those of servers that were read are left out."""
     whole, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
     told = without_other_services(path, whole) if kind == "yaml" else whole
     texts = {"comments": text, "file": whole, "": told}
-    for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(texts, kind, around)):
+    for offset, row in (*mistaken_names(told, kind, around, server_flags), *_lines_in_data(texts, kind, around)):
         place = source.place(offset)
         if row["rule"] == "secret-written" and _EXAMPLE.search(path):
             continue  # a value to be replaced
@@ -204,8 +204,8 @@ def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> 
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
-        is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)
-        if is_met and not ("lacks" in row and _is_in(row["lacks"], around)):
+        is_met = re.search(row.get("about", ""), told) and _is_found(row.get("needs", ""), around)
+        if is_met and not ("lacks" in row and _is_found(row["lacks"], around)):
             yield from ((each.start("at"), row) for each in found)
 
 
@@ -217,7 +217,7 @@ def _has_wanted_numbers(found: re.Match[str], row: Mapping[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _is_in(regex: str, text: str) -> bool:
+def _is_found(regex: str, text: str) -> bool:
     return re.search(regex, text, re.MULTILINE) is not None
 
 

@@ -148,7 +148,7 @@ def _read_stdin() -> str:
 
 
 def _files_in(path: str) -> Iterable[str]:
-    """The file itself, or the files of a folder without hidden ones."""
+    """The file itself, or a folder's files of the kinds that lint looks for, hidden ones left out."""
     folder = Path(path)
     if not folder.is_dir():
         yield path
@@ -263,6 +263,7 @@ def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
 
 
 def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
+    """The card where exactly one is named, else None."""
     return next(iter(named.values())) if len(named) == 1 else None
 
 

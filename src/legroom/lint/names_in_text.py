@@ -70,7 +70,7 @@ def without_other_services(path: str, text: str) -> str:
     return text
 
 
-def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[str]) -> Iterator[Mistake]:
+def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
     """Variables that nobody reads, flags that are gone, releases with a hole, and gated models without a token."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
         yield from _unread_variables(text, around, is_built=kind == "dockerfile")
@@ -81,7 +81,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
         name = flag_name(word[0])
         if (
             name in flags_ever()
-            and name not in judged
+            and name not in server_flags
             and not any(name in flags_of(each) for each in (latest(), *releases))
         ):
             problem = explain_unknown(name, latest())

@@ -261,7 +261,7 @@ def runs_on_rocm(server: StartedServer) -> bool:
 
 
 def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
-    """Whether a variable may add flags; as the value of a flag it does not, unless its field is one of `besides`."""
+    """Whether a variable or template in the command may add flags, or stands for a field that is one of `besides`."""
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
         is_model = before is not None and before.text == "serve" and "model" not in fields

@@ -119,14 +119,14 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
     """KV use, running, waiting and preempted requests over the incident, as maxima per time slot."""
     slots = _time_slots(points)
 
-    def worst(name: str) -> list[float]:
+    def maxima(name: str) -> list[float]:
         return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
 
     return [
-        Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
-        scaled_curve("running", "green", worst("running_max")),
-        scaled_curve("waiting", "orange", worst("waiting_max")),
-        scaled_curve("preempted", "red", worst("preempted")),
+        Curve("KV use", "blue", 4, maxima("kv_use_max"), 1.0, "100%"),
+        scaled_curve("running", "green", maxima("running_max")),
+        scaled_curve("waiting", "orange", maxima("waiting_max")),
+        scaled_curve("preempted", "red", maxima("preempted")),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment
@@ -140,6 +140,12 @@ def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]
     for number, line in enumerate(wrap(sentence, style.width - len(mark) - 1)):
         lead = " " * len(mark) if number else style.paint(mark, VERDICT_COLOURS[verdict], "bold")
         yield f"{lead} {style.paint(line, 'bold')}"
+
+
+def note_lines(notes: Iterable[str], style: Style) -> Iterator[str]:
+    """The notes, each once, wrapped and dimmed."""
+    for note in dict.fromkeys(notes):
+        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, "  ", " " * 8))
 
 
 def plan_headline(plan: Plan) -> str:

@@ -19,6 +19,7 @@ from legroom.render.plan_parts import (
     certainty_text,
     first_start_loss,
     layout_parts,
+    note_lines,
     plan_headline,
     pool_text,
     scale_bytes,
@@ -45,7 +46,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
         _advice_lines(plan, style),
         command_lines(_command_to_run(plan), style),
         _math_lines(plan, style) if explain_math else (),
-        _note_lines(plan, style),
+        note_lines(plan.notes, style),
     )
     return f"{text}\n"
 
@@ -323,12 +324,6 @@ def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
         text = f"The layers add up to {total:,} bytes while all of them keep a token; {kv.bytes_per_token:,} is the "
         text += f"mean over a request of {length} tokens, in whole blocks."
         yield from (style.paint(line, "dim") for line in wrap(text, style.width, _MARGIN * 2))
-
-
-def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
-    """The notes of the plan, each once, wrapped and dimmed."""
-    for note in dict.fromkeys(plan.notes):
-        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
 
 
 def search_words(result: SearchAnswer) -> dict[str, Any]:

@@ -121,6 +121,7 @@ async def post_with_retries(
 
 
 def _iso_time(time_s: float) -> str:
+    """A Unix time as Alertmanager reads it: in UTC, with milliseconds and `Z`."""
     at = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -114,7 +114,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Opens, closes and worsens a server's incidents by its current findings, `info` ones left out; the changes."""
+        """Opens, worsens and closes a server's incidents by its findings now, but for `info`; returns what changed."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():

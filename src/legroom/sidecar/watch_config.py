@@ -308,6 +308,7 @@ def _ca_file(table: TomlTable) -> str | None:
 
 
 def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
+    """The pods to watch; None without a table, ConfigError without a selector."""
     if table is None:
         return None
     with table:
@@ -351,22 +352,17 @@ def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform
         token = os.environ.get(GUARD_TOKEN)
         return GuardDrain(place.server, token, place.verify_tls, place.ca_file) if token else None
     with table:
-        return _named_drain_method(table, place, platform)
-
-
-def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:
-    """The drain method that `by` names: guard (the default), file, command or platform; ConfigError if wrong."""
-    by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
-    if by == "guard":
-        token = table.secret("token") or os.environ.get(GUARD_TOKEN)
-        if not token:
-            raise table.error("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
-        return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
-    if by == "file":
-        path = table.path("path")
-        if path is None:
-            raise table.error("path", "is missing: the file that makes readiness fail")
-        return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
-    if by == "command":
-        return CommandDrain(table.require("close_command", str), table.require("open_command", str))
-    return PlatformDrain(platform.name if platform is not None else "the platform")
+        by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
+        if by == "guard":
+            token = table.secret("token") or os.environ.get(GUARD_TOKEN)
+            if not token:
+                raise table.error("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
+            return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
+        if by == "file":
+            path = table.path("path")
+            if path is None:
+                raise table.error("path", "is missing: the file that makes readiness fail")
+            return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
+        if by == "command":
+            return CommandDrain(table.require("close_command", str), table.require("open_command", str))
+        return PlatformDrain(platform.name if platform is not None else "the platform")

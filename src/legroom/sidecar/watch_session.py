@@ -341,22 +341,22 @@ def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[Serv
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()
 
-    async def scrape() -> None:
+    async def scrape_until_stopped() -> None:
         task = asyncio.create_task(stream(config, session, seen.put))
         while not stop.is_set() and not task.done():
             await asyncio.wait([task], timeout=0.05)
         task.cancel()
         await task
 
-    def run() -> None:
+    def run_in_thread() -> None:
         try:
-            asyncio.run(scrape())
+            asyncio.run(scrape_until_stopped())
         except asyncio.CancelledError:
             return
         except BaseException as error:
             seen.put(error)
 
-    thread = threading.Thread(target=run, name="legroom watch", daemon=True)
+    thread = threading.Thread(target=run_in_thread, name="legroom watch", daemon=True)
     thread.start()
     try:
         while True:

@@ -179,11 +179,11 @@ def http_status(error: LegroomError) -> int:
 def _parse_json(body: bytes) -> Any:
     """The parsed body; BadRequest where it is not JSON (NaN and Infinity are not)."""
 
-    def reject(name: str) -> None:
+    def refuse_constant(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
     try:
-        return json.loads(body, parse_constant=reject)
+        return json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise BadRequest("the body is not JSON", "send one JSON object") from None
 

@@ -56,7 +56,7 @@ def with_edition(html: bytes, edition: Edition) -> bytes:
     """The page with its edition and version in its meta tags."""
     values = {b"edition": edition.encode(), b"version": __version__.encode()}
 
-    def filled(tag: re.Match[bytes]) -> bytes:
+    def with_value(tag: re.Match[bytes]) -> bytes:
         return tag[1] + next(value for name, value in values.items() if b"legroom-" + name in tag[1]) + tag[2]
 
-    return _META.sub(filled, html)
+    return _META.sub(with_value, html)

@@ -62,6 +62,7 @@ class ServeCommand:
         return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
 
     def words(self) -> tuple[str, ...]:
+        """The whole command line but the secrets."""
         return (*self.head, *self.model_words, *(word for phrase in self.phrases for word in phrase.words))
 
 

@@ -133,4 +133,5 @@ def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
 
 @cache
 def _gated_models() -> re.Pattern[str]:
+    """The beginnings of the Hub ids of gated models."""
     return re.compile("|".join(read_data("model_access.json")["gated"]), re.IGNORECASE)

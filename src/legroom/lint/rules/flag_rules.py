@@ -122,7 +122,7 @@ def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
 
 
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
-    """Whether a problem of the command line is no mistake of its author."""
+    """Whether a problem is no mistake of its author; `strays`: words of no flag, `extension`: another reader."""
     is_stray = not problem.flag.startswith("-")
     if is_stray and (strays > 2 or server.runs in ("config", "python")):
         return True  # a sentence, or the value of a key that is reported already
@@ -264,7 +264,7 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
 
 
 def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
-    """A step that holds fewer tokens than requests run, or than a prompt that is not chunked; for unknown models."""
+    """--max-num-batched-tokens below --max-num-seqs, or below --max-model-len without chunks; for unknown models."""
     args, release = context.parsed_args(server).args, context.release_of(server)
     tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
     if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:

@@ -192,7 +192,7 @@ def _as_share(compared: _Compared) -> float:
 
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
-    """The finding where a ratio from 0 to 1 is compared with a percentage."""
+    """The finding where a rate of tokens is compared with a share, written as a ratio or in percent."""
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -204,7 +204,7 @@ def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding
 
 
 def _compares_counter_value(compared: _Compared) -> bool:
-    """Whether the value of the counters themselves is compared."""
+    """Whether counters, or a histogram's sums and counts, are compared by their value: no quantile, no difference."""
     if "histogram_quantile" in compared.operand.functions or compared.subtracts:
         return False
     if not compared.is_alone and (compared.comparison.number == 0 or compared.kinds == {"histogram"}):

@@ -170,7 +170,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
-    """The files of `legroom export FORMAT`, which start the planned server."""
+    """The files of `legroom export FORMAT` for the planned server; LegroomError where it does not start."""
     from importlib import import_module
 
     from legroom.exports.export_request import ExportRequest

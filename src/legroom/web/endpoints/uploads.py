@@ -137,7 +137,7 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
-    """The first reading of a PyTorch memory snapshot in base64; LegroomError where it is not base64."""
+    """The fullest GPU's reading of a PyTorch memory snapshot in base64; LegroomError where it is not base64."""
     from legroom.fragments.fragment_sources import readings_of_content
 
     try:
