@@ -126,10 +126,9 @@ def comparisons(expression: str) -> Iterator[Comparison]:
         scaled = scaled or token.text in _ARITHMETIC
         if token.kind != "operator" or token.text not in _COMPARISONS:
             continue
-        after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
-        beyond = stream[i + 2].text if i + 2 < len(stream) else ""
-        if after and after[0].kind == "number" and beyond not in _ARITHMETIC:
-            yield Comparison(token.text, number_of_token(after[0]), after[0].offset, scaled)
+        right = stream[i + 2 :] if stream[i + 1 : i + 2] and stream[i + 1].text.lower() == "bool" else stream[i + 1 :]
+        if right and right[0].kind == "number" and not (right[1:] and right[1].text in _ARITHMETIC):
+            yield Comparison(token.text, number_of_token(right[0]), right[0].offset, scaled)
         elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
             texts = (token.text for token in stream[i + 1 :])
