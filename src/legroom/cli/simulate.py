@@ -108,7 +108,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("searching flags")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     shared_options.add_latency_goals(group, "seconds or steps")
-    group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
+    group.add_argument("--slo-latency", type=shared_options.limit_in("s"), metavar="S", help="p99 of the whole answer")
     about = "choose no setting with more of them (default: any number, counted as what they cost)"
     group.add_argument("--max-preemptions", type=int, metavar="N", help=about)
     shared_options.add_sweep_options(group, "one per core")
