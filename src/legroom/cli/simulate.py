@@ -45,8 +45,6 @@ exit codes: 0 the load is held, 1 it falls behind or turns requests away (or no 
 holds it), 2 the call or the trace is wrong
 """
 
-_POLICIES = ("fcfs", "priority")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
@@ -96,7 +94,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     switches = ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling")
     for name in (*switches, "--scheduler-reserve-full-isl"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
-    flags.add_argument("--scheduling-policy", choices=_POLICIES, help="who goes first (default: fcfs)")
+    flags.add_argument("--scheduling-policy", choices=("fcfs", "priority"), help="who goes first (default: fcfs)")
     flags.add_argument("--watermark", type=float, metavar="SHARE", help="share of the pool that stays free")
     flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens per step")
     flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of drafts (default: 0.7)")

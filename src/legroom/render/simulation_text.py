@@ -193,9 +193,6 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "", f"a server starts in {policy.start_s:.0f} s"
 
 
-_BAR = 30
-
-
 def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
     """Where the time to the first token goes, and how busy the link is."""
     return (
@@ -248,7 +245,7 @@ def _tier_curve(report: TierReport) -> list[str]:
     """A bar of the hit ratio for each size of the tier, and the size that gives most of the hits."""
     top = max(point.hit_ratio for point in report.curve) or 1.0
     shares = [(point.num_chunks, point.hit_ratio) for point in report.curve]
-    rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(_BAR * hits / top)) for chunks, hits in shares]
+    rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(30 * hits / top)) for chunks, hits in shares]
     enough = chunks_for_hit_share(report.curve, HIT_SHARE)
     found = f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}" if enough is not None else ""
     return [*columns(rows, ">><"), found or "no size of the tier would give a hit"]

@@ -224,9 +224,6 @@ def _config_name(config: dict[str, Any] | None) -> str:
     return str(own) if is_name else "your-model"
 
 
-_SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
-
-
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
@@ -240,7 +237,8 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     trace = _trace_of_request(request)
     planned = request.get("plan")
     plan = plan_of_request(planned, advice=False) if planned is not None else None
-    given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
+    fields = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
+    given = {name: request.get(name) for name in fields} | {"num_blocks": request.get("blocks")}
     settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
     cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
