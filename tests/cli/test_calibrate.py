@@ -78,7 +78,8 @@ def test_learning_the_same_log_twice_keeps_one_entry(log: Path, capsys: pytest.C
 
 
 def test_a_log_from_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(LOG.format(model="meta-llama/Llama-3.1-8B-Instruct")))
+    content = b"what is no UTF-8: \xff\n" + LOG.format(model="meta-llama/Llama-3.1-8B-Instruct").encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
     assert main(["calibrate", "-", "--gpu", "h100", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["learnt"][0]["terms"]["activation_bytes"]["predicted_bytes"] > 0

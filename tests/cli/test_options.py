@@ -60,6 +60,29 @@ def test_an_option_of_the_scheduler_changes_the_replay(options, figure, tmp_path
     assert replayed(*options) != replayed()
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("size", "--ttft"),
+        ("size", "--tpot"),
+        ("size", "--budget"),
+        ("simulate", "--ttft"),
+        ("simulate", "--slo-latency"),
+    ],
+)
+def test_a_limit_is_a_number_above_nothing(command, option, text, capsys):
+    assert main([command, "llama-3.1-8b", f"{option}={text}"]) == 2
+    assert f"argument {option}: {text!r} is not a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("measured", ["nan", "inf", "5@nan,3", "5@-1,3", "5@1,inf", "5@1,x"])
+def test_a_measured_step_is_of_numbers_that_a_server_can_have(measured, capsys):
+    words = ["simulate", "--synthetic", "poisson rate=8 prompt=9 output=9 requests=9", "--model", "qwen3-0.6b"]
+    assert main([*words, "--gpu", "l4", f"--measured-step-ms={measured}"]) == 2
+    assert "not MS[@RUNNING,TOKENS]" in capsys.readouterr().err
+
+
 def test_a_measured_step_scales_the_seconds_of_a_replay(tmp_path, capsys):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(json.dumps({"arrival": n, "prompt_len": 64, "output_len": 32}) for n in range(4)))

@@ -112,6 +112,7 @@ def test_an_unknown_release_is_read_as_the_nearest_and_said(capsys):
         (("--gpu", "h100", "--max-model-len", "5", *TWO), "no option of pack"),
         (("--gpu", "h100", "--gpus", "9z.1gb", *TWO), "MIG slice"),
         (("--gpu", "h100", "--other", "trainer", *TWO), "NAME=SIZE"),
+        (("--gpu", "h100", "--other", "trainer=1GiB@\u00b2", *TWO), "NAME=SIZE"),
         (("--gpu", "h100", "--other", "trainer=2GiB@4", *TWO), "counted from 0"),
         (("--gpu", "h100", "--shift", "day=nobody", *TWO), "there is no server 'nobody'"),
         (("--gpu", "h100", "--shift", "day=llama-3-1-8b", *TWO), "awake in no shift"),

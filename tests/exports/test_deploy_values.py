@@ -6,7 +6,7 @@ from planned import planned, request
 
 from legroom import plan
 from legroom.errors import LegroomError
-from legroom.exports.deploy import compose, docker, helm_values, kubernetes
+from legroom.exports.deploy import compose, docker, helm_values, kubernetes, llm_d_values
 from legroom.exports.deploy.exported_server import host_needs_of, planned_server, server_options
 from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.serve_command import parse_command
@@ -55,6 +55,13 @@ def test_dollars_reach_the_process_as_they_were_given(value):
     extra = model["vllmConfig"]["extraArgs"]
     assert as_kubernetes_expands(extra[extra.index("--served-model-name") + 1]) == value
     assert as_kubernetes_expands(model["env"][0]["value"]) == value
+
+
+def test_a_cluster_and_both_charts_ask_for_the_same_volume():
+    claim = next(each for each in yaml.safe_load_all(text(kubernetes, asked())) if "Claim" in each["kind"])
+    model = yaml.safe_load(text(helm_values, asked()))["servingEngineSpec"]["modelSpec"][0]
+    sizes = {model["pvcStorage"], yaml.safe_load(text(llm_d_values, asked()))["modelArtifacts"]["size"]}
+    assert sizes == {claim["spec"]["resources"]["requests"]["storage"]}
 
 
 @pytest.mark.parametrize("model", ["./my models/llama", "~/llama", "/models/a:b"])

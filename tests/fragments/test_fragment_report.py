@@ -5,6 +5,7 @@ from snapshot_writer import GIB, MIB, SnapshotWriter, block, pinned_segments
 from legroom.fragments.fragment_report import FragmentReport, fragment_report
 from legroom.fragments.fragment_sources import read_summary
 from legroom.fragments.torch_snapshot import read_snapshot
+from legroom.render.fragments_text import segment_rows
 
 
 def report_of(writer: SnapshotWriter, **more: int) -> FragmentReport:
@@ -117,3 +118,12 @@ def test_the_text_of_memory_summary_tells_totals() -> None:
 def test_a_summary_can_be_asked_about_a_request() -> None:
     report = fragment_report(read_summary(SUMMARY), needed_bytes=2 * GIB)
     assert report.would_expandable_segments_help is True
+
+
+def test_segments_that_look_the_same_are_one_row_wherever_they_lie() -> None:
+    writer = SnapshotWriter()
+    for number in range(8):
+        first, second = (block(GIB), block(GIB, "inactive"))
+        writer.segment(*((first, second) if number % 2 else (second, first)))
+    rows, left_out = segment_rows(report_of(writer), 14)
+    assert ([row.count for row in rows], left_out) == ([4, 4], 0)

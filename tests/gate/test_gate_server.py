@@ -185,6 +185,19 @@ def test_more_objects_at_once_than_may_wait_are_let_through(cached):
     cached(SlowPlanner(0.1), use, max_pending=2)
 
 
+def test_a_plan_that_is_cancelled_by_the_end_of_the_gate_gives_no_verdict(cached, capsys):
+    async def use(cache):
+        waiting = [asyncio.create_task(decide(cache, {"n": number})) for number in range(2)]
+        await asyncio.sleep(0.02)
+        cache.close()  # the second is still queued
+        with pytest.raises(NoVerdict, match="error"):
+            await waiting[1]
+        await waiting[0]
+
+    cached(SlowPlanner(0.1), use)
+    assert "CancelledError" in capsys.readouterr().err
+
+
 def test_the_cache_is_bounded(cached):
     async def use(cache):
         for number in range(5):

@@ -207,7 +207,10 @@ def test_a_service_depends_on_services_and_networks_that_are_there(more, count):
     assert found(("compose.yaml", text), rule="manifest-refused") == [("compose.yaml", "error")] * count
 
 
-@pytest.mark.parametrize(("volume", "severities"), [("./m:/models", []), ("./m:/other", ["note"])])
+@pytest.mark.parametrize(
+    ("volume", "severities"),
+    [("./m:/models", []), ("./m:/other", ["note"]), ("./m:/models/m/a", []), ("./m:/models/m-old", ["note"])],
+)
 def test_a_path_of_the_command_is_in_a_volume(volume, severities):
     text = (
         "services:\n  a:\n    image: vllm/vllm-openai:v0.20.0\n    ports: ['127.0.0.1:8000:8000']\n"

@@ -27,6 +27,7 @@ def rules_of(expression, *records):
         f"changes({KV}[10m]) > 5",
         f"absent({KV}) > 0",
         f"predict_linear({KV}[1h], 3600) > 2",
+        f"{KV} > bool 2 * scalar({WAITING})",
     ],
 )
 def test_what_is_not_on_the_scale_of_the_pool_is_left_alone(expression):
@@ -39,6 +40,7 @@ def test_what_is_not_on_the_scale_of_the_pool_is_left_alone(expression):
         (f"0.9 < {KV}", ["alert-full-pool"]),
         (f"sum by (instance) ({KV}) > 0.9", ["alert-full-pool"]),
         (f"{KV} > 95 and {WAITING} > 0", ["alert-never"]),
+        (f"{KV} > bool 95 and {WAITING} > 0", ["alert-never"]),
         (f"({WAITING} > 0) and on (instance) (95 <= {KV})", ["alert-never"]),
         (f"100 * {KV} > 95 and {WAITING} > 0", []),
         (f"95 < {KV} * 100 and {WAITING} > 0", []),

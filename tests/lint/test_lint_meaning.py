@@ -95,6 +95,7 @@ def rule_file(expression, alert=True):
         ),
         ("rate(vllm:prefix_cache_hits_total[5m]) < 0.3", "promql-ratio"),
         ("100 * rate(vllm:prefix_cache_hits_total[5m]) < 30", "promql-ratio"),
+        ("0x64 * rate(vllm:prefix_cache_hits_total[5m]) < 30", "promql-ratio"),
         ("rate(vllm:spec_decode_num_accepted_tokens_total[5m]) < 0.6", "promql-ratio"),
         ("rate(sum(vllm:num_requests_waiting)[5m:]) > 1", "promql-rate-of-gauge"),
         ("rate({__name__='vllm:num_requests_waiting'}[5m]) > 1", "promql-rate-of-gauge"),

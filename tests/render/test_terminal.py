@@ -49,5 +49,9 @@ def test_the_width_follows_columns_within_reason():
     assert style_of(Stream(tty=False), {"COLUMNS": "wide"}).width == 80
 
 
+def test_columns_that_only_look_like_a_number_are_ignored():
+    assert style_of(Stream(tty=False), {"COLUMNS": "9\u00b2"}).width == 80
+
+
 def test_paint_leaves_text_alone_without_colour():
     assert Style().paint("x", "red") == "x"

@@ -4,18 +4,23 @@ import asyncio
 import contextlib
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from legroom.actions.platform import ActionFailed
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal_records import Incident, Note
+from legroom.live.metrics.endpoint import endpoint
+from legroom.live.metrics.window import Window
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
-from legroom.sidecar.decisions import first_accepted_change
+from legroom.sidecar import decisions
+from legroom.sidecar.decisions import RemedySearch, first_accepted_change
 from legroom.sidecar.notifier import Notifier, Webhook
 from legroom.sidecar.open_incidents import IncidentKeeper
 from legroom.sidecar.sidecar_metrics import SidecarMetrics
+from legroom.sidecar.watch_config import ServerConfig
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
@@ -203,3 +208,18 @@ def test_flags_are_changed_only_where_a_plan_is_known():
     assert first_accepted_change(remedies, PlanDocument()).flags == {"--max-num-seqs": "8"}
     assert first_accepted_change(remedies[:1], PlanDocument()) is None
     assert first_accepted_change(remedies, PlanDocument(vllm="of next year")) is None
+
+
+def test_the_change_that_is_computed_is_noted_with_its_remedies(monkeypatch):
+    monkeypatch.setattr(decisions, "remedies_for", lambda *_: (ProposedRemedy("better", {"max_num_seqs": 8}),))
+    noted = []
+    (incident,) = IncidentKeeper().update("a", "g", [finding()]).opened
+    server = ServerConfig(endpoint("http://a:8000"), "g", plan=PlanDocument(vllm="0.32.0"))
+
+    async def search():
+        search = RemedySearch(SimpleNamespace(note=lambda incident, text, detail: noted.append(detail)))
+        search.begin(incident, server, Window("a"))
+        await asyncio.gather(*search.tasks)
+
+    asyncio.run(search())
+    assert [note["change"] for note in noted] == [str(incident.change)] == ["--max-num-seqs 8"]

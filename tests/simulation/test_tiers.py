@@ -139,7 +139,10 @@ def test_a_chunk_is_rounded_up_to_whole_pages() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["200GiB", "disk=1TiB", "cpu=much", "cpu=1GiB,colour=red", "cpu=1KiB", "cpu=1GiB,policy=x", "cpu=1GiB,disk=fast"],
+    [
+        *("200GiB", "disk=1TiB", "cpu=much", "cpu=1GiB,colour=red", "cpu=1KiB", "cpu=1GiB,policy=x"),
+        *("cpu=1GiB,disk=fast", "cpu=40blocks,blocks_per_chunk=0"),
+    ],
 )
 def test_a_tier_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(LegroomError):

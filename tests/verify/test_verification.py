@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import is_loopback
-from legroom.render.verify_page import verification_svg, verification_text
+from legroom.render.verify_page import percentiles, verification_svg, verification_text
 from legroom.units import GIB, MIB
 from legroom.verify.load_run import (
     PRESETS,
@@ -428,3 +428,7 @@ def test_what_a_server_says_reaches_no_terminal_page_or_picture_unescaped(tmp_pa
         assert "owned" in text and not any(character in text for character in "\x1b\x07\x00\u202e\r")
     ElementTree.fromstring(picture.read_text())
     assert page.read_text().startswith("<!doctype html>") and "<script>" not in page.read_text()
+
+
+def test_the_p99_of_a_hundred_requests_is_not_their_slowest():
+    assert percentiles([float(number) for number in range(1, 101)]) == "p50 50.00 s  p99 99.00 s  max 100.00 s"

@@ -356,6 +356,11 @@ def test_a_file_that_is_no_snapshot_is_an_input_error(file):
         answer("fragments", {"file": file})
 
 
+def test_the_file_that_is_not_in_base64_is_named():
+    with pytest.raises(LegroomError, match="the earlier file is not in base64"):
+        answer("fragments", {"file": "AAAA", "earlier": "no base64!"})
+
+
 def test_the_page_says_what_the_command_line_prints_and_its_chinese_is_whole():
     sys.path.insert(0, str(ROOT / "bench"))
     from same_words import differences, random_request

@@ -193,7 +193,7 @@ def _read_log_text(log: str) -> str:
     """The text of a log file, or of stdin for `-`, cut at the size limit; LegroomError where it is unreadable."""
     try:
         if log == "-":
-            return sys.stdin.read(_LARGEST_LOG_BYTES)
+            return sys.stdin.buffer.read(_LARGEST_LOG_BYTES).decode("utf-8", "replace")
         path = Path(log)
         if path.stat().st_size > _LARGEST_LOG_BYTES:
             note(f"note: only the first {_LARGEST_LOG_BYTES >> 20} MiB of {log} are read")

@@ -25,7 +25,6 @@ examples:
 exit codes: 0 read (even if there are none), 2 the call is wrong or the file is no journal, 3 the journal cannot be read
 """
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
-_MOST = 1_000_000
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
     incidents: list[Incident] = []
-    limit = min(args.limit, _MOST)
+    limit = min(args.limit, 1_000_000)
     if journal:
         for name in _journal_names(args.server):
             incidents += journal.incidents(since_s, name, limit, args.open_only)

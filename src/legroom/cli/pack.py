@@ -147,7 +147,7 @@ def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
     """(GPU index, program) of --other NAME=SIZE[@GPU], GPU 0 if none is named; LegroomError for another form."""
     name, equals, size = text.partition("=")
     size, _, place = size.partition("@")
-    if not (name and equals and size and (not place or place.isdigit())):
+    if not (name and equals and size and (not place or place.isdecimal())):
         raise LegroomError(f"--other {text!r} is not NAME=SIZE", "write it like --other trainer=40GiB")
     if int(place or 0) >= cards:
         raise LegroomError(f"--other {text!r} is on GPU {place}, and there are {cards}", "GPUs are counted from 0")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_options", "parse", "run"]
 
-_GIT_TIMEOUT_S = 30
 _DIFF_HINT = "give a file, /dev/null for none, or REVISION:FILE inside a git repository"
 
 USAGE = "legroom plan [MODEL] --gpu NAME [options] [any vLLM flag] [-- vllm serve ...]"
@@ -182,7 +181,7 @@ def _file_text(named: str) -> str:
 
     words = ["git", "show", "--end-of-options", named]
     try:
-        done = subprocess.run(words, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+        done = subprocess.run(words, capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         raise LegroomError(f"{named} is no file, and git could not be asked for it", _DIFF_HINT) from None
     if done.returncode:

@@ -90,11 +90,11 @@ def _served_words(command: list[str]) -> list[str]:
 def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
     """A table of what the probe measured on the card, and whether it was stored."""
 
-    def measured(value: int | None, form: Callable[[int], str]) -> str:
+    def text_if_measured(value: int | None, form: Callable[[int], str]) -> str:
         return "not measured" if value is None else form(value)
 
-    size, exactly = partial(measured, form=human_bytes), partial(measured, form="{:,} bytes".format)
-    speed = partial(measured, form=lambda bytes_s: f"{bytes_s / 1e9:,.1f} GB/s")
+    size, exactly = partial(text_if_measured, form=human_bytes), partial(text_if_measured, form="{:,} bytes".format)
+    speed = partial(text_if_measured, form=lambda bytes_s: f"{bytes_s / 1e9:,.1f} GB/s")
 
     rows = [
         ("usable total", size(record.total_bytes), "what CUDA reports; a utilization is a share of it"),

@@ -168,17 +168,27 @@ def add_sweep_options(group: Any, default: str) -> None:
     group.add_argument("--ray", metavar="ADDRESS", help=about)
 
 
-def _number_with_unit(unit: str) -> Callable[[str], float]:
-    """A function that reads numbers which may be written with this unit: 3 and 3s."""
-    return lambda text: float(text.removesuffix(unit))
+def limit_in(unit: str) -> Callable[[str], float]:
+    """A function that reads a number above 0, with this unit or without: 3s and 3; else argparse refuses the text."""
+
+    def read_limit(text: str) -> float:
+        try:
+            limit = float(text.removesuffix(unit))
+        except ValueError:
+            limit = 0.0
+        if not limit > 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        return limit
+
+    return read_limit
 
 
 def add_latency_goals(group: Any, unit: str) -> None:
     """Adds --ttft and --tpot; `unit` is the unit of --ttft as its help names it, such as `seconds or steps`."""
     about = f"p99 of the time to the first token, in {unit}"
-    group.add_argument("--ttft", type=_number_with_unit("s"), metavar="S", help=about)
+    group.add_argument("--ttft", type=limit_in("s"), metavar="S", help=about)
     about = "p99 of the time per output token, in milliseconds"
-    group.add_argument("--tpot", type=_number_with_unit("ms"), metavar="MS", help=about)
+    group.add_argument("--tpot", type=limit_in("ms"), metavar="MS", help=about)
 
 
 def add_disaggregate_option(group: Any) -> None:

@@ -45,8 +45,6 @@ exit codes: 0 the load is held, 1 it falls behind or turns requests away (or no 
 holds it), 2 the call or the trace is wrong
 """
 
-_POLICIES = ("fcfs", "priority")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
@@ -96,7 +94,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     switches = ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling")
     for name in (*switches, "--scheduler-reserve-full-isl"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
-    flags.add_argument("--scheduling-policy", choices=_POLICIES, help="who goes first (default: fcfs)")
+    flags.add_argument("--scheduling-policy", choices=("fcfs", "priority"), help="who goes first (default: fcfs)")
     flags.add_argument("--watermark", type=float, metavar="SHARE", help="share of the pool that stays free")
     flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens per step")
     flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of drafts (default: 0.7)")
@@ -108,7 +106,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("searching flags")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     shared_options.add_latency_goals(group, "seconds or steps")
-    group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
+    group.add_argument("--slo-latency", type=shared_options.limit_in("s"), metavar="S", help="p99 of the whole answer")
     about = "choose no setting with more of them (default: any number, counted as what they cost)"
     group.add_argument("--max-preemptions", type=int, metavar="N", help=about)
     shared_options.add_sweep_options(group, "one per core")
@@ -276,5 +274,4 @@ def _server_start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
     serve = replace(pool.deployment.args, max_model_len=pool.settings.max_model_len)
     deployment = replace(pool.deployment, args=serve)
     plan = plan_deployment(deployment, shared_options.described_machine(args, deployment), advice=False)
-    times = planned_server(plan_document(plan)).times
-    return times.expected_s if times else 0.0
+    return planned_server(plan_document(plan)).times.expected_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.shared_options import described_machine, described_server
@@ -230,9 +231,12 @@ def _measured_step(text: str) -> tuple[float, float, float]:
     milliseconds, _, load = text.partition("@")
     running, _, tokens = load.partition(",")
     try:
-        return float(milliseconds) / 1000, float(running or 1), float(tokens or 0)
+        numbers = float(milliseconds) / 1000, float(running or 1), float(tokens or 0)
     except ValueError:
-        raise LegroomError(f"--measured-step-ms {text}: not MS[@RUNNING,TOKENS]", "as in 28.5@12,40000") from None
+        numbers = inf, inf, inf
+    if not all(0 <= number < inf for number in numbers):
+        raise LegroomError(f"--measured-step-ms {text}: not MS[@RUNNING,TOKENS]", "as in 28.5@12,40000")
+    return numbers
 
 
 def _parse_windows(text: str) -> list[int]:

@@ -94,7 +94,8 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
         raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
     options = _tier_options(text, match["options"])
     disk = options.pop("disk", None)
-    blocks_per_chunk = options.get("blocks_per_chunk", 1)
+    if (blocks_per_chunk := options.get("blocks_per_chunk", 1)) < 1:
+        raise LegroomError(f"--tier {text}: a chunk has at least one block", _FORM)
     seconds = 0.0
     if rate:
         _require_block_bytes(text, block_bytes)

@@ -70,7 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    where.add_argument("--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour")
+    about = "the most to pay an hour"
+    where.add_argument("--budget", type=shared_options.limit_in("USD"), metavar="USD", default=inf, help=about)
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     computed = parser.add_argument_group("how it is computed")
@@ -157,14 +158,11 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
-    """The load of --trace, or of --rate and its lengths, with its goals; LegroomError for both, or a limit of 0."""
+    """The load of --trace, or of --rate and its lengths, with its goals; LegroomError for both."""
     from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal
 
-    for option, limit in (("--ttft", args.ttft), ("--tpot", args.tpot)):
-        if limit is not None and not limit > 0:
-            raise LegroomError(f"{option} {limit:g}: a limit is above 0", _EXAMPLE)
     goal = Goal(args.ttft, None, None, None if args.tpot is None else args.tpot / 1000)
     pools = Disaggregation.parse(args.disaggregate) if args.disaggregate else None
     if args.trace is None:

@@ -83,7 +83,7 @@ def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> l
             known = figures.setdefault(server, {})
             if name == "cache_config":
                 blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-                known["kv_tokens"] = int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
+                known["kv_tokens"] = int(blocks) * int(size) if blocks.isdecimal() and size.isdecimal() else 0
             else:
                 known[name] = value
                 keys[server] = _group_key(labels)
@@ -106,5 +106,4 @@ def _gpus_and_start_s(args: argparse.Namespace) -> tuple[int, float | None]:
     from legroom.planning.plan_document import read_plan
 
     plan = read_plan(args.plan)
-    times = planned_server(plan).times
-    return plan.gpu.count, times.expected_s if times else None
+    return plan.gpu.count, planned_server(plan).times.expected_s

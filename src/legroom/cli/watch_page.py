@@ -16,7 +16,7 @@ from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
 from legroom.render.incident_text import duration_text
-from legroom.render.watch_text import COLOURS, state_mark, two_columns, view_figures
+from legroom.render.watch_text import STATE_COLOURS, state_mark, two_columns, view_figures
 from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class WatchPage(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
+        """Starts to scrape and to redraw, once Textual has made the widgets."""
         table = self.query_one("#servers", DataTable)
         for name in _COLUMNS:
             table.add_column(name, key=name)
@@ -99,7 +100,7 @@ class WatchPage(App[None]):
         views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
         if views and self.chosen not in self.session.views:
             self.chosen = views[0].server
-        counts = {state: sum(view.state == state for view in views) for state in COLOURS}
+        counts = {state: sum(view.state == state for view in views) for state in STATE_COLOURS}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
         head = f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}"
         self.query_one("#head", Static).update(Text.from_ansi(head))
@@ -138,6 +139,7 @@ class WatchPage(App[None]):
                 table.move_cursor(row=table.get_row_index(self.chosen))
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Shows the details of the server that the cursor is on."""
         if event.row_key.value:
             self.chosen = str(event.row_key.value)
             self.redraw()
@@ -175,7 +177,7 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     style = Style(width=width, colour=True)
     named = shortened(f"{view.server}  {', '.join(view.models)}", width - 16)
     lines = [f"{state_mark(view.state, style)}  {style.paint(named, 'bold')}"]
-    lines += [style.paint(line, COLOURS[view.state]) for line in wrap(view.sentence, width)]
+    lines += [style.paint(line, STATE_COLOURS[view.state]) for line in wrap(view.sentence, width)]
     shown = view_figures(view)
     one_column = [(style.paint(name, "grey"), text) for name, text in shown]
     lines += ["", *(columns(one_column, "<<") if width < _NARROW else two_columns(shown, style)), ""]

@@ -23,7 +23,7 @@ class Segment:
 
 
 def cell_counts(amounts: Sequence[int], width: int) -> list[int]:
-    """`width` cells divided in proportion to the amounts; a positive amount gets at least one."""
+    """`width` cells divided in proportion to the amounts; a positive amount gets at least one, even beyond `width`."""
     whole = sum(amounts)
     if whole <= 0 or width <= 0:
         return [0] * len(amounts)
@@ -44,7 +44,7 @@ def cell_counts(amounts: Sequence[int], width: int) -> list[int]:
 
 
 def swatch(segment: Segment, style: Style, count: int = 1) -> str:
-    """`count` cells in the segment's colour, or its glyph without colour, for bars and legends."""
+    """`count` cells of a bar or legend in the segment's colour; else its glyph, or its letter without Unicode."""
     if not style.unicode:
         return segment.letter * count
     return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)
@@ -57,7 +57,7 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
 
 
 def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """For each of `width` cells the kind that covers most of it; `runs`: (kind, amount); empty without an amount."""
+    """For each of `width` cells the kind that covers most of it; `runs`: (kind, amount); empty where they sum to 0."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []

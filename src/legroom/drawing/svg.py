@@ -34,7 +34,7 @@ _THEME = """
 
 
 def _escaped(text: str) -> str:
-    """Text for an XML element, in which control characters are not well-formed."""
+    """The text for an XML element, with control characters, which XML forbids, as backslash escapes."""
     return escape(printable(text))
 
 
@@ -58,7 +58,7 @@ class Svg:
         tip: str = "",
         round_: float = 0,
     ) -> None:
-        """Draw a filled rectangle, by colour or theme class (`css`), with the hover text `tip`."""
+        """Draw a rectangle in the colour `fill` (a name of COLOURS) or the theme class `css`; `tip` shows on hover."""
         paint = f' fill="{COLOURS[fill]}"' if fill else f' class="{css}"'
         corner = f' rx="{round_:g}"' if round_ else ""
         inner = f"<title>{_escaped(tip)}</title></rect>" if tip else "</rect>"
@@ -83,7 +83,7 @@ class Svg:
         bold: bool = False,
         fill: str = "",
     ) -> None:
-        """Draw one line of text at its baseline."""
+        """Draw a line of text, its baseline at (x, y); `css`: theme classes, `fill`: SVG colour, `size`: px (0: 13)."""
         style = (f' font-size="{size:g}" style="font-size:{size:g}px"' if size else "") + (
             ' font-weight="600"' if bold else ""
         )
@@ -148,7 +148,7 @@ def curve_width(style: Style) -> int:
 
 
 def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
-    """The lines of a curve in a terminal; a `growing` one is aligned to the right."""
+    """The lines of a curve in a terminal; a `growing` one with fewer values than columns stands at the right edge."""
     width, values = curve_width(style), curve.values
     drawn = [*([0.0] * (width - len(values))), *values] if growing else values
     edges = {curve.height - 1: "0", 0: curve.scale}

@@ -53,7 +53,7 @@ def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
     env = os.environ if env is None else env
     dumb = env.get("TERM") == "dumb"
     columns = env.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else _columns_of(stream)
     colour, unicode = _has_colour(stream, env, dumb), not dumb and _has_unicode(stream)
     return Style(width=max(_NARROWEST, min(width, _WIDEST)), colour=colour, unicode=unicode)
 
@@ -77,7 +77,7 @@ def _has_unicode(stream: TextIO) -> bool:
 
 
 def _columns_of(stream: TextIO) -> int:
-    """Columns of the terminal; 80 where the stream is none."""
+    """Columns of the terminal; 80 where the stream is none, or its width is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 80
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ def visible_len(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Untrusted text with control characters and changes of direction escaped."""
+    """Untrusted text with unprintable characters, such as line ends and changes of direction, as backslash escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -36,6 +36,7 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def _is_wide(char: str) -> bool:
+    """Whether the character takes two columns of a terminal."""
     return unicodedata.east_asian_width(char) in "WF"
 
 

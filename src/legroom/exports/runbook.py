@@ -122,7 +122,6 @@ class Branch:
 _YES = {"en": "yes", "zh": "是"}
 _NO = {"en": "no", "zh": "否"}
 _START = {"en": "vLLM stops, or requests fail", "zh": "vLLM 停止，或请求失败"}
-_WIDTH = 1280.0
 _LEFT, _QUESTION = 24.0, 236.0
 _CAUSES, _REMEDIES = 300.0, 770.0
 _ROW, _GAP = 22.0, 26.0
@@ -231,7 +230,7 @@ def mermaid_label(text: str) -> str:
 
 def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
     """The decision tree as an SVG picture."""
-    page = Svg(_WIDTH, _TITLE[language])
+    page = Svg(1280.0, _TITLE[language])
     page.text(_LEFT, 38, _TITLE[language], "sans ink", size=20, bold=True)
     for x, words in zip((_LEFT, _CAUSES + 16, _REMEDIES), _COLUMNS[language], strict=True):
         page.text(x, 66, words, "sans soft", size=12.5)

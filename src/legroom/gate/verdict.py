@@ -127,7 +127,7 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 
 
 def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
-    """Lint errors and warnings that make a server restart over and over, though its memory suffices."""
+    """Lint errors and warnings about what makes a server restart over and over, though its memory suffices."""
     plan = plan_document(plans[0]) if len(plans) == 1 else None
     findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
     return [found for found in findings if found.severity != "note"]
@@ -206,7 +206,7 @@ class VerdictCache:
         return key, verdict
 
     async def decide(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict, or NoVerdict after the deadline; the search for fixes may go on, for the next request."""
+        """The verdict, NoVerdict when late, full or failed; the search for fixes may go on, for the next request."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._search_task(key, manifest)) is None:
@@ -235,10 +235,11 @@ class VerdictCache:
         done, _ = await asyncio.wait([task], timeout=self._options.deadline_s)
         if not done:
             raise NoVerdict("timeout")
-        if task.cancelled() or (error := task.exception()) is not None:
+        try:
+            return task.result()
+        except (Exception, asyncio.CancelledError) as error:  # cancelled: the gate is ending
             print(f"legroom gate: {type(error).__name__}: {error}", file=sys.stderr)
-            raise NoVerdict("error")
-        return task.result()
+            raise NoVerdict("error") from None
 
     async def _plan_in_pool(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
         """The verdict planned in the executor with single-change fixes, after it is stored."""

@@ -59,7 +59,7 @@ class GatePolicy:
     """Skip objects without the label or annotation `legroom/gate`."""
 
     def mode_for(self, request: review.AdmissionRequest, path_mode: review.Mode | None) -> review.Mode | None:
-        """`enforce` or `warn` for one object; None where it is not reviewed."""
+        """`enforce` or `warn` for one object (`path_mode`: that of the URL's path); None where it is not reviewed."""
         switch, namespace = request.switch, request.namespace
         if switch == "off" or namespace in self.not_namespaces:
             return None
@@ -277,7 +277,7 @@ def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, f
     sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises the signal again after its shutdown
 
-    async def warm_up() -> None:
+    async def become_ready() -> None:
         with suppress(Exception):  # without a warm-up the first requests are slower
             await verdicts.warm_up()
         app.is_ready = True
@@ -287,7 +287,7 @@ def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, f
             await app(scope, receive, send)
             return
         await receive()
-        tasks = [asyncio.create_task(reload_certificates(context, files, metrics)), asyncio.create_task(warm_up())]
+        tasks = [asyncio.create_task(reload_certificates(context, files, metrics)), asyncio.create_task(become_ready())]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         app.is_ready = False

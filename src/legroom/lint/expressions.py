@@ -138,7 +138,8 @@ _OTHER_DATASOURCE = pattern("expressions.other_datasource")
 
 
 def dashboard_expressions(source: Text) -> list[Expression] | None:
-    """The expressions of panels, variables and annotations of a Grafana dashboard; None for other JSON."""
+    """The queries of panels, variables and annotations of a Grafana dashboard, or of Google's in PromQL; None for other
+    JSON, LegroomError for a dashboard of another product."""
     document = json.loads(source.text)
     if _exported_dashboard(document) is not None:
         other = set(_other_queries(document))

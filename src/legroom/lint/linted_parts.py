@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -101,7 +101,7 @@ class LintedPart:
 
 
 def linted_parts(path: str, text: str, release: Release, around: str = "") -> Iterator[LintedPart | Unread | Skipped]:
-    """The parts of a file, and what of it cannot be read or has nothing to check; `around`: all files of the call."""
+    """The parts of a file, and what of it cannot be read or has nothing to check; `around`: text of all the files."""
     if path.endswith(".py") and _VLLM_SOURCE.search(text):
         yield Skipped(path, "a copy of a module of vLLM")
         return
@@ -161,7 +161,7 @@ def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
-    """Flags that only vLLM has, on lines that belong to no server that was read."""
+    """The first flag that only vLLM has on a line of no server that was read, and how many lines have one; or None."""
     unclaimed = [
         (number, flag)
         for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
@@ -174,13 +174,13 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
 
 
 def _doubtful_lines(
-    path: str, text: str, kind: Kind | None, around: str, judged: frozenset[str]
+    path: str, text: str, kind: Kind | None, around: str, server_flags: frozenset[str]
 ) -> Iterator[DoubtfulLine]:
-    """Mistakes of single lines, each said once a file."""
+    """Mistakes of single lines, a rule once a line; `server_flags`: those of servers that were read are left out."""
     whole, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
     told = without_other_services(path, whole) if kind == "yaml" else whole
     texts = {"comments": text, "file": whole, "": told}
-    for offset, row in (*mistaken_names(told, kind, around, judged), *_lines_in_data(texts, kind, around)):
+    for offset, row in (*mistaken_names(told, kind, around, server_flags), *_lines_in_data(texts, kind, around)):
         place = source.place(offset)
         if row["rule"] == "secret-written" and _EXAMPLE.search(path):
             continue  # a value to be replaced
@@ -190,38 +190,39 @@ def _doubtful_lines(
 
 
 def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The lines of each row of `line_mistakes.json`; `scope` names the text, `lacks` and `needs` mean all files."""
+    """(offset, row) of the mistakes in `line_mistakes.json`: `scope` is the searched text, `needs` and `lacks` are what
+    all linted files must, and must not, have beside it."""
     told = texts[""]
     for row in read_data("line_mistakes.json")["rows"]:
         matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
         found = [
             each
             for each in islice(matches, _MOST_LINES)
-            if _is_counted(each, row)
+            if _has_wanted_numbers(each, row)
             and not _OF_COMMIT.search(each["at"])
             and not SHOWN.match(texts["comments"], texts["comments"].rfind("\n", 0, each.start("at")) + 1)
         ]
         if not found or ("unless" in row and re.search(row["unless"], told, re.MULTILINE)):
             continue
-        is_met = re.search(row.get("about", ""), told) and _is_in(row.get("needs", ""), around)
-        if is_met and not ("lacks" in row and _is_in(row["lacks"], around)):
+        is_met = re.search(row.get("about", ""), told) and _is_found(row.get("needs", ""), around)
+        if is_met and not ("lacks" in row and _is_found(row["lacks"], around)):
             yield from ((each.start("at"), row) for each in found)
 
 
-def _is_counted(found: re.Match[str], row: Mapping[str, Any]) -> bool:
-    """Whether a loop that asks `times` times, `each_s` apart, is short, and the number `more` is above `less`."""
+def _has_wanted_numbers(found: re.Match[str], row: Mapping[str, Any]) -> bool:
+    """Whether the match's numbers meet its row: `times` x `each_s` below `below_s` seconds, and `more` above `less`."""
     counts = {name: int(number) for name, number in found.groupdict().items() if name in _NUMBERS and number}
     is_short = counts.get("times", 0) * counts.get("each_s", 1) < row.get("below_s", math.inf)
     return is_short and counts.get("more", 1) > counts.get("less", 0)
 
 
 @lru_cache(maxsize=256)
-def _is_in(searched: str, text: str) -> bool:
-    return re.search(searched, text, re.MULTILINE) is not None
+def _is_found(regex: str, text: str) -> bool:
+    return re.search(regex, text, re.MULTILINE) is not None
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for its lines of comments."""
+    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line is none."""
     return re.sub(r"(?m)^[ 	]*(?:#(?!!)|//).*$", lambda line: " " * len(line[0]), text)
 
 
@@ -253,22 +254,50 @@ def _linted_yaml(part: FilePart) -> LintedPart:
     """The servers, PromQL expressions and recording rules of YAML documents."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
-    kinds = [document_kind(document) for document in part.documents]
-    for kind, document in zip(kinds, part.documents, strict=True):
+    documents = [(document_kind(document), document) for document in part.documents]
+    for kind, document in documents:
         if kind == "rules":
             rules, recorded = rule_expressions(document)
             expressions += rules
             records |= recorded
         elif kind in ("kubernetes", "other"):
             expressions += manifest_queries(document)
-    manifests = [
-        document
-        for kind, document in zip(kinds, part.documents, strict=True)
-        if kind in ("kubernetes", "compose") or (kind == "other" and part.subjects)
-    ]
-    is_known = part.is_whole and any(kind != "other" for kind in kinds)
-    others = (document for kind, document in zip(kinds, part.documents, strict=True) if kind != "rules")
-    is_monitoring = bool(kinds) and all(
-        other.text("apiVersion").startswith("monitoring.coreos.com/") for other in others
-    )
+    served = ("kubernetes", "compose", "other") if part.subjects else ("kubernetes", "compose")
+    manifests = [document for kind, document in documents if kind in served]
+    is_known = part.is_whole and any(kind != "other" for kind, _ in documents)
+    versions = [document.text("apiVersion") for kind, document in documents if kind != "rules"]
+    is_monitoring = bool(documents) and all(each.startswith("monitoring.coreos.com/") for each in versions)
     return LintedPart((*part.subjects, *manifests, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)
+
+
+_READ_VALUE = re.compile(r"\.Values\.([\w.]+)")
+_READ_WHOLE = re.compile(r"\.Values(?!\.\w)|\b(?:include|template)\s+\"[\w.-]*(?<!name)(?<!Name)(?<!abels)(?<!chart)\"")
+"""Values as a whole, or a helper of another file that may read any."""
+_VALUES_OF_SERVER = frozenset({"args", "extraArgs", "env", "envVars", "extraEnv", "resources", "command", "shmSize"})
+_YAML_KEY = re.compile(r"^( *)([A-Za-z][\w-]*):(?=\s|$)")
+
+
+def unread_values(texts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, DoubtfulLine]]:
+    """(path, line) of each server setting in a values.yaml that none of its chart's templates, all given, reads."""
+    for path, text in texts:
+        folder = path.removesuffix("values.yaml")
+        templates = [body for name, body in texts if name.startswith(f"{folder}templates/")]
+        if folder == path or not templates or any(map(_READ_WHOLE.search, templates)):
+            continue
+        read = {name.rstrip(".") for body in templates for name in _READ_VALUE.findall(body)}
+        for key, line in _dotted_keys(text):
+            is_read = any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in read)
+            parent, dot, last = key.rpartition(".")
+            has_template = any(f"{name}.".startswith(f"{parent}{dot}image.") for name in read)  # of its container
+            if last in _VALUES_OF_SERVER and has_template and not is_read:
+                row = {"rule": "flag-ignored", "message": f"no template of the chart reads {key}"}
+                yield path, DoubtfulLine(Place(path, line, 1), row | {"suggestion": "read it, or leave it out"})
+
+
+def _dotted_keys(text: str) -> Iterator[tuple[str, int]]:
+    """The keys of a block of YAML as `a.b.c`, each with its line; those of lists belong to the list's key."""
+    above: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if (found := _YAML_KEY.match(line)) is not None:
+            above = [*(each for each in above if each[0] < found.end(1)), (found.end(1), found[2])]
+            yield ".".join(name for _, name in above), number

@@ -18,10 +18,9 @@ from legroom.facts import pattern
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.chart_values import unread_values
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
-from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, without_comments
+from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, unread_values, without_comments
 from legroom.lint.names_in_text import PASSED_ON
 from legroom.lint.rule import Context, LintFinding, NamedCard
 from legroom.lint.rules import all_checks
@@ -149,7 +148,7 @@ def _read_stdin() -> str:
 
 
 def _files_in(path: str) -> Iterable[str]:
-    """The file itself, or the files of a folder without hidden ones."""
+    """The file itself, or a folder's files of the kinds that lint looks for, hidden ones left out."""
     folder = Path(path)
     if not folder.is_dir():
         yield path
@@ -264,11 +263,12 @@ def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
 
 
 def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
+    """The card where exactly one is named, else None."""
     return next(iter(named.values())) if len(named) == 1 else None
 
 
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
-    """The findings with one note or warning in place of equal ones of a file, which names their lines."""
+    """The findings; notes, and findings on commands, that say the same of a file are one, which names all lines."""
     firsts: dict[object, LintFinding] = {}
     others: dict[LintFinding, list[str]] = {}
     for each in findings:
@@ -288,7 +288,7 @@ def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool
 
 
 def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
-    """The rule with the line or the variable, and with the whole file where a second line of it would say the same."""
+    """What the finding is said about: its rule with its line, the variable it names, or (0) the file as a whole."""
     yield finding.place.path, finding.rule, finding.place.line
     yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
     if finding.rule in _ONCE_A_FILE:

@@ -70,8 +70,8 @@ def without_other_services(path: str, text: str) -> str:
     return text
 
 
-def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[str]) -> Iterator[Mistake]:
-    """Variables that no release reads and no file uses, flags that are gone, and gated models without a token."""
+def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
+    """Variables that nobody reads, flags that are gone, releases with a hole, and gated models without a token."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
         yield from _unread_variables(text, around, is_built=kind == "dockerfile")
     if kind == "env":
@@ -81,7 +81,7 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
         name = flag_name(word[0])
         if (
             name in flags_ever()
-            and name not in judged
+            and name not in server_flags
             and not any(name in flags_of(each) for each in (latest(), *releases))
         ):
             problem = explain_unknown(name, latest())
@@ -103,7 +103,8 @@ def mistaken_names(text: str, kind: Kind | None, around: str, judged: frozenset[
 
 
 def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistake]:
-    """Variables called like a setting of vLLM that neither vLLM nor a linted file reads; a build may be of any."""
+    """Variables called like a setting of vLLM that no linted file reads, and that vLLM never read or, where no build
+    (`is_built`) and no pin may mean an older release, reads no more."""
     around, is_compose = PASSED_ON.sub("", around), _SERVICES.search(text) is not None
     has_launcher = _LAUNCHER.search(around) is not None and _ENGINE.search(text) is None
     for found in _SETS_VARIABLE.finditer(text):

@@ -126,10 +126,9 @@ def comparisons(expression: str) -> Iterator[Comparison]:
         scaled = scaled or token.text in _ARITHMETIC
         if token.kind != "operator" or token.text not in _COMPARISONS:
             continue
-        after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
-        beyond = stream[i + 2].text if i + 2 < len(stream) else ""
-        if after and after[0].kind == "number" and beyond not in _ARITHMETIC:
-            yield Comparison(token.text, _number_of_token(after[0]), after[0].offset, scaled)
+        right = stream[i + 2 :] if stream[i + 1 : i + 2] and stream[i + 1].text.lower() == "bool" else stream[i + 1 :]
+        if right and right[0].kind == "number" and not (right[1:] and right[1].text in _ARITHMETIC):
+            yield Comparison(token.text, number_of_token(right[0]), right[0].offset, scaled)
         elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
             texts = (token.text for token in stream[i + 1 :])
@@ -138,11 +137,11 @@ def comparisons(expression: str) -> Iterator[Comparison]:
                 takewhile(lambda text: text not in _SET_OPERATORS, texts),
             )
             yield Comparison(
-                operator, _number_of_token(number), number.offset, any(text in _ARITHMETIC for text in until_set)
+                operator, number_of_token(number), number.offset, any(text in _ARITHMETIC for text in until_set)
             )
 
 
-def _number_of_token(token: Token) -> float:
+def number_of_token(token: Token) -> float:
     """The number of a token, also hexadecimal."""
     return float(int(token.text, 0)) if token.text.lower().startswith("0x") else float(token.text)
 

@@ -126,7 +126,7 @@ class Context:
         return any(series.startswith(prefix) for series in self.series)
 
     def release_of(self, server: StartedServer) -> Release:
-        """The vLLM release that a server runs: by its name or its image's build day, else the default."""
+        """The release that a server runs: the requested one, what it or its image's build day tells, or the default."""
         named = server.named_release if self.requested_release is None else None
         if named is None and not self.is_release_given and server.image:
             named = newest_on(day) if (day := images.latest_build_day(server.image)) else None
@@ -175,7 +175,7 @@ class Context:
         )
 
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
-        """Whether every release that has the flag reports the same kind of problem with it."""
+        """Whether every release that has the flag reports this kind of problem with it; True where none has it."""
         history = flag_history(flag)
         texts = tuple(word.text for word in server.words)
         releases = map(known_release, known_releases()) if history else ()
@@ -248,7 +248,7 @@ def flag_value(server: StartedServer, word: Word) -> str:
 
 
 def known_port(server: StartedServer, args: ServeArgs) -> str:
-    """The port that the server listens on; empty where a template, a launcher or a foreign image tells."""
+    """The port that the server listens on; empty where a template, a launcher or another's image decides it."""
     is_written = flag_word(server, "--port") is not None or len({word.offset for word in server.words[:2]}) == 2
     takes_port = len(server.words) < 3 or any(name.endswith("PORT") for name in server.env)
     is_told = is_written or not takes_port or images.is_published_by_vllm(server.image)
@@ -261,7 +261,7 @@ def runs_on_rocm(server: StartedServer) -> bool:
 
 
 def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
-    """Whether a variable may add flags; as the value of a flag it does not, unless its field is one of `besides`."""
+    """Whether a variable or template in the command may add flags, or stands for a field that is one of `besides`."""
     table, fields = flags_ever(), frozenset(besides)
     for before, word in zip((None, *server.words), server.words, strict=False):
         is_model = before is not None and before.text == "serve" and "model" not in fields
@@ -280,7 +280,7 @@ _OPEN = re.compile(r"\$|\{\{|\{%|<[\w -]+>|__\w+__")
 
 
 def has_same_words(name: str, candidate: str, separator: str) -> bool:
-    """Whether two names differ only by a typo. A short word with another letter is another word: `cpu` and `npu`."""
+    """Whether two names may differ by a typo alone: as many words, no short one with another letter (`cpu`, `npu`)."""
     words, candidate_words = name.split(separator), candidate.split(separator)
     return len(words) == len(candidate_words) and all(
         len(word) != len(right) or word == right or len(word) >= 5

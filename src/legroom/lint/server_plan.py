@@ -58,13 +58,13 @@ def plan_of_server(server: StartedServer, release: Release) -> ServerPlan | None
 
 
 def refusal_of_server(server: StartedServer, release: Release) -> RefusedByVllm | None:
-    """Why the release does not start these flags on the GPU that the file names; None where it does."""
+    """Why the release does not start these flags on the GPU the file names; None where it does or is unknown."""
     made = _plan_or_refusal(server, release)
     return made if isinstance(made, RefusedByVllm) else None
 
 
 def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
-    """The server planned on every GPU that its file names, fetching nothing; None for a template."""
+    """The server planned on every GPU that its file names, fetching nothing; None for a template or a Python call."""
     from legroom.planning.file_plans import planned_servers
 
     if server.call is not None or has_open_words(server, ServeArgs.__dataclass_fields__):

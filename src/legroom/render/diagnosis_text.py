@@ -20,7 +20,7 @@ from legroom.facts import diagnosis_texts
 from legroom.facts.diagnosis_texts import Language, heading
 from legroom.facts.releases import logged_release
 from legroom.memory.layout import Layout
-from legroom.render.plan_parts import layout_parts, scale_bytes
+from legroom.render.plan_parts import layout_parts, note_lines, scale_bytes
 from legroom.render.translation import in_language
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
@@ -28,7 +28,7 @@ from legroom.vllm_logs.evidence import Evidence
 from legroom.vllm_logs.log_masking import masked_log_text
 
 _MARGIN = "  "
-_LONGEST_SHOWN = 220
+_LONGEST_SHOWN = 440
 
 
 def readings_text(
@@ -96,14 +96,8 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
         _dead_end_lines(first, style, language),
         _verify_lines(diagnosis, first, style, language),
         _less_likely_lines(diagnosis.findings[1:], style, language),
-        _note_lines(diagnosis, style),
+        note_lines(diagnosis.notes, style),
     )
-
-
-def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
-    """The notes of the diagnosis, wrapped and dimmed."""
-    for note in diagnosis.notes:
-        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
 def finding_title(finding: Finding, language: Language, other_engine: str = "") -> str:
@@ -172,9 +166,9 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
 
 
 def _shown_evidence(evidence: Evidence) -> str:
-    """The text of a log line with its secrets masked, cut where it is very long."""
+    """The text of a log line with its secrets masked, cut after 440 characters."""
     text = masked_log_text(" ".join(evidence.text.split()))
-    return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + " ..."
 
 
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -157,8 +158,8 @@ class SegmentRow:
 def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRow, ...], int]:
     """Rows of the largest segments, identical ones in one row, and the number of segments not shown."""
     segments = sorted(report.reading.state.segments, key=lambda segment: -segment.size_bytes)
-    alike = groupby((_segment_label(each), each.size_bytes, _segment_runs(each)) for each in segments)
-    rows = [SegmentRow(*shown, len(list(group))) for shown, group in alike]
+    alike = Counter((_segment_label(each), each.size_bytes, _segment_runs(each)) for each in segments)
+    rows = [SegmentRow(*shown, number) for shown, number in alike.items()]
     return tuple(rows[:max_rows]), sum(row.count for row in rows[max_rows:])
 
 

@@ -119,19 +119,19 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
     """KV use, running, waiting and preempted requests over the incident, as maxima per time slot."""
     slots = _time_slots(points)
 
-    def worst(name: str) -> list[float]:
+    def maxima(name: str) -> list[float]:
         return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
 
     return [
-        Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
-        scaled_curve("running", "green", worst("running_max")),
-        scaled_curve("waiting", "orange", worst("waiting_max")),
-        scaled_curve("preempted", "red", worst("preempted")),
+        Curve("KV use", "blue", 4, maxima("kv_use_max"), 1.0, "100%"),
+        scaled_curve("running", "green", maxima("running_max")),
+        scaled_curve("waiting", "orange", maxima("waiting_max")),
+        scaled_curve("preempted", "red", maxima("preempted")),
     ]
 
 
 def _time_slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
-    """The points in even time slots. A slot is empty where scrapes failed; a single lost scrape is bridged."""
+    """The points in even time slots, one a pixel at most; empty where scrapes failed, but for a single lost one."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
     width_s = max(usual_s, (last_s - first_s) / _MAX_SLOTS, 1e-3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment
@@ -142,6 +142,12 @@ def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]
         yield f"{lead} {style.paint(line, 'bold')}"
 
 
+def note_lines(notes: Iterable[str], style: Style) -> Iterator[str]:
+    """The notes, each once, wrapped and dimmed."""
+    for note in dict.fromkeys(notes):
+        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, "  ", " " * 8))
+
+
 def plan_headline(plan: Plan) -> str:
     """The verdict of a plan in one sentence."""
     target, used = plan.target, plan.settings.gpus_used
@@ -170,7 +176,7 @@ def first_start_loss(plan: Plan, requests: float) -> list[str]:
 
 
 ROUNDING = 0.01
-"""Of a request in whole blocks, by which two counts of the same tokens may differ."""
+"""The share by which two counts of the same tokens may differ, as requests hold whole blocks."""
 
 
 def pool_text(kv: KvPlan, block: str) -> str:

@@ -19,6 +19,7 @@ from legroom.render.plan_parts import (
     certainty_text,
     first_start_loss,
     layout_parts,
+    note_lines,
     plan_headline,
     pool_text,
     scale_bytes,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."
-_FIRST_START_DIFFERS = 0.01
-"""A first start with over 1 % fewer blocks is shown in full."""
 
 
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
@@ -47,7 +46,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
         _advice_lines(plan, style),
         command_lines(_command_to_run(plan), style),
         _math_lines(plan, style) if explain_math else (),
-        _note_lines(plan, style),
+        note_lines(plan.notes, style),
     )
     return f"{text}\n"
 
@@ -214,7 +213,7 @@ def _longest_context_text(plan: Plan) -> str:
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Rows with the KV blocks of a first start, which compiles with a cold cache."""
+    """(name, text) of the KV blocks of a first start, which compiles with a cold cache; none where that is the plan."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -223,7 +222,7 @@ def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     words = f"{plural(max(kv.num_blocks, 0), 'block')} with a cold compile cache"
     if first.memory.failure and not first.memory.refused:
         words += ": too few, so the first start fails"
-    elif lost > _FIRST_START_DIFFERS:
+    elif lost > ROUNDING:
         words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {kv.max_concurrency:.2f} requests of full length"
     yield "first start", words
 
@@ -325,12 +324,6 @@ def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
         text = f"The layers add up to {total:,} bytes while all of them keep a token; {kv.bytes_per_token:,} is the "
         text += f"mean over a request of {length} tokens, in whole blocks."
         yield from (style.paint(line, "dim") for line in wrap(text, style.width, _MARGIN * 2))
-
-
-def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
-    """The notes of the plan, each once, wrapped and dimmed."""
-    for note in dict.fromkeys(plan.notes):
-        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
 
 
 def search_words(result: SearchAnswer) -> dict[str, Any]:

@@ -83,12 +83,13 @@ def _sum_text(holders: Sequence[Holder]) -> str:
     return ", ".join(part for part in (f"{human_bytes(gpu)} of GPU memory" if gpu else "", human_bytes(host)) if part)
 
 
-def total_text(dead: Sequence[Holder]) -> str:
+def total_text(holders: Sequence[Holder]) -> str:
     """`2 processes and 14 segments of /dev/shm: 70.1 GiB of GPU memory, 1.2 GiB`."""
-    processes, segments = sum(1 for holder in dead if holder.process), sum(1 for holder in dead if holder.segment)
+    processes = sum(holder.process is not None for holder in holders)
+    segments = sum(holder.segment is not None for holder in holders)
     named = [f"{processes} process{'es' if processes != 1 else ''}"] if processes else []
     named += [plural(segments, "segment") + " of /dev/shm"] if segments else []
-    return f"{' and '.join(named)}: {_sum_text(dead)}"
+    return f"{' and '.join(named)}: {_sum_text(holders)}"
 
 
 def _reset_advice(snapshot: MachineSnapshot, style: Style) -> list[str]:

@@ -119,7 +119,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 
 def _users_row(timeline: Timeline) -> Iterator[tuple[str, str]]:
-    """How often the users of a load ask."""
+    """(name, text) of how often the users of a load ask; nothing for a load of single requests, or one in steps."""
     if (users := timeline.trace.users) and timeline.clocks:
         answer_s, rate = percentile(timeline.seconds["latency_s"], 0.5), timeline.requests_per_s
         asks = f"{users.count:,.0f} ask again {users.think_s:g} s after an answer, which takes {answer_s:,.0f} s (p50)"
@@ -142,7 +142,7 @@ def _percentiles_text(values: list[float], unit: str) -> str:
     return f"p50 {p50:,.{digits}f}  p99 {p99:,.{digits}f}  max {largest:,.{digits}f} {unit}"
 
 
-_MAX_CHANGES = 12
+_MAX_ROWS = 12
 
 
 def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
@@ -160,10 +160,10 @@ def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
     lines.append(axis_line("0", end, style))
     lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), ""]
-    first = scaled.changes[:_MAX_CHANGES]
+    first = scaled.changes[:_MAX_ROWS]
     lines += [f"  {time_s / 60:7.1f} min  {before} -> {after}" for time_s, before, after in first]
-    if len(scaled.changes) > _MAX_CHANGES:
-        lines.append(f"  and {len(scaled.changes) - _MAX_CHANGES} more")
+    if len(scaled.changes) > _MAX_ROWS:
+        lines.append(f"  and {len(scaled.changes) - _MAX_ROWS} more")
     return "\n".join(lines) + "\n"
 
 
@@ -191,9 +191,6 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "", f"up: twice as many in {policy.scaling_period_s} s, after {policy.up_window_s} s of need"
     yield "", f"down: one in {policy.scaling_period_s} s, after {policy.down_window_s} s without need"
     yield "", f"a server starts in {policy.start_s:.0f} s"
-
-
-_BAR = 30
 
 
 def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
@@ -248,7 +245,7 @@ def _tier_curve(report: TierReport) -> list[str]:
     """A bar of the hit ratio for each size of the tier, and the size that gives most of the hits."""
     top = max(point.hit_ratio for point in report.curve) or 1.0
     shares = [(point.num_chunks, point.hit_ratio) for point in report.curve]
-    rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(_BAR * hits / top)) for chunks, hits in shares]
+    rows = [(_size_text(report, chunks), f"{hits:.1%}", "#" * round(30 * hits / top)) for chunks, hits in shares]
     enough = chunks_for_hit_share(report.curve, HIT_SHARE)
     found = f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}" if enough is not None else ""
     return [*columns(rows, ">><"), found or "no size of the tier would give a hit"]
@@ -264,7 +261,6 @@ def _blocks_text(report: TierReport, blocks: int) -> str:
     return gib(report.bytes_of(blocks)) if report.replayed.tier.block_bytes else f"{count(blocks)} blocks"
 
 
-_MAX_CHOICE_ROWS = 12
 Fleets = Sequence[tuple[HoldingFleet, Sequence[str]]]
 """Fleets that hold the load, each with its command."""
 
@@ -296,7 +292,7 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     """A header, then goodput, p99 waits, preemptions, peak, hits and flags of each undominated setting."""
     goal, unit = choice.goal, "s" if choice.in_seconds else "step"
     has_limits = any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
-    shown = choice.frontier[:_MAX_CHOICE_ROWS]
+    shown = choice.frontier[:_MAX_ROWS]
     if choice.best not in shown:
         shown = [choice.best, *shown]
     waits = [f"{name} p99 ({_time_unit_text(choice)})" for name in ("first token", "latency")]

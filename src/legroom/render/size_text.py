@@ -300,7 +300,7 @@ def card_models_text(answer: CardModels, style: Style) -> str:
 
 
 def _card_name(each: CardModel) -> str:
-    """The model's short name, or the checkpoint that the words asked for where it is not the first of the name."""
+    """The model's bundled name; where the user's words chose another of its checkpoints, that one's."""
     usual, bundled = find(each.bundled.name), each.bundled
     return bundled.name if usual is None or usual.ids == bundled.ids else bundled.ids[0].rpartition("/")[2]
 

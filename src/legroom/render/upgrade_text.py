@@ -222,7 +222,7 @@ def _kept_caveats(made: Upgrade) -> Iterator[str]:
 
 
 def _kept_capacity_text(made: Upgrade) -> str:
-    """How many requests the equivalent command holds and leaves free at the peak, against the old release."""
+    """How many requests the equivalent command holds, and what it leaves free at the peak, beside today's figures."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:
         return "It does not start."

@@ -9,6 +9,7 @@ from html import escape
 from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curves, draw_rows, scaled_curve
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, printable, wrap
+from legroom.simulation.timeline import percentile
 from legroom.verify.load_run import LoadRun
 from legroom.verify.verification_checks import Check, Verification
 
@@ -93,7 +94,7 @@ def percentiles(values: Sequence[float]) -> str:
     if not values:
         return "not measured"
     ranked = sorted(values)
-    p50, p99 = (ranked[min(len(ranked) - 1, int(share * len(ranked)))] for share in (0.5, 0.99))
+    p50, p99 = (percentile(ranked, share) for share in (0.5, 0.99))
     return f"p50 {p50:.2f} s  p99 {p99:.2f} s  max {ranked[-1]:.2f} s"
 
 

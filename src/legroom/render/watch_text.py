@@ -19,12 +19,12 @@ _LOOKS: dict[State, tuple[Colour, str, str]] = {
     "unreachable": ("red", "×", "x"),
 }
 """Colour, symbol, and symbol without Unicode."""
-COLOURS = {state: colour for state, (colour, _, _) in _LOOKS.items()}
+STATE_COLOURS = {state: colour for state, (colour, _, _) in _LOOKS.items()}
 
 
 def state_mark(state: State, style: Style) -> str:
     """A symbol and the state, coloured."""
-    return style.paint(f"{style.pick(*_LOOKS[state][1:])} {state}", COLOURS[state])
+    return style.paint(f"{style.pick(*_LOOKS[state][1:])} {state}", STATE_COLOURS[state])
 
 
 def servers_text(views: Sequence[ServerView], style: Style) -> str:

@@ -142,7 +142,7 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
 
 
 def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
-    """A refusal where the group had `most` restarts within `window_s` (`each` in words: "an hour"); else None."""
+    """A refusal where the group had `most` attempts within `window_s` (`each` in words: "an hour"); else None."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
@@ -163,7 +163,7 @@ def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | No
 
 
 def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
-    """A refusal where a server that still serves would drain past its deadline; None where not."""
+    """A refusal where a server that still serves would drain past its deadline; None where not, or not known."""
     if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
     longer = f"about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s"

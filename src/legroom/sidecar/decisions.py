@@ -31,7 +31,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """The policy's decision about an incident; a refusal `impossible` where the server's platform lacks the action."""
+    """The policy's decision about an incident; the refusal `impossible` where no platform or drain method is named."""
     finding = incident.finding
     assert finding is not None
     problem = ServerProblem(
@@ -124,13 +124,13 @@ class RemedySearch:
     async def _find_remedies(
         self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
-        """Computes remedies in a thread, keeps the first accepted change, and notes them at the incident."""
-        given = incident.change
+        """Computes remedies in a thread and, where no change is given, takes the first accepted; notes both."""
         try:
             remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
-            incident.change = given or first_accepted_change(remedies, plan)
+            incident.change = incident.change or first_accepted_change(remedies, plan)
         finally:
             incident.remedies_known = True
         texts = "; ".join(remedy.why for remedy in remedies)
-        detail = {"answers": [remedy.to_json() for remedy in remedies], "change": str(given) if given else None}
+        change = str(incident.change) if incident.change else None
+        detail = {"answers": [remedy.to_json() for remedy in remedies], "change": change}
         self._reporter.note(incident, f"what helps: {texts}", detail)

@@ -121,6 +121,7 @@ async def post_with_retries(
 
 
 def _iso_time(time_s: float) -> str:
+    """A Unix time as Alertmanager reads it: in UTC, with milliseconds and `Z`."""
     at = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -191,7 +192,7 @@ class Notifier:
                 queue.task_done()
 
     async def _post(self, hook: Webhook, incident: OpenIncident, message: dict[str, Any], tries: int = _TRIES) -> bool:
-        """Posts a message, counts it, and notes at the incident who was told; whether the webhook took it."""
+        """Posts a message, counts it, and notes at the incident who was told; returns whether the webhook took it."""
         for _ in range(20):  # its number is written asynchronously
             if incident.number is None:
                 await asyncio.sleep(0.05)

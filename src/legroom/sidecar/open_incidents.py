@@ -82,6 +82,7 @@ class IncidentKeeper:
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of_server(self, server: str) -> tuple[OpenIncident, ...]:
+        """The open incidents of one server, by kind in the order in which the kinds first occurred."""
         possible = (self._open.get((server, kind)) for kind in self._kinds)
         return tuple(incident for incident in possible if incident is not None)
 
@@ -113,7 +114,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Opens, closes and worsens a server's incidents by its current findings, `info` ones left out; the changes."""
+        """Opens, worsens and closes a server's incidents by its findings now, but for `info`; returns what changed."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():

@@ -56,6 +56,7 @@ class SidecarMetrics:
                 gauge.remove(server, group)
 
     def page_and_type(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
+        """(all series in Prometheus' text format, its content type); incidents and journal are those of now."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()

@@ -214,7 +214,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The groups by name, with their own actions and limits or the general ones; ConfigError for an empty group."""
+    """The groups by name, with own actions and limits or the general ones; ConfigError for one without its server."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups
@@ -308,6 +308,7 @@ def _ca_file(table: TomlTable) -> str | None:
 
 
 def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
+    """The pods to watch; None without a table, ConfigError without a selector."""
     if table is None:
         return None
     with table:
@@ -344,29 +345,24 @@ def platform_of(table: TomlTable, server: str) -> Platform:
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
-    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's if its token is set."""
+    """The method of `drain = { by = "guard" }`; without: the platform's own, else the guard's, None without token."""
     if table is None:
         if isinstance(platform, _DRAINS_BY_ITSELF):
             return PlatformDrain(platform.name)
         token = os.environ.get(GUARD_TOKEN)
         return GuardDrain(place.server, token, place.verify_tls, place.ca_file) if token else None
     with table:
-        return _named_drain_method(table, place, platform)
-
-
-def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:
-    """The drain method that `by` names: guard (the default), file, command or platform; ConfigError if wrong."""
-    by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
-    if by == "guard":
-        token = table.secret("token") or os.environ.get(GUARD_TOKEN)
-        if not token:
-            raise table.error("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
-        return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
-    if by == "file":
-        path = table.path("path")
-        if path is None:
-            raise table.error("path", "is missing: the file that makes readiness fail")
-        return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
-    if by == "command":
-        return CommandDrain(table.require("close_command", str), table.require("open_command", str))
-    return PlatformDrain(platform.name if platform is not None else "the platform")
+        by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
+        if by == "guard":
+            token = table.secret("token") or os.environ.get(GUARD_TOKEN)
+            if not token:
+                raise table.error("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
+            return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
+        if by == "file":
+            path = table.path("path")
+            if path is None:
+                raise table.error("path", "is missing: the file that makes readiness fail")
+            return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
+        if by == "command":
+            return CommandDrain(table.require("close_command", str), table.require("open_command", str))
+        return PlatformDrain(platform.name if platform is not None else "the platform")

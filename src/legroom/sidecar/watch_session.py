@@ -265,10 +265,10 @@ def check_once(config: SidecarConfig, session: WatchSession, gap_s: float) -> No
 async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
     """Feeds the session a few scrapes of every server, `gap_s` apart, from the servers, Prometheus or Kubernetes."""
     if config.prometheus is not None:
-        await _poll_prometheus(config.prometheus, session, gap_s)
+        await _poll_last_scrapes(config.prometheus, session, gap_s)
         config = replace(config, prometheus=None)
     if config.kubernetes is not None:
-        await _until_discovered(replace(config, interval_s=gap_s), session, gap_s)
+        await _scrape_discovered_pods(replace(config, interval_s=gap_s), session, gap_s)
         return
     from legroom.live.metrics.scrape import open_session, scrape_result  # slow to import
 
@@ -280,8 +280,8 @@ async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float
                 session.take(result)
 
 
-async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
-    """Polls the last scrapes of every server, and waits for a second one where there was only one."""
+async def _poll_last_scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
+    """Asks Prometheus for the last scrapes of every server; waits up to 65 s for a second where there is only one."""
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import
 
@@ -302,7 +302,7 @@ async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_
         session.log(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not evaluated")
 
 
-async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+async def _scrape_discovered_pods(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
     """Scrape discovered pods a few rounds, `gap_s` seconds apart; LegroomError where none is found in 15 s."""
     problems: list[str] = []
     session.log = problems.append
@@ -341,22 +341,22 @@ def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[Serv
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()
 
-    async def scrape() -> None:
+    async def scrape_until_stopped() -> None:
         task = asyncio.create_task(stream(config, session, seen.put))
         while not stop.is_set() and not task.done():
             await asyncio.wait([task], timeout=0.05)
         task.cancel()
         await task
 
-    def run() -> None:
+    def run_in_thread() -> None:
         try:
-            asyncio.run(scrape())
+            asyncio.run(scrape_until_stopped())
         except asyncio.CancelledError:
             return
         except BaseException as error:
             seen.put(error)
 
-    thread = threading.Thread(target=run, name="legroom watch", daemon=True)
+    thread = threading.Thread(target=run_in_thread, name="legroom watch", daemon=True)
     thread.start()
     try:
         while True:

@@ -168,7 +168,7 @@ async def _serve_page_file(request: Request) -> Response:
         redirect = RedirectResponse(request.url.path, 303)
         redirect.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return redirect
-    file = page_file(request.path_params["path"], "served")
+    file = page_file(request.path_params["path"])
     if file is None:
         return await _not_found(request, "the page is at /")
     if request.headers.get("if-none-match") == file.etag:

@@ -70,7 +70,7 @@ class EndpointProcesses:
         return await self._run_in_worker(self.limits.call_s, name, body, dict(query or {}))
 
     async def diagnose(self, query: Mapping[str, str], pieces: AsyncIterator[bytes]) -> WorkerAnswer:
-        """The answer of `diagnose` to a log that is uploaded in pieces."""
+        """The answer of `diagnose` to a log that is uploaded in pieces; Refused where it cannot be stored."""
         try:
             async with _spooled(pieces) as log:
                 return await self._run_in_worker(self.limits.stream_s, "", log, dict(query))
@@ -133,11 +133,11 @@ async def _spooled(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | str]:
         yield file.name
 
 
-def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_reset_after: int = 200) -> WorkerAnswer:
+def answer_request(name: str, content: bytes | str, query: dict[str, str]) -> WorkerAnswer:
     """Runs in a worker: the answer of the endpoint `name` to a JSON body; for an empty name, the diagnosis of a log,
-    which is `content` or the file at that path. Every `memo_reset_after` requests the worker's caches are emptied."""
-    if next(_request_numbers) % memo_reset_after == 0:
-        Memo.forget_everything()
+    which is `content` or the file at that path."""
+    if next(_request_numbers) % 200 == 0:
+        Memo.forget_everything()  # bounds what planning memoizes
     from legroom.web.schemas import check_request
 
     status, traceback_text = 200, ""
@@ -179,11 +179,11 @@ def http_status(error: LegroomError) -> int:
 def _parse_json(body: bytes) -> Any:
     """The parsed body; BadRequest where it is not JSON (NaN and Infinity are not)."""
 
-    def reject(name: str) -> None:
+    def refuse_constant(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
     try:
-        return json.loads(body, parse_constant=reject)
+        return json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise BadRequest("the body is not JSON", "send one JSON object") from None
 

@@ -46,8 +46,8 @@ class LiveFeed:
         for reader in self._readers:
             _put_dropping_oldest(reader, _END)
 
-    async def events(self, keep_alive_s: float = 15.0) -> AsyncIterator[str]:
-        """The texts of server-sent events for one reader: the current state, then every sample."""
+    async def events(self) -> AsyncIterator[str]:
+        """The texts of server-sent events for one reader: the current state, then every sample, else a sign of life."""
         reader: asyncio.Queue[str] = asyncio.Queue(_MAX_UNREAD_EVENTS)
         self._readers.add(reader)
         try:
@@ -55,7 +55,7 @@ class LiveFeed:
                 yield text
             while not self._is_closed:
                 try:
-                    text = await asyncio.wait_for(reader.get(), keep_alive_s)
+                    text = await asyncio.wait_for(reader.get(), 15.0)
                 except TimeoutError:
                     text = ": still here\n\n"
                 if text == _END:

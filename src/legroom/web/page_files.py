@@ -28,13 +28,13 @@ class PageFile:
     etag: str
 
 
-def page_file(path: str, edition: Edition) -> PageFile | None:
-    """The page's file at a URL path, `index.html` for an empty one; None where there is none."""
+def page_file(path: str) -> PageFile | None:
+    """The served page's file at a URL path, `index.html` for an empty one; None where there is none."""
     name = path or "index.html"
     file = PAGE_FOLDER / name
     if not _NAME.fullmatch(name) or not file.is_file():
         return None
-    return _load_page_file(file, file.stat().st_mtime_ns, edition)
+    return _load_page_file(file, file.stat().st_mtime_ns)
 
 
 def page_names() -> list[str]:
@@ -43,11 +43,11 @@ def page_names() -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _load_page_file(file: Path, changed_ns: int, edition: Edition) -> PageFile:
-    """Content, media type and ETag; HTML is marked with the edition. `changed_ns` only keys the cache."""
+def _load_page_file(file: Path, changed_ns: int) -> PageFile:
+    """Content, media type and ETag; HTML is marked as served. `changed_ns` only keys the cache."""
     body = file.read_bytes()
     if file.suffix == ".html":
-        body = with_edition(body, edition)
+        body = with_edition(body, "served")
     kind = _MEDIA_TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     return PageFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:24]}"')
 
@@ -56,7 +56,7 @@ def with_edition(html: bytes, edition: Edition) -> bytes:
     """The page with its edition and version in its meta tags."""
     values = {b"edition": edition.encode(), b"version": __version__.encode()}
 
-    def filled(tag: re.Match[bytes]) -> bytes:
+    def with_value(tag: re.Match[bytes]) -> bytes:
         return tag[1] + next(value for name, value in values.items() if b"legroom-" + name in tag[1]) + tag[2]
 
-    return _META.sub(filled, html)
+    return _META.sub(with_value, html)

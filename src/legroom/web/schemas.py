@@ -30,7 +30,7 @@ def schemas() -> dict[str, Any]:
 
 
 def check_request(endpoint: str, request: Any) -> str:
-    """The first violation of the endpoint's schema; empty where there is none."""
+    """The first violation of the endpoint's schema as text; empty where there is none, or no jsonschema to find it."""
     if _depth(request) > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
     validator = _schema_validator(endpoint)

@@ -143,6 +143,7 @@ def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _read_scripts(*names: str) -> dict[str, bytes]:
+    """The content of these files of the folder `static_files`, by name."""
     return {name: (_SCRIPTS / name).read_bytes() for name in names}
 
 

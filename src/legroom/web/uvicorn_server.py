@@ -22,6 +22,7 @@ def serve_asgi(
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """Ends streams before uvicorn waits for all answers to end."""
             before_shutdown()
             await super().shutdown(sockets)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,11 @@ def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
 def shm_gib(server: ExportedServer) -> int:
     """GiB of /dev/shm that the ranks need."""
     return server.host.shm_bytes // GIB
+
+
+def cache_gib(server: ExportedServer) -> int:
+    """GiB of a volume for the cache: the checkpoint, a fifth for another revision's small files, and 10 for code."""
+    return math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
 
 
 def published_port(server: ExportedServer) -> str:

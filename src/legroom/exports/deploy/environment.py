@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from legroom.exports.deploy.serve_command import ServeCommand
-from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S, StartTimes
+from legroom.exports.deploy.start_times import StartTimes
 from legroom.facts.flags import env_default
 from legroom.facts.release_support import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
@@ -39,8 +39,9 @@ def server_environment(
     lines = [EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in shown]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
-    if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and env_default(ready, plan.release) is not None:
-        why = f"vLLM gives up on its engine after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
+    default_s = env_default(ready, plan.release)
+    if default_s is not None and times.limit_s > default_s and ready not in named:
+        why = f"vLLM gives up on its engine after {default_s} s; {times.short_sentence()}"
         lines.append(EnvVariable(ready, str(times.limit_s), why))
     if not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words):
         spare, burst = gib(plan.layout.headroom_bytes), gib(plan.layout.activation_bytes)

@@ -295,11 +295,11 @@ def _with_memory_flags(words: ServeCommand, plan: PlanDocument) -> ServeCommand:
 
 def _with_shutdown_timeout(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
     """The command with --shutdown-timeout where the release has it (0.18.0 on), and the drain time in seconds."""
-    phrase = words.get("--shutdown-timeout")
-    if phrase is not None and phrase.value.isdigit():
-        return words, int(phrase.value)
-    if phrase is None and "--shutdown-timeout" in flags_of(release) and options.drain_s:
-        words = words.with_phrase(Phrase("--shutdown-timeout", (str(options.drain_s),)))
+    flag = "--shutdown-timeout"
+    if (given_s := words.count(flag)) is not None:
+        return words, given_s
+    if words.get(flag) is None and flag in flags_of(release) and options.drain_s:
+        words = words.with_phrase(Phrase(flag, (str(options.drain_s),)))
     return words, options.drain_s
 
 
@@ -321,7 +321,7 @@ def guard_drain(server: ExportedServer) -> str:
 
 
 def metrics_drain(server: ExportedServer) -> str:
-    """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
+    """A shell line that waits for routers to notice, then, up to the drain time, until the metrics show no request."""
     engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
     roles = ("running", "waiting")
     running, waiting = (name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in roles)

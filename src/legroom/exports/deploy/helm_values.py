@@ -124,7 +124,7 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
         model["extraVolumeMounts"] = mounts
         model["extraVolumes"] = [*model_volumes(server), *file_volumes(server)]
     if not server.local_model:
-        model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
+        model["pvcStorage"] = f"{containers.cache_gib(server)}Gi"
     return model
 
 

@@ -26,7 +26,7 @@ _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalP
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> pod.ClusterSettings:
-    """Parsed options of a server over so many nodes; `keeps_volumes`: those of pods outlive them. Else LegroomError."""
+    """Parsed options of a server over `nodes`; `keeps_volumes`: a pod's volume outlives it. LegroomError if wrong."""
     replicas = _positive_count(options, "replicas", 1)
     most = _positive_count(options, "autoscale", 0)
     if most and most <= replicas:

@@ -14,7 +14,6 @@ from legroom.exports.deploy.exported_server import ExportedServer, add_server_op
 from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.yaml_text import Commented, without_comments, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
-from legroom.units import GIB
 
 NAME = "llm-d-values"
 HELP = "values for the chart llm-d-modelservice (llm-d)"
@@ -49,7 +48,7 @@ def chart_values(server: ExportedServer, settings: ClusterSettings) -> dict[str,
     artifacts = {
         "name": server.served_name,
         "uri": f"hf://{server.model}",
-        "size": f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi",
+        "size": f"{containers.cache_gib(server)}Gi",
         "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": server.name},
     }
     proxy = Commented("Without a split into prefill and decode requests go to vLLM itself.", {"enabled": False})

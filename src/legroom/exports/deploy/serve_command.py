@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from legroom.deployments.server_words import API_SERVERS, basename
 from legroom.errors import LegroomError
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import Flag, flags_of
 from legroom.facts.releases import Release
 from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
@@ -62,6 +62,7 @@ class ServeCommand:
         return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
 
     def words(self) -> tuple[str, ...]:
+        """The whole command line but the secrets."""
         return (*self.head, *self.model_words, *(word for phrase in self.phrases for word in phrase.words))
 
 
@@ -111,10 +112,10 @@ def _parse_flags(words: Iterable[str], release: Release) -> list[Phrase]:
     return phrases
 
 
-def _canonical_flag(flag: str, table: object) -> str:
+def _canonical_flag(flag: str, table: Mapping[str, Flag]) -> str:
     """The long spelling of the flag; a dotted path such as `--config.key` keeps its tail."""
-    if not flag.startswith("--") and isinstance(table, dict) and flag in table and not flag.startswith("-O"):
-        return str(table[flag].name)
+    if not flag.startswith("--") and flag in table and not flag.startswith("-O"):
+        return table[flag].name
     _, dot, path = flag.partition(".")
     return plain_name(flag) + dot + path if flag.startswith("--") else flag
 
@@ -164,9 +165,9 @@ class Address:
 
 def address_of(words: ServeCommand) -> Address:
     """Host, port, TLS and Unix socket from the command's flags; vLLM's default port where none is given."""
-    flags = ("--host", "--port", "--ssl-certfile", "--ssl-keyfile", "--uds")
-    host, port, certificate, key, socket = (phrase.value if (phrase := words.get(name)) else "" for name in flags)
-    return Address(host.strip("[]"), int(port) if port.isdigit() else DEFAULT_PORT, bool(certificate or key), socket)
+    flags, port = ("--host", "--ssl-certfile", "--ssl-keyfile", "--uds"), words.count("--port")
+    host, certificate, key, socket = (phrase.value if (phrase := words.get(name)) else "" for name in flags)
+    return Address(host.strip("[]"), DEFAULT_PORT if port is None else port, bool(certificate or key), socket)
 
 
 def check_health_is_reachable(words: ServeCommand) -> None:

@@ -28,8 +28,6 @@ SHORTEST_LIMIT_S = 300
 DRAIN_S = 60
 TEARDOWN_S = 30
 """From the last answer to the end of the process."""
-READY_TIMEOUT_DEFAULT_S = 600
-"""The default of VLLM_ENGINE_READY_TIMEOUT_S from 0.14.0 on."""
 ENDPOINT_S = 10
 """How long routers may still send to a terminating pod."""
 PROBE_PERIOD_S = 10
@@ -61,7 +59,7 @@ class StartTimes:
 
     @property
     def limit_s(self) -> int:
-        """The startup limit in seconds: twice the expected time, a whole number of probe periods."""
+        """The startup limit in seconds: twice the expected time, at least 300, in steps of 30: whole probe periods."""
         return math.ceil(max(SAFETY * self.expected_s, SHORTEST_LIMIT_S) / 30) * 30
 
     @property

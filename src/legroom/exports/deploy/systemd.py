@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError
+from legroom.exports.deploy.containers import OPEN_FILES
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, guard_drain, requested_server
 from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines, plan_headline
 from legroom.exports.deploy.named_paths import check_paths
@@ -20,7 +21,6 @@ HELP = "a systemd unit"
 NEEDS_PLAN = True
 _RESTART_S = 15
 _BURST = 3
-_OPEN_FILES = 65536
 _TARGET = "multi-user.target"
 
 
@@ -118,7 +118,7 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
     yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
     yield "Restart=always"
     yield f"RestartSec={_RESTART_S}"
-    yield f"LimitNOFILE={_OPEN_FILES}"
+    yield f"LimitNOFILE={OPEN_FILES}"
     yield from comment_lines("Pinned host memory counts as locked.")
     yield "LimitMEMLOCK=infinity"
     yield "NoNewPrivileges=yes"

@@ -16,8 +16,6 @@ from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.units import parse_seconds, parse_speed
 
-MOST_SPEED_UP = 60.0
-
 
 @dataclass(frozen=True)
 class AlertLevels:
@@ -113,7 +111,7 @@ def _parsed_speed_up(text: str | None) -> float:
         factor = float(text)
     except ValueError:
         factor = 0.0
-    if not 1 <= factor <= MOST_SPEED_UP:
+    if not 1 <= factor <= 60:
         hint = "write it like --speed-up 20"
-        raise LegroomError(f"--speed-up {text!r} is not a factor from 1 to {MOST_SPEED_UP:g}", hint)
+        raise LegroomError(f"--speed-up {text!r} is not a factor from 1 to 60", hint)
     return factor

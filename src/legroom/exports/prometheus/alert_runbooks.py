@@ -70,6 +70,7 @@ def _markdown_list_section(title: str, lines: Sequence[str]) -> str:
 
 
 def _runbook_index(conditions: Sequence[alerts.AlertCondition], levels: AlertLevels) -> str:
+    """The README in Markdown: a table of the alerts with their severity and what each says."""
     slots = {**_IN_A_PAGE, **alerts.threshold_texts(levels)}
     rows = []
     for name in (condition.name for condition in conditions):

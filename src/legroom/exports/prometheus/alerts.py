@@ -258,6 +258,7 @@ def _upstream_query(levels: AlertLevels) -> str:
     """PromQL of guards that do not answer or whose server is down or, now and before, fails most requests."""
 
     def failing(window: str) -> str:
+        """PromQL of guards most of whose requests failed at the server within a window such as `[2m]`."""
         failed = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}{window}))'
         # A request that fails in the server was admitted before.
         share = f"{failed} >= {levels.failed_ratio:g} * sum {_BY_INSTANCE} (rate(legroom_guard_admitted_total{window}))"

@@ -144,14 +144,14 @@ def rules_text(*documents: Any) -> str:
 
     class Dumper(yaml.SafeDumper):
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            # Indents lists below their key.
+            """Indents lists below their key."""
             super().increase_indent(flow, False)
 
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    def block_scalar_if_multiline(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         style = "|" if "\n" in value else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
-    Dumper.add_representer(str, text)
+    Dumper.add_representer(str, block_scalar_if_multiline)
     return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
 
 

@@ -58,7 +58,7 @@ def model_of_another_name(address: NamedAddress, context: Context) -> Findings:
 
 
 def _service_at(host: str, context: Context) -> str:
-    """The Compose service that is called so, or whose container is."""
+    """The name of the Compose service whose container is called `host`; else `host`, which may be a service's name."""
     services = [pair for each in context.manifests for pair in each.items("services")]
     return {service.text("container_name"): name for name, service in services}.get(host, host)
 
@@ -121,7 +121,7 @@ def _below_weights(storage: Node, servers: list[StartedServer], context: Context
 
 @checks(Node, "path-missing", "rollout-stuck")
 def claims_of_several_pods(document: Node, context: Context) -> Findings:
-    """The claims of the production stack's models, and a ReadWriteOnce claim of several workloads."""
+    """A claim of the production stack below its model's weights, and a ReadWriteOnce claim of several workloads."""
     for spec in document.list("servingEngineSpec", "modelSpec"):
         storage, url = spec.get("pvcStorage"), spec.get("modelURL")
         if storage is not None and url is not None:

@@ -126,12 +126,12 @@ def _cache_folder(server: StartedServer, args: ServeArgs) -> str:
 
 def _mount_that_holds(mounts: tuple[Mount, ...], path: str) -> Mount | None:
     """The mount at the path, above it, or below it."""
-    inside = f"{path}/".startswith
-    return next(
-        (mount for mount in mounts if inside(f"{mount.path.rstrip('/')}/") or mount.path.startswith(path)), None
-    )
+    folder = f"{path.rstrip('/')}/"
+    paths = ((mount, f"{mount.path.rstrip('/')}/") for mount in mounts)
+    return next((mount for mount, at in paths if folder.startswith(at) or at.startswith(folder)), None)
 
 
 @cache
 def _gated_models() -> re.Pattern[str]:
+    """The beginnings of the Hub ids of gated models."""
     return re.compile("|".join(read_data("model_access.json")["gated"]), re.IGNORECASE)

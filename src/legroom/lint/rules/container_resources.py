@@ -113,7 +113,7 @@ _GIVE_GPUS = {
 
 @checks(StartedServer, "gpus-too-few", "gpus-idle")
 def gpus_not_used(server: StartedServer, context: Context) -> Findings:
-    """A container without a GPU, with hidden GPUs, or with more than its ranks use."""
+    """A container without a GPU, with a CUDA_VISIBLE_DEVICES beyond its GPUs, or with more GPUs than its ranks use."""
     if not server.runs_on_gpus or not server.in_container:
         return
     # A controller such as KServe may add to the resources of its own kinds.

@@ -27,7 +27,7 @@ def runs_plain_image(server: StartedServer) -> bool:
 
 @checks(StartedServer, "container-command")
 def command_of_container(server: StartedServer, context: Context) -> Findings:
-    """A program as an argument of an image that runs `vllm serve`, and `python` in an image that has none."""
+    """Words that the image cannot run: a second program, none at all, an unexpanded variable, `python` for python3."""
     image, word = server.image, server.repeated_entry
     if word is not None:
         is_old = context.release_of(server).before(_image_facts("serve_is_entry_point_from"))
@@ -85,6 +85,7 @@ def _positional_model(server: StartedServer, context: Context) -> Findings:
 
 
 def _image_facts(key: str) -> str:
+    """One of the facts about vLLM's own image in `server_image.json`."""
     return str(read_data("server_image.json")[key])
 
 

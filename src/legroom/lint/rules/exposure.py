@@ -79,6 +79,7 @@ def references_of_manifest(document: Node, context: Context) -> Findings:
 
 
 def _labels(manifest: Node, *keys: str) -> dict[str, str]:
+    """The labels, or what else is a mapping of texts, at the path of these keys; empty where there is none."""
     return {key: value.scalar or "" for key, value in manifest.items(*keys)}
 
 
@@ -113,7 +114,7 @@ def _broken_service(service: Node, manifests: tuple[Node, ...]) -> Iterator[tupl
 
 
 def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """The Service that an Ingress names and the linted manifests, which hold others, do not."""
+    """The Service, or the port of one, that an Ingress names and the linted manifests, which have workloads, lack."""
     services = {each.text("metadata", "name"): each for each in manifests if each.text("kind") == "Service"}
     workloads = any(each.text("kind") in _WORKLOADS for each in manifests)
     for path in (path for rule in ingress.list("spec", "rules") for path in rule.list("http", "paths")):
@@ -127,7 +128,7 @@ def _missing_backend(ingress: Node, manifests: tuple[Node, ...]) -> Iterator[tup
 
 
 def _missing_target(scaler: Node, manifests: tuple[Node, ...]) -> Iterator[tuple[Node, str, str]]:
-    """The workload that an autoscaler names and the linted manifests, which hold others of its kind, do not."""
+    """The workload that an autoscaler names and the linted manifests, which have others of its kind, lack."""
     target, kind = scaler.get("spec", "scaleTargetRef", "name"), scaler.text("spec", "scaleTargetRef", "kind")
     names = [each.text("metadata", "name") for each in manifests if each.text("kind") == (kind or "Deployment")]
     if target is not None and names and not any(_may_equal(target.scalar or "", name) for name in names):
@@ -163,7 +164,7 @@ _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 
 def _asks_for_key(server: StartedServer, context: Context) -> bool:
-    """Whether the server is given a key, or may be: an empty default is none."""
+    """Whether the server is given an API key, or may be; a variable whose default is empty gives none."""
     given = server.env.get(_KEY)
     default = _DEFAULT.fullmatch(given.text) if given is not None else None
     is_empty = given is not None and (not given.text or (default is not None and not default[1]))

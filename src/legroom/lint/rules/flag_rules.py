@@ -122,7 +122,7 @@ def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
 
 
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
-    """Whether a problem of the command line is no mistake of its author."""
+    """Whether a problem is no mistake of its author; `strays`: words of no flag, `extension`: another reader."""
     is_stray = not problem.flag.startswith("-")
     if is_stray and (strays > 2 or server.runs in ("config", "python")):
         return True  # a sentence, or the value of a key that is reported already
@@ -259,12 +259,12 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
         is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
         if word is not None and is_known and plain_name(word.text) != _SHARE:
             found = finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
-            is_open = not context.is_release_certain(server) and not _is_refused_by_all(message, args)
+            is_open = not context.is_release_certain(server) and not _is_message_of_all_releases(message, args)
             yield replace(found, severity="note") if is_open else found
 
 
 def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
-    """A step that holds fewer tokens than requests run, or than a prompt that is not chunked; for unknown models."""
+    """--max-num-batched-tokens below --max-num-seqs, or below --max-model-len without chunks; for unknown models."""
     args, release = context.parsed_args(server).args, context.release_of(server)
     tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
     if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:
@@ -291,7 +291,7 @@ def _checkpoint_of_another_method(server: StartedServer, context: Context) -> Fi
         yield finding("flag-value", server.place_of(word), message, "leave it out", is_certain=False)
 
 
-def _is_refused_by_all(message: str, args: ServeArgs) -> bool:
+def _is_message_of_all_releases(message: str, args: ServeArgs) -> bool:
     """Whether the config classes of every release that is recorded give the message."""
     recorded = filter(is_recorded, map(known_release, known_releases()))
     return all(message in dict(field_refusals(args, release)) for release in recorded)

@@ -18,7 +18,7 @@ _AWK_BODY = re.compile(r"\{[^{}]*\}")
 
 @checks(InvokedCommand, "kill-by-pattern")
 def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
-    """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill, or of every process on the GPUs."""
+    """A kill by pattern: pkill, killall, kill $(pgrep ...), pgrep ... | xargs kill, fuser on the GPUs' device files."""
     if not command.words:
         return
     texts = list(command.texts())

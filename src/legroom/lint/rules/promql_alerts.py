@@ -12,6 +12,7 @@ from legroom.lint.promql_reader import (
     Operand,
     Token,
     after_bracket,
+    number_of_token,
     operands,
     roles_in,
     roles_in_recorded,
@@ -80,7 +81,7 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
-    """Whether the aggregation is over buckets."""
+    """Whether the token `aggregation` is over buckets, or over no series of vLLM that is known; `after`: its clause."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
         first = after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
@@ -191,7 +192,7 @@ def _as_share(compared: _Compared) -> float:
 
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
-    """The finding where a ratio from 0 to 1 is compared with a percentage."""
+    """The finding where a rate of tokens is compared with a share, written as a ratio or in percent."""
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -203,7 +204,7 @@ def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding
 
 
 def _compares_counter_value(compared: _Compared) -> bool:
-    """Whether the value of the counters themselves is compared."""
+    """Whether counters, or a histogram's sums and counts, are compared by their value: no quantile, no difference."""
     if "histogram_quantile" in compared.operand.functions or compared.subtracts:
         return False
     if not compared.is_alone and (compared.comparison.number == 0 or compared.kinds == {"histogram"}):
@@ -247,13 +248,13 @@ def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
 
 
 def _scale_factor(operand: Operand) -> float:
-    """The number that the series are multiplied by; 0 where there are several, or a division by a number."""
+    """The number that the series are multiplied by, else 1; 0 where there are several, or a division by a number."""
     stream = tokens(operand.text)
     factor = 1.0
     for i, token in enumerate(stream):
         before, after = stream[i - 1] if i else None, stream[i + 1] if i + 1 < len(stream) else None
         if token.text == "*":
-            numbers = [float(side.text) for side in (before, after) if side and side.kind == "number"]
+            numbers = [number_of_token(side) for side in (before, after) if side and side.kind == "number"]
             factor = numbers[0] if numbers and factor == 1 else 0.0
         elif token.text == "/" and after and after.kind == "number":
             factor = 0.0

@@ -175,7 +175,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
 
 
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
-    """Why a start that is long enough with weights at hand may fail the first time; empty where it is not limited."""
+    """Why a limit that is long enough with weights at hand may end the first start; empty where it does not."""
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
     if "liveness" in kinds and "startup" not in kinds:
         return "there is no startup probe, and a first start that downloads and compiles longer is killed"

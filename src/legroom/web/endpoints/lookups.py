@@ -45,7 +45,7 @@ def releases(request: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def flags(request: dict[str, Any]) -> dict[str, Any]:
-    """Every flag of a release; those that change memory come first."""
+    """Every flag of a release but --model and --help; those that change memory come first."""
     from legroom.vllm.args import ServeArgs
 
     release = known_release(request["vllm"]) if request.get("vllm") else latest()

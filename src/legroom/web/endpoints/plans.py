@@ -126,11 +126,9 @@ def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
 
     now, then = request.get("flags") or {}, given["flags"]
     changed = {name: now.get(name) for name in {*now, *then} if now.get(name) != then.get(name)}
-    weights, peak, other, graphs = (given[f"{part}_bytes"] for part in _MEASURED)
+    measured = ("weights", "activation", "non_torch", "cuda_graph")
+    weights, peak, other, graphs = (given[f"{part}_bytes"] for part in measured)
     return measurements_after(Measurements(weights, peak, other, graphs or None, source="this log"), changed)
-
-
-_MEASURED = ("weights", "activation", "non_torch", "cuda_graph")
 
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +170,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
-    """The files of `legroom export FORMAT`, which start the planned server."""
+    """The files of `legroom export FORMAT` for the planned server; LegroomError where it does not start."""
     from importlib import import_module
 
     from legroom.exports.export_request import ExportRequest
@@ -226,9 +224,6 @@ def _config_name(config: dict[str, Any] | None) -> str:
     return str(own) if is_name else "your-model"
 
 
-_SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
-
-
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
@@ -242,7 +237,8 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     trace = _trace_of_request(request)
     planned = request.get("plan")
     plan = plan_of_request(planned, advice=False) if planned is not None else None
-    given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
+    fields = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
+    given = {name: request.get(name) for name in fields} | {"num_blocks": request.get("blocks")}
     settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
     cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None

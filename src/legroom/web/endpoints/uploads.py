@@ -137,11 +137,11 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
-    """The first reading of a PyTorch memory snapshot in base64; LegroomError where it is not base64."""
+    """The fullest GPU's reading of a PyTorch memory snapshot in base64; LegroomError where it is not base64."""
     from legroom.fragments.fragment_sources import readings_of_content
 
     try:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise LegroomError("the file is not in base64") from error
+        raise LegroomError(f"{name} is not in base64") from error
     return readings_of_content(content, name, _MAX_SNAPSHOT_BYTES)[0]

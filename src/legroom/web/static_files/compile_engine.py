@@ -24,7 +24,7 @@ def bytecode(source: bytes, name: str) -> bytes:
     return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))  # type: ignore[attr-defined]
 
 
-def loaded_module_names() -> set[str]:
+def loaded_module_paths() -> set[str]:
     """The source or bytecode paths of all modules imported so far."""
     files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
     return {name for name in files if name.endswith((".py", ".pyc"))}
@@ -71,6 +71,6 @@ from legroom.web.endpoints import call  # noqa: E402 - from what was just unpack
 
 for name, request in FIRST_CALLS:
     call(name, json.dumps(request))
-loaded_files = loaded_module_names()
+loaded_files = loaded_module_paths()
 compile_stdlib(loaded_files)
 compile_packages(loaded_files)

@@ -146,7 +146,7 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
 def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """The plan with multi-node flags added if a node has too few GPUs, and its spread; LegroomError if it has none."""
+    """The plan with multi-node flags where one node has too few GPUs, and its spread; LegroomError where none works."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:

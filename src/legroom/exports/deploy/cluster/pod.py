@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -290,10 +289,8 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
-    """The spec of a PersistentVolumeClaim for 1.2 times the checkpoint plus 10 GiB; `mode` is its access mode."""
-    # A fifth more and 10 GiB hold a second revision of the small files, and compiled code.
-    size = math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
-    return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
+    """The spec of a PersistentVolumeClaim for the cache of the weights; `mode` is its access mode."""
+    return {"accessModes": [mode], "resources": {"requests": {"storage": f"{containers.cache_gib(server)}Gi"}}}
 
 
 def _sidecar_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
