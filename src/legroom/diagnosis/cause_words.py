@@ -49,8 +49,8 @@ class WordEvidence:
         gains = _gains(self.counts, self.concepts, cause)
         number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
         line = line.strip()
-        starts = (max(at.start() - _QUOTED_CHARS // 3, 0) for at in re.finditer(r"\S+", line))
-        quotes = [line[start : start + _QUOTED_CHARS] for start in starts] if len(line) > _QUOTED_CHARS else [line]
+        step = _QUOTED_CHARS // 2
+        quotes = [line[start : start + _QUOTED_CHARS] for start in range(0, max(len(line) - step, 1), step)]
         facts = {"clause": max(quotes, key=lambda quote: _gain_of(quote, gains))}
         return Evidence("words_told", "platform", number, line[:400], facts, is_told=True)
 
