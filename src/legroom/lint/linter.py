@@ -17,7 +17,7 @@ from legroom.errors import LegroomError
 from legroom.facts import pattern
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import nearest_release as known_release
 from legroom.lint.chart_values import unread_values
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
@@ -251,15 +251,17 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
 
 
 def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
-    """The GPUs that a file names, the larger one where a name is of two, each with its first place."""
+    """The GPUs that a file's name or text names, the larger one where a name is of two, each with its first place."""
     found: dict[str, NamedCard] = {}
-    for word in _CARD.finditer(text):
+    title = re.sub(r"[_.-]", " ", Path(path).stem).upper()
+    for word in (*_CARD.finditer(title), *_CARD.finditer(text)):
         size = "".join(re.findall(r"\d{2,3}(?= ?GB)", word["size"]))
         name = gpu_of_instance_type(word["type"]) if word["type"] else word["card"] or word["named"]
         name = f"{name} {size}GB" if size and is_known_gpu(f"{name} {size}GB") else name
         if name and is_known_gpu(name):
             name = gpu(name).larger or name
-            found.setdefault(gpu(name).name, NamedCard(name, Text(path, text).place(word.start())))
+            place = Text(path, text).place(word.start() if word.string is text else 0)
+            found.setdefault(gpu(name).name, NamedCard(name, place))
     return found
 
 

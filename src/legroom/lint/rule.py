@@ -12,7 +12,7 @@ from legroom.facts import read_data
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import nearest_release as known_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, served_port
 from legroom.vllm.command_line import plain_name
