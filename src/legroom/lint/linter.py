@@ -198,7 +198,8 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
     of_user = {path for path, text in texts if "servingEngineSpec:" in text}  # values of the production stack's chart
-    sliced = {Path(path).parent for path, text in texts if _SLICES.search(text)}
+    by_folder = {"gpu-slices": _SLICES, "own-port-here": re.compile(_SIGNS["own-port"])}
+    folders = {sign: {Path(path).parent for path, text in texts if at.search(text)} for sign, at in by_folder.items()}
     comments = {path: IgnoreComments(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
@@ -208,7 +209,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             **shared,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
-            platform_signs=signs | ({"gpu-slices"} if Path(path).parent in sliced else set()),
+            platform_signs=signs | {sign for sign, found in folders.items() if Path(path).parent in found},
             names_api_key=path in with_key,
             named_card=_only_card(cards[path]) or (_only_card(every_card) if not cards[path] else None),
         )
