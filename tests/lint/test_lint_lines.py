@@ -498,3 +498,9 @@ def test_a_key_that_only_the_client_gets_is_noted():
     assert "env-meaning" in rules(("compose.yml", server + client))
     own = "    environment:\n      VLLM_API_KEY: ${VLLM_API_KEY}\n"
     assert "env-meaning" not in rules(("compose.yml", server + own + client))
+
+
+def test_long_comments_of_a_service_are_passed_in_one_go():
+    comments = "    # about this service\n" * 200
+    for head in ("services:\n  vllm:\n", "kind: HorizontalPodAutoscaler\n  # vllm\nscaleDown:\n", "livenessProbe:\n"):
+        assert "cache-lost" not in rules(("vllm/compose.yml", head + comments + "    image: a/vllm:1\n"))
