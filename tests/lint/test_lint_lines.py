@@ -23,7 +23,13 @@ STOP = "image: vllm/vllm-openai:v0.20.0\nterminationGracePeriodSeconds: %d\npreS
 RUNTIME = (
     "FROM nvidia/cuda:12.4.1-devel AS a\nRUN install gcc\nFROM nvidia/cuda:12.4.1-runtime\n%sRUN pip install vllm\n"
 )
+CHART = "image: '{{ .Values.vllm.image }}'\nenv:\n{{- range .Values.env }}\n- {{ . }}\n{{- end }}\n# vllm\n"
 LINES = {
+    "a chart's port that the server is not told": (
+        "templates/a.yaml",
+        CHART + "containerPort: {{ .Values.vllm.port }}\nargs: vllm serve m/m\n",
+        "port-unreachable",
+    ),
     "a blank after the equals sign": ("a.sh", "# vllm\nexport HF_HOME= /data/hub\n", "env-meaning"),
     "a variable that NCCL does not have": ("a.sh", "# vllm\nexport NCCL_SOCKET_IFNAMES=eth0\n", "env-unknown"),
     "a rollout that is waited for briefly": (
@@ -277,6 +283,11 @@ def test_a_line_is_noted(what):
         ("compose.yml", "# vllm\nservices:\n  a:\n    x:\n    - VLLM_URL=http://10.8.8.8:8000\n", "api-open"),
         ("values.yaml", "image: vllm/vllm-openai:v0.24.0\nvllm:\n  quantization: awq\n", "flag-costly"),
         ("a.sh", "# vllm\nexport HF_HOME= HF_TOKEN=x\n", "env-meaning"),
+        (
+            "templates/a.yaml",
+            CHART + "containerPort: {{ .Values.vllm.port }}\nargs: vllm serve m/m --port {{ .Values.vllm.port }}\n",
+            "port-unreachable",
+        ),
         ("a.sh", "# vllm\nexport NCCL_SOCKET_IFNAME=eth0 NCCL_LIB_DIR=/a\n", "env-unknown"),
         ("a.sh", "kubectl rollout status deployment/vllm-gateway --timeout=60s\n", "command-doubtful"),
         ("a.yaml", GPU_ALONE % "  requests:\n    memory: 8Gi\n", "host-memory"),
