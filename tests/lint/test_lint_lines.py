@@ -13,7 +13,68 @@ def rules(*texts):
     return {finding.rule for finding in lint_texts(texts, LintOptions()).findings}
 
 
+BATCH = "#SBATCH --nodes=%d\n#SBATCH --gpus-per-node=4\n%svllm serve m/m --tensor-parallel-size %s\n"
+RAY = "ray start --head --block &\nsleep 10\n"
+SCALED = "kind: HorizontalPodAutoscaler\nspec:\n  scaleTargetRef:\n    kind: Deployment\n    name: vllm-a\n"
+LIVENESS = "image: a/vllm:1\nlivenessProbe:\n  failureThreshold: %d\n  httpGet: {path: /health}\n  periodSeconds: %d\n"
+GPU_ALONE = "kind: Pod\nimage: a/vllm:1\nresources:\n  limits:\n    nvidia.com/gpu: 1\n%s"
+CARDS = "services:\n  vllm:\n    environment:\n      NVIDIA_VISIBLE_DEVICES: %s\n    deploy:\n      count: all\n"
+STOP = "image: vllm/vllm-openai:v0.20.0\nterminationGracePeriodSeconds: %d\npreStop: {sleep: {seconds: 5}}\n"
+RUNTIME = (
+    "FROM nvidia/cuda:12.4.1-devel AS a\nRUN install gcc\nFROM nvidia/cuda:12.4.1-runtime\n%sRUN pip install vllm\n"
+)
+CHART = "image: '{{ .Values.vllm.image }}'\nenv:\n{{- range .Values.env }}\n- {{ . }}\n{{- end }}\n# vllm\n"
 LINES = {
+    "a chart's port that the server is not told": (
+        "templates/a.yaml",
+        CHART + "containerPort: {{ .Values.vllm.port }}\nargs: vllm serve m/m\n",
+        "port-unreachable",
+    ),
+    "a blank after the equals sign": ("a.sh", "# vllm\nexport HF_HOME= /data/hub\n", "env-meaning"),
+    "a variable that NCCL does not have": ("a.sh", "# vllm\nexport NCCL_SOCKET_IFNAMES=eth0\n", "env-unknown"),
+    "a rollout that is waited for briefly": (
+        "a.sh",
+        "kubectl rollout status deployment/vllm --timeout=300s\n",
+        "command-doubtful",
+    ),
+    "no memory requested": ("a.yaml", GPU_ALONE % "", "host-memory"),
+    "no memory requested on one line": (
+        "a.yaml",
+        "kind: Pod\nimage: a/vllm:1\nresources: {limits: {nvidia.com/gpu: 1}}\n",
+        "host-memory",
+    ),
+    "zero replicas": ("a.yaml", "kind: Deployment\nspec:\n  replicas: 0\n  image: a/vllm:1\n", "command-doubtful"),
+    "a liveness probe of five seconds": ("a.yaml", LIVENESS % (5, 1), "probe-missing"),
+    "a readiness probe that forgives nothing": (
+        "a.yaml",
+        "# vllm\nreadinessProbe:\n  failureThreshold: 1\n  timeoutSeconds: 1\n",
+        "probe-missing",
+    ),
+    "readiness by a connection": ("a.yaml", "# vllm\nreadinessProbe:\n  tcpSocket: {port: 1}\n", "probe-missing"),
+    "a fixed wait for Ray's nodes": ("a.sh", RAY + "vllm serve m/m\n", "command-doubtful"),
+    "tensor parallelism over nodes": ("a.sh", BATCH % (2, "", "8"), "flag-costly"),
+    "tensor parallelism over all nodes": ("a.sh", BATCH % (2, "", "$((SLURM_NNODES * 4))"), "flag-costly"),
+    "Ray on one node": ("a.sh", BATCH % (1, "ray start --head\n", "4"), "command-doubtful"),
+    "a key that the process list shows": ("a.sh", 'vllm serve m/m --api-key "$VLLM_API_KEY"\n', "secret-written"),
+    "a choice of cards that Docker overrides": ("compose.yml", CARDS % "0", "env-meaning"),
+    "a hasty autoscaler": (
+        "a.yaml",
+        SCALED + "  behavior:\n    scaleDown:\n      stabilizationWindowSeconds: 30\n",
+        "rollout-stuck",
+    ),
+    "scaled by the use of GPUs": ("a.yaml", SCALED + "  metric: {name: gpu_utilization}\n", "rollout-stuck"),
+    "nodes that are emptied": (
+        "vllm/pool.yaml",
+        "taints: [nvidia.com/gpu]\ndisruption:\n  consolidationPolicy: WhenEmptyOrUnderutilized\n",
+        "rollout-stuck",
+    ),
+    "UCX inside one machine": ("a.sh", "# vllm\nNIXL=1\nexport UCX_TLS=self,sm\n", "env-meaning"),
+    "a check that cannot fail": ("Dockerfile", 'RUN python3 -c "import vllm" || true\n', "command-doubtful"),
+    "a last stage without a compiler": ("Dockerfile", RUNTIME % "", "command-doubtful"),
+    "a password to be changed": ("values.yaml", "# vllm\nadminPassword: changeme-now\n", "secret-written"),
+    "an argument that nothing uses": ("Dockerfile", "ARG VLLM_INSTALL_METHOD=source\n", "command-doubtful"),
+    "an end before long answers": ("a.yaml", STOP % 30, "stop-too-short"),
+    "every size compiled": ("a.yaml", f"# vllm\ncompile_sizes: {list(range(1, 60, 2))}\n", "flag-costly"),
     "a moving tag of a chart": ("values.yaml", "vllm:\n  repository: acme/vllm\n  tag: latest\n", "image-moving"),
     "a default that moves": ("compose.yaml", "x: acme/vllm:${VLLM_TAG:-latest}\n", "image-moving"),
     "a moving base": ("Dockerfile", "ARG BASE=latest\nFROM acme/vllm:${BASE}\n", "image-moving"),
@@ -221,6 +282,25 @@ def test_a_line_is_noted(what):
         ("prometheus.yml", "# vllm\nscrape_interval: 15s\nscrape_timeout: 5s\n", "manifest-refused"),
         ("compose.yml", "# vllm\nservices:\n  a:\n    x:\n    - VLLM_URL=http://10.8.8.8:8000\n", "api-open"),
         ("values.yaml", "image: vllm/vllm-openai:v0.24.0\nvllm:\n  quantization: awq\n", "flag-costly"),
+        ("a.sh", "# vllm\nexport HF_HOME= HF_TOKEN=x\n", "env-meaning"),
+        (
+            "templates/a.yaml",
+            CHART + "containerPort: {{ .Values.vllm.port }}\nargs: vllm serve m/m --port {{ .Values.vllm.port }}\n",
+            "port-unreachable",
+        ),
+        ("a.sh", "# vllm\nexport NCCL_SOCKET_IFNAME=eth0 NCCL_LIB_DIR=/a\n", "env-unknown"),
+        ("a.sh", "kubectl rollout status deployment/vllm-gateway --timeout=60s\n", "command-doubtful"),
+        ("a.yaml", GPU_ALONE % "  requests:\n    memory: 8Gi\n", "host-memory"),
+        ("a.yaml", LIVENESS % (3, 10), "probe-missing"),
+        ("a.sh", RAY + "until ray status | grep 4; do sleep 1; done\nvllm serve m/m\n", "command-doubtful"),
+        ("a.sh", BATCH % (2, "", "4 --pipeline-parallel-size 2"), "flag-costly"),
+        ("a.sh", BATCH % (1, "ray start --head\n", "4 --distributed-executor-backend ray"), "command-doubtful"),
+        ("compose.yml", CARDS % "all", "env-meaning"),
+        ("a.yaml", SCALED + "  behavior:\n    scaleDown:\n      stabilizationWindowSeconds: 300\n", "rollout-stuck"),
+        ("a.sh", "# vllm\nNIXL=1\nexport UCX_TLS=rc,sm,self\n", "env-meaning"),
+        ("Dockerfile", RUNTIME % "RUN apt-get install gcc\n", "command-doubtful"),
+        ("Dockerfile", "ARG VLLM_VERSION=0.20.0\nRUN pip install vllm==${VLLM_VERSION}\n", "command-doubtful"),
+        ("a.yaml", STOP % 300, "stop-too-short"),
     ],
 )
 def test_a_line_that_is_right_or_not_about_vllm_is_left_alone(path, text, rule):
@@ -429,3 +509,9 @@ def test_a_key_that_only_the_client_gets_is_noted():
     assert "env-meaning" in rules(("compose.yml", server + client))
     own = "    environment:\n      VLLM_API_KEY: ${VLLM_API_KEY}\n"
     assert "env-meaning" not in rules(("compose.yml", server + own + client))
+
+
+def test_long_comments_of_a_service_are_passed_in_one_go():
+    comments = "    # about this service\n" * 200
+    for head in ("services:\n  vllm:\n", "kind: HorizontalPodAutoscaler\n  # vllm\nscaleDown:\n", "livenessProbe:\n"):
+        assert "cache-lost" not in rules(("vllm/compose.yml", head + comments + "    image: a/vllm:1\n"))

@@ -136,11 +136,12 @@ def test_the_release_that_a_file_installs_is_the_one_it_serves_with(path, text):
     assert findings(text.replace("==0.6.3", "==0.11.0").replace(".post1", ""), path) == []
 
 
-def test_a_server_older_than_any_known_release_is_said_and_the_rest_goes_on():
-    old = "services:\n  v: {image: 'vllm/vllm-openai:v0.3.3', command: --model m --nope}\n"
+def test_a_server_older_than_any_known_release_is_judged_by_the_oldest_one():
+    old = "services:\n  v: {image: 'vllm/vllm-openai:v0.3.3', command: --model m/m --tensor-parallel-size 2}\n"
     report = lint_texts([("a.yml", old), ("b.sh", "vllm serve m --nope")], LintOptions())
-    assert [finding.place.path for finding in report.findings] == ["b.sh"]
-    assert "0.3.3 is older" in report.unread[0].reason
+    assert "shm-missing" in {each.rule for each in report.findings if each.place.path == "a.yml"}
+    assert "flag-unknown" in {each.rule for each in report.findings}
+    assert not report.unread
 
 
 @pytest.mark.parametrize("image", ["lmcache/vllm-openai:v0.4.1", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.4.1"])

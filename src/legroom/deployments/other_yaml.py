@@ -30,7 +30,7 @@ from legroom.records import dataclass, field
 
 _ARGUMENTS = pattern("other_yaml.arguments")
 _COMPANIONS = pattern("other_yaml.companions")
-_SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
+_SETTINGS = re.compile(r"vllm|(engine|vllm|llm|server|serve)[_-]?(kwargs|args|config|params)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _OF_CONTAINER = ("resources", "startupProbe", "livenessProbe")

@@ -192,8 +192,10 @@ def _role_by_series() -> dict[str, str]:
 
 def is_shown_by_companion(series: str) -> bool:
     """Whether another program beside vLLM exposes the series under vLLM's prefix."""
-    families = read_data("companion_series.json")["families"]
-    return series in families or _ENDINGS.sub("", series) in families
+    facts = read_data("companion_series.json")
+    return not {series, _ENDINGS.sub("", series)}.isdisjoint(facts["families"]) or series.startswith(
+        tuple(facts["prefixes"])
+    )
 
 
 def ratio_instead(name: str, release: Release) -> str:

@@ -153,6 +153,15 @@ def release(version: str) -> Release:
     return Release(below[-1], requested, note)
 
 
+def nearest_release(version: str) -> Release:
+    """Like `release`; a version older than every known one becomes the oldest, with a note."""
+    oldest = known_releases()[0]
+    parsed = _VERSION.fullmatch(version.strip().lower())
+    if parsed is None or _sort_key(version) >= _sort_key(oldest):
+        return release(version)
+    return Release(oldest, version.strip(), f"vLLM {version} is older than legroom's facts; those of {oldest} apply")
+
+
 _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
 
 
@@ -167,12 +176,9 @@ def logged_release(version: str) -> Release:
     if not numbers or numbers in ((0, 0, 0), (0, 0)) or (numbers[:2] == (0, 1) and ".dev" in requested):
         note = f"'{requested}' is a build without a release number; the facts of {known[-1]}, the newest known, apply"
         return Release(known[-1], requested, note)
-    if _sort_key(leading["numbers"] if leading else requested) < _sort_key(known[0]):
-        note = f"vLLM {requested} is older than legroom's facts; those of {known[0]} apply"
-        return Release(known[0], requested, note)
     try:
-        return release(requested)
+        return nearest_release(requested)
     except LegroomError:
-        readable = release(leading["numbers"] if leading else known[-1])
+        readable = nearest_release(leading["numbers"] if leading else known[-1])
         note = f"{requested!r} is not a full version; the facts of {readable} apply"
         return Release(readable.version, requested, note)

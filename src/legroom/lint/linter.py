@@ -17,7 +17,7 @@ from legroom.errors import LegroomError
 from legroom.facts import pattern
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import nearest_release as known_release
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
 from legroom.lint.linted_parts import DoubtfulLine, LintedPart, linted_parts, unread_values, without_comments
@@ -197,7 +197,8 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
     of_user = {path for path, text in texts if "servingEngineSpec:" in text}  # values of the production stack's chart
-    sliced = {Path(path).parent for path, text in texts if _SLICES.search(text)}
+    by_folder = {"gpu-slices": _SLICES, "own-port-here": re.compile(_SIGNS["own-port"])}
+    folders = {sign: {Path(path).parent for path, text in texts if at.search(text)} for sign, at in by_folder.items()}
     comments = {path: IgnoreComments(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
@@ -207,7 +208,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             **shared,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
-            platform_signs=signs | ({"gpu-slices"} if Path(path).parent in sliced else set()),
+            platform_signs=signs | {sign for sign, found in folders.items() if Path(path).parent in found},
             names_api_key=path in with_key,
             named_card=_only_card(cards[path]) or (_only_card(every_card) if not cards[path] else None),
         )
@@ -250,15 +251,17 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
 
 
 def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
-    """The GPUs that a file names, the larger one where a name is of two, each with its first place."""
+    """The GPUs that a file's name or text names, the larger one where a name is of two, each with its first place."""
     found: dict[str, NamedCard] = {}
-    for word in _CARD.finditer(text):
+    title = re.sub(r"[_.-]", " ", Path(path).stem).upper()
+    for word in (*_CARD.finditer(title), *_CARD.finditer(text)):
         size = "".join(re.findall(r"\d{2,3}(?= ?GB)", word["size"]))
         name = gpu_of_instance_type(word["type"]) if word["type"] else word["card"] or word["named"]
         name = f"{name} {size}GB" if size and is_known_gpu(f"{name} {size}GB") else name
         if name and is_known_gpu(name):
             name = gpu(name).larger or name
-            found.setdefault(gpu(name).name, NamedCard(name, Text(path, text).place(word.start())))
+            place = Text(path, text).place(word.start() if word.string is text else 0)
+            found.setdefault(gpu(name).name, NamedCard(name, place))
     return found
 
 

@@ -22,7 +22,7 @@ _CLIENTS_OWN = pattern("names_in_text.clients_own")
 """Names that a client of the server, its script or its build has for itself."""
 _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
 _SETTING, _HANDED_ON = pattern("names_in_text.setting"), pattern("names_in_text.handed_on")
-_OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE)_\w+)")
+_OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE|ROCM)_\w+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
 """A flag of several words: `--device` and `--task` are flags of other programs too."""
 _PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)

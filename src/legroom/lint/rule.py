@@ -12,7 +12,7 @@ from legroom.facts import read_data
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import nearest_release as known_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, served_port
 from legroom.vllm.command_line import plain_name
@@ -89,7 +89,8 @@ class Context:
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
     platform_signs: frozenset[str] = frozenset()
-    """`openshift`, which gives every pod a user, `own-port`, which no Service called `vllm` sets, and `gpu-slices`."""
+    """`openshift`, which gives every pod a user, `own-port`, which no Service called `vllm` sets, `own-port-here` in
+    the file's folder, and `gpu-slices`."""
     entry_scripts: frozenset[str] = frozenset()
     """Scripts that a linted file starts a container with."""
     uses_ray: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.deployments.container_images import is_published_by_vllm
+from legroom.deployments.container_images import is_published_by_vllm, kubernetes_bytes
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
 from legroom.errors import LegroomError
@@ -50,7 +50,7 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     engines = max(min(args.gpus_needed, gpus) // ranks, 1)
     needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))
     if server.memory_limit_bytes >= needs.held_bytes:
-        yield from _limit_below_files(server, context, server.memory_limit_bytes)
+        yield from _limit_below_files(server, context, server.memory_limit_bytes, needs.held_bytes)
         return
     is_short = server.memory_limit_bytes < needs.least_bytes
     if not is_short and server.gpu_count is None:
@@ -64,13 +64,20 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
     yield finding("host-memory", server.place, message, suggestion, is_certain=is_short and not server.launcher)
 
 
-def _limit_below_files(server: StartedServer, context: Context, limit: int) -> Findings:
-    """A note on a limit that holds the processes, and not the pages of the checkpoint."""
+def _limit_below_files(server: StartedServer, context: Context, limit: int, held: int) -> Findings:
+    """A note on a limit that holds the processes, and not /dev/shm beside them or the pages of the checkpoint."""
     own = plan_of_server(server, context.release_of(server))
     if own is not None and own.checkpoint_bytes > limit:
         message = f"the checkpoint has {human_bytes(own.checkpoint_bytes)}, more than the {human_bytes(limit)} of the "
         message += "host's memory: its pages are read again where two ranks need them"
         yield replace(finding("host-memory", server.place, message, "raise the limit"), severity="note")
+    shm = server.shm if server.runs == "kubernetes" else None
+    size = kubernetes_bytes(shm or "")
+    if shm and not shm.startswith(("host", "KubeRay")) and limit <= held + (size or held):
+        what = f"{human_bytes(size) if size else 'all'} of the {human_bytes(limit)}"
+        message = f"what is written to /dev/shm counts into the memory limit, and may take {what}"
+        found = finding("host-memory", server.place, message, "raise the limit, and give the emptyDir a sizeLimit")
+        yield replace(found, severity="note")
 
 
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")

@@ -50,7 +50,7 @@ _LOADS_ADAPTERS = re.compile(r"VLLM_(ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|LORA_RE
 @checks(StartedServer, "flag-ignored", "flag-value", "flag-costly", "code-trusted")
 def flags_without_companions(server: StartedServer, context: Context) -> Findings:
     """Flags that vLLM refuses or does not use without another one."""
-    if has_open_words(server) or flag_word(server, "--config") or server.runs == "config":
+    if has_open_words(server) or flag_word(server, "--config"):
         return
     for row in read_data("flag_companions.json")["rows"]:
         word = flag_word(server, row["flag"])
@@ -61,7 +61,8 @@ def flags_without_companions(server: StartedServer, context: Context) -> Finding
         if word is not None and not is_met and re.fullmatch(row.get("value", ".*"), flag_value(server, word)):
             is_certain = row["rule"] != "flag-value" or (server.runs != "python" and not server.launcher)
             found = finding(row["rule"], server.place_of(word), row["message"], row["suggestion"], len(row["flag"]))
-            yield found if is_certain else replace(found, severity="warning")
+            found = found if is_certain else replace(found, severity="warning")
+            yield replace(found, severity="note") if server.runs == "config" else found  # a command may give the other
 
 
 @checks(StartedServer, "flag-ignored", "tool-parser")
@@ -69,7 +70,9 @@ def features_without_effect(server: StartedServer, context: Context) -> Findings
     """LoRA that no adapter uses, and a tool parser that does not read the model's calls."""
     word, args = flag_word(server, "--enable-lora"), context.parsed_args(server).args
     is_complete = server.runs not in ("shell", "config", "python") and not has_open_words(server)
-    loads = flag_word(server, "--lora-modules", "--config") or any(map(_LOADS_ADAPTERS.match, server.env))
+    loads = flag_word(server, "--lora-modules", "--config") or any(
+        _LOADS_ADAPTERS.match(name) and word.text.lower() not in ("0", "false") for name, word in server.env.items()
+    )
     if word is not None and is_complete and not loads and not server.launcher:
         message = "--enable-lora reserves memory, and no adapter is given or can be loaded"
         suggestion = "leave it out, or set VLLM_ALLOW_RUNTIME_LORA_UPDATING"

@@ -236,6 +236,18 @@ def _is_emptied(server: StartedServer, flag: str) -> bool:
     )
 
 
+@checks(StartedServer, "flag-costly")
+def abbreviated_flags(server: StartedServer, context: Context) -> Findings:
+    """Flags that argparse takes for the only one that begins so."""
+    table = flags_of(context.release_of(server))
+    for word in server.words if server.runs != "config" and not server.launcher else ():
+        name = plain_name(word.text)
+        longer = {flag.name for key, flag in table.items() if key.startswith(name) and len(name) > 4}
+        if len(longer) == 1 and name.startswith("--") and name not in table:
+            message = f"{name} is short for {min(longer)}, until a release has another flag that begins so"
+            yield finding("flag-costly", server.place_of(word), message, f"write {min(longer)}", len(name))
+
+
 def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     """A share of GPU memory above 1, which every release refuses."""
     share = context.parsed_args(server).args.gpu_memory_utilization
@@ -302,13 +314,14 @@ def _unknown_quantization(server: StartedServer, context: Context) -> Findings:
     word, methods = flag_word(server, "--quantization"), read_data("quantization_methods.json")["methods"]
     method, release = flag_value(server, word) if word is not None else "", context.release_of(server)
     is_gone = method not in quantization_methods(release) and plugin_of(method, release) is None
+    is_gone = is_gone and (method, server.runs) != ("auto", "config")  # a tool's word for leaving it out
     if word is None or not is_gone or not re.fullmatch(r"[a-z][\w-]+", method) or server.launcher:
         return
     who = f"vLLM {release} has no" if method in methods else "no vLLM release has a"
     message, is_certain = f"{who} quantization method {method}", context.runs_vllms_own(server)
     found = finding("flag-value", server.place_of(word), message, "leave it out", is_certain=is_certain)
     is_overridden = _QUANTIZED.search(context.parsed_args(server).args.model)  # by the checkpoint's own method
-    yield replace(found, severity="note") if method in methods or is_overridden else found
+    yield replace(found, severity="note") if method in methods or is_overridden or server.runs == "config" else found
 
 
 def _misspelled_model(server: StartedServer, context: Context) -> Findings:

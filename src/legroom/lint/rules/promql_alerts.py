@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from legroom.facts import pattern
 from legroom.facts.metrics import MetricType, releases_of, role_of, type_of
 from legroom.lint.expressions import COMPARED, NAMES_ONLY, Expression
 from legroom.lint.promql_reader import (
@@ -162,6 +163,17 @@ class _Compared:
     def is_over_time(self) -> bool:
         """Whether a function over time, such as rate(), is applied, so that the value is no level."""
         return bool(self.operand.functions & NO_LEVEL)
+
+
+_OF_ITSELF = pattern("promql_alerts.of_itself")
+
+
+@checks(Expression, "promql-ratio")
+def share_of_itself(expression: Expression, context: Context) -> Findings:
+    """A rate over the rate of the same series with fewer matchers, without sum(): PromQL pairs equal labels."""
+    for found in _OF_ITSELF.finditer(expression.text) if _is_query(expression) else ():
+        message = f"PromQL pairs equal labels: each {found['name']} is divided by itself, which is 1"
+        yield finding("promql-ratio", expression.locate(found.start("name")), message, "write sum() on both sides")
 
 
 @checks(Expression, "promql-counter-level", "promql-units", "promql-ratio")

@@ -11,6 +11,7 @@ from legroom.deployments.compose_reader import ComposeFolder
 from legroom.deployments.container_images import is_published_by_vllm, mount_of
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
 from legroom.deployments.yaml_nodes import Node, is_template
+from legroom.drawing.text import plural
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding
 
@@ -248,7 +249,9 @@ def rollout_needs_more_gpus(document: Node, context: Context) -> Findings:
     is_replaced = document.text("spec", "strategy", "type") == "Recreate" or surge in ("0", "0%")
     read_as = f"Kubernetes Deployment {document.text('metadata', 'name')}".rstrip()
     gpus = sum(server.gpus or 0 for server in context.servers if server.read_as == read_as)
-    if document.text("kind") == "Deployment" and gpus and not is_replaced and document.get("spec", "selector"):
+    variable = re.search(r"\.com/gpu[\"']?:\s*[\"']?\$", document.source.text[document.offset : document.end])
+    is_rolled = document.text("kind") == "Deployment" and (gpus or variable) and not is_replaced
+    if is_rolled and document.get("spec", "selector"):
         place = document.source.place((strategy or document.get("spec") or document).offset)
-        message = f"an update starts the new pod first, which waits for {gpus} more GPU{'s' if gpus > 1 else ''}"
+        message = f"an update starts the new pod first, which waits for {plural(gpus, 'more GPU') if gpus else 'a GPU'}"
         yield finding("rollout-stuck", place, message, "write strategy: {type: Recreate}, or maxSurge: 0")

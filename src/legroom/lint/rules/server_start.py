@@ -204,13 +204,14 @@ def repeated_keys(document: Node, context: Context) -> Findings:
 
 @checks(Node, "service-named-vllm")
 def service_sets_vllm_port(document: Node, context: Context) -> Findings:
-    """A Service named `vllm` where no file switches service links off."""
+    """A Service named `vllm` where no file of its folder switches service links off."""
     name = document.get("metadata", "name")
     is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
-    if name is not None and is_called_vllm and "own-port" not in context.platform_signs:
+    if name is not None and is_called_vllm and "own-port-here" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
         found = finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
         told = [server for server in context.servers if context.is_release_told(server)]
         reads_it = any(not context.release_of(server).before("0.4.3") for server in told)
-        yield found if reads_it or not context.servers else replace(found, severity="note")
+        is_elsewhere = "own-port" in context.platform_signs  # an overlay may switch them off, and its base does not
+        yield found if (reads_it or not context.servers) and not is_elsewhere else replace(found, severity="note")
