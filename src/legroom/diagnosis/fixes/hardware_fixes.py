@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _QUANTIZED_NAME = re.compile(
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _EVEN_SPLITS = (2, 4, 8)
 """Ranks that divide the attention heads of nearly every model."""
+_BILLIONS = re.compile(r"(?i)[-_](\d+(?:\.\d+)?)B(?![a-z])(?!-A\d)")
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
 
 
@@ -35,8 +37,11 @@ def is_quantized(planner: FixPlanner) -> bool:
 def is_4_bit(planner: FixPlanner) -> bool:
     """Whether the weights have 4 bits or fewer, so that no smaller checkpoint exists."""
     if planner.failed_plan is not None:
-        quantization = planner.failed_plan.target.model.quantization
-        return quantization is not None and quantization.weight_bits <= 4
+        quantization, layout = planner.failed_plan.target.model.quantization, planner.failed_plan.layout
+        by_name = _BILLIONS.search(planner.known.args.model)
+        bits = 8 * layout.weights.bytes * planner.known.ranks / (float(by_name[1]) * 1e9) if by_name else 4
+        # With its scales a weight of 4 bits takes 4.5: above 6 most of the checkpoint is in 8 or 16.
+        return quantization is not None and quantization.weight_bits <= 4 and bits < 6
     return bool(_FOUR_BIT_NAME.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
 
 
@@ -74,6 +79,18 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
         trades=f"{2 * ranks} GPUs instead of {ranks}",
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
+
+
+def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
+    """The cards that the process may use and does not, where the weights are larger than the one it fills."""
+    cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
+    if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
+        return None
+    size = max(size for size in _EVEN_SPLITS if size <= cards)
+    why = f"The weights take {gib(weights)}, one card has {gib(total)}, and of {cards} visible cards only one is used."
+    steps = (f"CUDA_VISIBLE_DEVICES with {size} cards that are free: nvidia-smi shows them",)
+    flags = {"tensor_parallel_size": size}
+    return Fix("more_or_fewer_gpus_tp_pp", why, flags, steps=steps, is_unplanned=True)
 
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
@@ -140,12 +157,11 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
     """Smaller steps and a smaller pool, where the card (`total` bytes) exceeds the `needed` weights and overhead."""
-    tokens = max(planner.step_tokens // 2, 512)
     short = planner.oom_shortage_bytes + GIB
-    flags = {"max_num_batched_tokens": tokens}
+    flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 512))
     share = math.floor((planner.utilization - short / total) * 100) / 100
     if planner.oom_shortage_bytes and 0 < share < planner.case.failed_share and needed < share * total:
-        flags |= {"gpu_memory_utilization": share}  # type: ignore[dict-item]
+        flags |= {"gpu_memory_utilization": share}
     why = reason("on_top_of_the_pool", {"needed": gib(needed), "total": gib(total)})
     steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
     command, comment = planner.command(flags), planner.known.rebuilt.remark(flags, {})
