@@ -19,11 +19,11 @@ def first(text: str) -> Finding:
 
 def test_a_change_that_did_not_help_is_no_fix() -> None:
     text = "On a DGX Spark vLLM runs out of memory before any weights are loaded."
-    assert "gpu_memory_utilization" in first(text).fixes[0].flags
+    assert first(text).fixes[0].kind == "lower_util"
     tried = f"{text} Lowering gpu_memory_utilization makes no difference."
-    assert all("gpu_memory_utilization" not in fix.flags for fix in first(tried).fixes)
+    assert all(fix.kind != "lower_util" for fix in first(tried).fixes)
     raised = f"{text} Raising gpu_memory_utilization makes no difference."
-    assert "gpu_memory_utilization" in first(raised).fixes[0].flags
+    assert first(raised).fixes[0].kind == "lower_util"
 
 
 def test_joined_pieces_that_did_not_help_are_no_fragmentation() -> None:

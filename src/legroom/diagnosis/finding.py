@@ -83,6 +83,8 @@ class DeadEnd:
 
     action: str
     why_fails: str
+    when: str = ""
+    """What the text has to show for it to be said (`fix_checks._SHOWN`); empty: it holds always."""
 
 
 class Strength(IntEnum):

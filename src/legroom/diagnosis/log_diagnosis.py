@@ -26,6 +26,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
+from legroom.diagnosis.told_settings import values_in_vain
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
@@ -259,6 +260,7 @@ def _with_pasted_command(
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     failure_line = last.first_failure.line if last.first_failure else None
     told, full_text = tuple(contrasts(text, release or latest())), text
+    in_vain = [({name: value}, False) for name, value in values_in_vain(text)]
     for _, worked, clause in told:
         # What worked, or was tried afterwards, was not set in the run that failed.
         text = text.replace(clause, "") if worked or is_attempt(clause) else text
@@ -271,7 +273,7 @@ def _with_pasted_command(
         own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]
         args = merge_args(args, own)
         cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
-    card, reported = named_card(full_text), [(settings, worked) for settings, worked, _ in told]
+    card, reported = named_card(full_text), [*((settings, worked) for settings, worked, _ in told), *in_vain]
     # What a sentence calls the cure was not set in the run that failed.
     cures = [item for settings, worked, _ in told if worked and not command for item in settings.items()]
     unset: dict[str, Any] = {name: None for name, value in cures if value and getattr(args, name, None) == value}

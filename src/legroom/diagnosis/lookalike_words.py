@@ -181,7 +181,14 @@ def _driver_step(line: MatchedLine) -> str:
         oldest = {build.cuda: build.oldest_driver for build in builds()}
         needs = ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(oldest.items()))
         return f"upgrade the NVIDIA driver on the host: {needs}"
-    build = build_of(line.planner.known.release)
+    build, have = build_of(line.planner.known.release), _logged_driver(line.planner)
+    if (
+        line.evidence.id == "driver_old"
+        and have
+        and build.oldest_driver
+        and not driver_is_older(have, build.oldest_driver)
+    ):
+        return reason("driver_is_new", {"have": have, "cuda": build.cuda})
     return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
 
 

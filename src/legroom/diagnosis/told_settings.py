@@ -98,6 +98,8 @@ def mentions(text: str) -> Iterator[Mention]:
         if match["ways"]:
             yield Mention("tensor_parallel_size", (int(match["ways"]),), False, *match.span())
             continue
+        if match["first"] and _USED_OF_TOTAL.search(text, max(match.start() - 60, 0), match.start()):
+            continue  # what nvidia-smi shows, no setting
         spelled = re.sub("[_-]", " ", (match["name"] or match["after"]).lower())
         setting, kind = _setting_of(spelled)
         written = [match["first"]] if match["first"] else _words("between").split(match["values"])
@@ -130,6 +132,22 @@ def stated_settings(text: str) -> dict[str, Any]:
             if (value := next(filter(None, values), None)) is not None:
                 stated[name] = value
     return {**tried, **stated}
+
+
+_USED_OF_TOTAL = re.compile(r"\d ?[GM]i?B ?/ ?[\d.]+ ?[GM]i?B\b[^.\n]{0,30}$")
+_IN_VAIN = re.compile(
+    r"(?is)\b(?:attempt|tried|try)\w*\b(.{0,800}?)\b(?:none of th|nothing (?:help|work)|all of the(?:se|m) fail)"
+)
+_LIST = re.compile(r"\[([\d., ]+)\]")
+
+
+def values_in_vain(text: str) -> Iterator[tuple[str, float]]:
+    """Each value of the lists, one setting a line, of which the text says below that none of them worked."""
+    for line in (line for found in _IN_VAIN.finditer(text) for line in found[1].split("\n")):
+        name = next((name for name in told_names() if name in line.replace("-", "_")), None)
+        if name is not None and (listed := _LIST.search(line)):
+            numbers = re.findall(r"\d+(?:\.\d+)?", listed[1])
+            yield from ((name, float(number) if "." in number else int(number)) for number in numbers)
 
 
 def _is_cure(text: str, match: re.Match[str]) -> bool:

@@ -11,7 +11,7 @@ from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
-from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
+from legroom.diagnosis.fixes.fix_checks import checked_dead_ends, checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
@@ -292,13 +292,12 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
     dead_ends = (*cause.impossible(planner), *cause.dead_ends)
-    if planner.case.site == "graph_profile":  # no pool is there yet that a larger share could make larger
-        dead_ends = tuple(end for end in dead_ends if "gpu_memory_utilization" not in end.action)
     fixes = checked_fixes(planner, cause.remedies(planner), dead_ends, is_memory=cause.is_memory)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
+    dead_ends = checked_dead_ends(planner, dead_ends, fixes)
     shares = [share_worked(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
     fixes = tuple(replace(fix, confidence=min(share, shares[0])) for fix, share in zip(fixes, shares, strict=True))
     finding = Finding(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -152,15 +153,22 @@ class Launcher:
 
     def words(self, settings: Mapping[str, object]) -> str:
         """vLLM's settings, by Python name, written as this program takes them."""
-        forms = (self.names.get(name, self.setting).format(name=name, value=settings[name]) for name in settings)
-        return (", " if self.setting.startswith("{name}") else " ").join(forms)
+        forms = (
+            self.names.get(name, self.setting)
+            .format(name=name, value=json.dumps(value) if "{{" in self.setting else value, flag=name.replace("_", "-"))
+            .removesuffix(" True" if self.setting.startswith("--{flag}") else "\n")
+            for name, value in settings.items()
+        )
+        if (before := self.setting.partition("{name}")[0]).endswith(","):  # one list, which a second one would replace
+            return before + ",".join(form.removeprefix(before) for form in forms)
+        return (" " if before or self.setting.startswith("--") else ", ").join(forms)
 
 
 def launcher_in(text: str) -> Launcher | None:
     """The first known program whose command or call stands in the text; None for `vllm serve` and its modules."""
-    if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
-        return None
     rows = read_data("trainers.json")["launchers"]
+    if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
+        rows = [row for row in rows if row["name"].startswith("the compose file")]
     found = next((row for row in rows if re.search(row["mark"], text)), None)
     return Launcher(found["name"], found["setting"], found["names"]) if found is not None else None
 

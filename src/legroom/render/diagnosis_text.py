@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -268,16 +269,33 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
         yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
+_VERIFIED_BY = {
+    "leak_over_time": "growth",
+    "request_too_long": "request",
+    "kv_preemption_thrash": "pool",
+    "prefix_cache_pressure": "pool",
+}
+"""How a cause is verified whose failure is no start and no step."""
+_NVIDIA_SMI = re.compile(r"nvidia-smi [\w=., -]*\w")
+_CARD_TOOLS = {"NPU": "watch npu-smi info", "HIP": "watch rocm-smi --showmeminfo vram", "XPU": "watch xpu-smi stats"}
+
+
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """How to check that the fix worked, by the cause's domain or the failed phase; nothing for another engine."""
     if diagnosis.other_engine:
         return
+    case = diagnosis.case
     if cause_of(finding.cause).domain == "host":
-        kind = "host"
+        of_ray = case.has("ray_node_memory") and not case.has("oom_killer")
+        kind = "ray" if of_ray else "lmcache" if case.has("lmcache_no_memory") else "host"
     else:
-        kind = "serving" if diagnosis.phase == "serving" else "startup" if diagnosis.phase else "other"
+        is_step = diagnosis.phase == "serving" and cause_of(finding.cause).is_memory
+        kind = "serving" if is_step else "startup" if diagnosis.phase not in (None, "serving") else "other"
+        kind = _VERIFIED_BY.get(finding.cause, kind)
     yield style.paint(f"{heading('verify', language)}:", "bold")
-    yield from wrap(diagnosis_texts.how_to_verify(kind, language), style.width, _MARGIN)
+    how = diagnosis_texts.how_to_verify(kind, language)
+    tool = _CARD_TOOLS.get(case.oom.platform if case.oom else "", "")
+    yield from wrap(_NVIDIA_SMI.sub(tool, how) if tool else how, style.width, _MARGIN)
     yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
 
 

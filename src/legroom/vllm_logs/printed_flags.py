@@ -173,6 +173,8 @@ _OPEN, _CLOSE = "([{", ")]}"
 _NOT_FLAGS = frozenset({"model_tag", "subparser", "command", "dispatch_function", "config", "usage_context"})
 _SET_BY_LLM_CLASS = frozenset({"disable_log_stats"})
 """`LLM(...)` sets these by itself."""
+_STRAIGHT = str.maketrans("‘’“”", "''\"\"")
+"""Quotes that a web page made of straight ones."""
 _MAX_FLAGS = 400
 _TYPES: dict[str, Any] = {"bool": bool, "int": int, "str": str, "Mapping": dict}
 _TYPES |= {"float": int | float, "tuple": list | tuple}
@@ -191,6 +193,7 @@ class PrintedFlags:
 
 def read_printed(text: str) -> PrintedFlags:
     """Outermost names and values of a printed dict or call; a truncated text as far as it goes."""
+    text = text.translate(_STRAIGHT)
     values: dict[str, Any] = {}
     unread: list[str] = []
     inner, at = text.strip(), 0

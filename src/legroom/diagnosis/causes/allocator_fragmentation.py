@@ -8,6 +8,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.step_savings import large_steps_fix
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import gib, human_bytes
 
@@ -79,12 +80,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         and planner.case.site not in ("build", "load", "profile")
     ):
         # Segments end at 2 MiB and other tensors lie between: hardly enough pieces do not make one.
-        why = f"{why} They hardly cover what comes next, so the pool gives up {human_bytes(need)} as well."
+        share, total = lower.flags.get("gpu_memory_utilization"), planner.total_bytes
+        less = human_bytes(round((planner.utilization - share) * total) if share and total else need)
+        why = f"{why} They hardly cover what comes next, so the pool gives up {less} as well."
         join = replace(join, why=why, flags={**join.flags, **lower.flags}, trades=join.trades or lower.trades)
     # In force already, or refused beside sleep mode's own allocator before 0.20: then only room helps.
     sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")
     # On ROCm torch ignores them before 2.11 (pytorch#177974), and some builds hang with them since (pytorch#192259).
     without = oom is not None and oom.platform == "HIP"
+    if planner.case.site == "serving":
+        yield large_steps_fix(planner, lower)
     if is_npu:
         yield lower  # new releases of vllm-ascend have them on unless sleep mode is
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)

@@ -23,6 +23,5 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 CAUSE = Cause(
     entry="LR902",
     title=Localized("driver, CUDA and build do not go together", "驱动、CUDA 与编译版本不匹配"),
-    phase="startup_load",
     domain="other",
 )

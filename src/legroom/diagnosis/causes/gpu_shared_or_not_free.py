@@ -11,7 +11,7 @@ from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -378,6 +378,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif case.has("profiling_error"):
         yield from (known_fix("start_again"), free_it, newer)
     else:
+        if holders := _named_holders(case):
+            why = "to end, or to move to another card: whatever the flags say, its memory is missing here."
+            free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
+            if holders[0].startswith("Stage"):  # a living sibling, no orphan
+                free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
+            yield split_over_idle_cards(planner)
+            yield free_it
         stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
         if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less
@@ -430,6 +437,21 @@ def _desired_bytes(case: Case) -> int | None:
     """The budget that the start-up check compares with; where its line was cut, utilization x total."""
     total, asked = case.number("free_below_desired", "total_bytes"), case.startup.args.gpu_memory_utilization
     return case.number("free_below_desired", "desired_bytes") or (round(asked * total) if asked and total else None)
+
+
+def _named_holders(case: Case) -> list[str]:
+    """Who holds a GiB or more of the card beside this process: torch's list, or a stage of the same launch."""
+    oom = case.oom
+    if oom is not None and oom.total_bytes and oom.own_bytes:
+        listed = zip(oom.other_pids, oom.others_bytes, strict=False)
+        return [f"process {pid} with {gib(size)}" for pid, size in listed if size >= GIB and size != oom.own_bytes]
+    check = case.first("free_below_desired")
+    if check is None or not _is_held_by_sibling(case):
+        return []
+    loaded = max(case.all("weights_loaded"), key=lambda item: item.number("weights_bytes") or 0)
+    stage, size = re.search(r"\[(Stage-\d+)\]", loaded.text), gib(loaded.number("weights_bytes") or 0)
+    is_other = stage is not None and stage[1] not in check.text
+    return [f"{stage[1]} of the same launch, whose model took {size}"] if stage and is_other else []
 
 
 def can_start_with_lower_utilization(case: Case) -> bool:
@@ -509,7 +531,13 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
         free, total = planner.total_bytes - holder[1], planner.total_bytes
     if free is None or total is None or total <= 0:
         return None
-    share = math.floor((free - GIB // 2) / total * 100) / 100
+    # The CUDA context, the graphs of V0, which are captured beside the budget, and what a live neighbour still takes.
+    graphs = planner.case.startup.graph_bytes or (GIB if planner.case.engine.generation == "V0" else 0)
+    graphs = 0 if planner.known.args.enforce_eager else graphs
+    share = math.floor((free - GIB // 2 - graphs - len(_named_holders(planner.case)) * GIB) / total * 100) / 100
+    oom = planner.case.oom
+    if oom is not None and planner.case.site in ("build", "load") and (oom.torch_bytes or 0) > share * total:
+        return None  # the weights alone already took more
     if share < 0.1:
         return None
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.

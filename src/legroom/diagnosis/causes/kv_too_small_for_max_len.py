@@ -173,9 +173,22 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             trades="keys and values are stored in 8 bits",
         )
         if planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case)
-        else None
+        else _half_the_bytes_fix(planner, fits)
     )
+    if planner.failed_plan is None and not _is_hardly_usable(planner.case):
+        yield smaller_weights_fix(planner)
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
+
+
+def _half_the_bytes_fix(planner: FixPlanner, fits: int) -> Fix | None:
+    """Keys and values in 8 bits with twice the length that fits; None where other bytes than theirs fill the pool."""
+    if planner.failed_plan is not None or not fits or _length_independent_bytes(planner.case):
+        return None
+    step = 1024 if fits >= 2048 else 16
+    flags = {"kv_cache_dtype": "fp8", "max_model_len": int(2 * fits * 0.99) // step * step}
+    why = f"Keys and values in 8 bits take half the bytes, so that twice {fits:,} tokens fit."
+    trades = "keys and values are stored in 8 bits; requests longer than this are refused"
+    return planner.plan_change("kv_cache_dtype", flags, why, trades=trades)
 
 
 def _is_hardly_usable(case: Case) -> bool:
@@ -232,11 +245,11 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     step = 1024 if fits >= 4096 else 16
     # 1 % stays free: the measured peak varies by some MiB from start to start.
     kept = fits if has_given_pool(planner.given_args) else max(int(fits * 0.99) // step * step, min(fits, 16))
-    limit, wanted = _model_limit(planner), checked_len(planner.case)
+    limit, wanted = model_limit(planner), checked_len(planner.case)
     flags = {"max_model_len": min(kept, limit or kept)}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
     if flags["max_model_len"] < fits != limit:
-        why += " 1 % is kept free: the pool varies from start to start."
+        why += f" Rounded down to a multiple of {step:,}: the pool varies from start to start."
     if limit and wanted > limit:
         why += f" {wanted:,} is above the {limit:,} tokens that the model was made for."
     if _is_hardly_usable(planner.case):
@@ -246,7 +259,7 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     return replace(checked or Fix("max_model_len", why, flags, trades=trades), proven=True)
 
 
-def _model_limit(planner: FixPlanner) -> int | None:
+def model_limit(planner: FixPlanner) -> int | None:
     """The longest max_model_len that vLLM takes for the model; None where it is not known or was lifted."""
     args, release = planner.known.args, planner.known.release
     if planner.model is None or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):

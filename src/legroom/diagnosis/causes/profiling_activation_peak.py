@@ -103,9 +103,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _fewer_sequences(planner)
         return
     if case.site == "warmup" or case.has("hbm_oom"):
-        yield _lower_utilization_for_warmup(planner)
-        yield _fewer_tokens(planner)
-        yield _fewer_sequences(planner)
+        of_sampler = case.has("sampler_warmup_oom")  # sequences x vocabulary, whatever the tokens of a step
+        fixes = (_lower_utilization_for_warmup(planner), None if of_sampler else _fewer_tokens(planner))
+        yield from (_fewer_sequences(planner), *fixes) if of_sampler else (*fixes, _fewer_sequences(planner))
         return
     yield _shorter_scores_fix(planner)
     if planner.accounting.weights_over_budget_bytes:
@@ -141,7 +141,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:
         yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
-    if case.engine.generation != "V1":
+    if case.engine.generation != "V1" and not case.has("sampler_warmup_oom"):
         yield known_fix("shorter_dummy_batch_of_rope")
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 

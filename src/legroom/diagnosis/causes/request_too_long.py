@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes.kv_too_small_for_max_len import model_limit
 from legroom.diagnosis.finding import Strength
 from legroom.units import round_up
+from legroom.vllm_logs.evidence import Evidence
 
+_PARTS = re.compile(r"(\d+) in the (?:messages|prompt|input)\W{1,3}(?:and )?(\d+) in the completion")
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
 
 
@@ -40,14 +44,30 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             f"Without chunked prefill a prompt of {tokens_needed:,} tokens must fit into one step.",
             trades="a larger activation peak",
         )
-    if isinstance(tokens_needed, int) and tokens_needed > (planner.known.args.max_model_len or 0):
+    yield _fewer_tokens_asked(error)
+    current = planner.known.args.max_model_len or 0
+    longest = model_limit(planner)
+    if isinstance(tokens_needed, int) and tokens_needed > current and (longest is None or tokens_needed <= longest):
         yield planner.plan_change(
             "max_model_len",
             {"max_model_len": tokens},
-            f"The request needs {tokens_needed:,} tokens.",
+            f"The request needs {tokens_needed:,} tokens, if the model was made for as many.",
             trades="one request may take more of the pool",
         )
     yield known_fix("shorter_request")
+
+
+def _fewer_tokens_asked(error: Evidence | None) -> Fix | None:
+    """The max_tokens that the prompt leaves of the limit; None where the message does not name both."""
+    parts = _PARTS.search(error.window) if error is not None else None
+    limit = error.facts.get("limit_count", error.facts.get("limit2_count")) if error is not None else None
+    if parts is None or not isinstance(limit, int) or int(parts[1]) >= limit:
+        return None
+    left = limit - int(parts[1])
+    why = (
+        f"The prompt takes {int(parts[1]):,} of the {limit:,} tokens, and the request asks for {int(parts[2]):,} more."
+    )
+    return Fix("request", why, steps=(f"in the request: max_tokens of {left:,} at most, or a shorter prompt",))
 
 
 CAUSE = Cause(

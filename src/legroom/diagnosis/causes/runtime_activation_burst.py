@@ -67,7 +67,8 @@ def _explanation(case: Case) -> str:
     oom, logits = case.oom, reason("through_logits") if case.frames & {"frame_logits"} else ""
     if oom is None:
         return f"A model step of real traffic needed more than what was left beside the KV cache.{logits}"
-    return reason("step_asked", {"wanted": gib(oom.wanted_bytes), "free": case.ledger.free_words}) + logits
+    free = reason("free_in_pieces") if (oom.free_bytes or 0) >= oom.wanted_bytes else ""
+    return reason("step_asked", {"wanted": gib(oom.wanted_bytes), "free": case.ledger.free_words}) + free + logits
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
@@ -80,7 +81,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, smaller steps, fewer log-probabilities, more GPUs."""
-    case, args = planner.case, planner.known.args
+    case = planner.case
     oom = case.oom
     need = step_shortage_bytes(planner)
     of_logits = bool(case.frames & {"frame_logits"})
@@ -93,20 +94,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if (is_large or of_logits) and less is not None:
         flags |= less.flags
     why = f"A step of {tokens:,} tokens has a smaller transient, in proportion."
-    smaller = planner.plan_change(
-        "max_num_batched_tokens",
-        flags,
-        f"{_logprob_sentence(planner, tokens)} {why}" if of_logits else why,
-        steps=known_fix("fewer_prompt_logprobs").steps if of_logits else (),
-        trades="long prompts take more steps",
-    )
+    why, trades = f"{_logprob_sentence(planner, tokens)} {why}" if of_logits else why, "long prompts take more steps"
+    steps = known_fix("fewer_prompt_logprobs").steps if of_logits else ()
+    smaller = planner.plan_change("max_num_batched_tokens", flags, why, steps=steps, trades=trades)
+    if smaller is None and of_logits:  # the plan counts no log-probabilities of prompts
+        smaller = Fix("max_num_batched_tokens", why, flags, steps=steps, trades=trades, is_unplanned=True)
     # Model Runner V2 makes prompt logits in chunks of 1,024 positions, whatever the tokens of a step.
     in_chunks = any("with_chunking" in item.text or RUNNER_V2 in item.text for item in case.all("frame_logits"))
     if (of_logits or is_large) and planner.failed_plan is None and not in_chunks:
         yield smaller
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
-    if not planner.utilization_known and args.kv_cache_memory_bytes is None:
-        why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
     yield planner.lower_utilization(need, why)
     yield smaller
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):

@@ -128,6 +128,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         lower = None if is_least else lower
         if planner.case.has("no_cache_blocks") and not planner.case.is_oom:
             is_blind, lower = _has_trainer(planner.case), None  # a smaller budget holds even fewer blocks
+        others, oom = planner.case.ledger.other_processes_bytes, planner.case.oom
+        if planner.case.has("training_step") and others is not None and oom is not None and others < oom.wanted_bytes:
+            lower = None  # what the engine holds is less than what the trainer's step asked for
         yield _trainer_offload_fix(planner.case) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 

@@ -72,9 +72,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield known_fix("correct_the_flag")
 
 
-CAUSE = Cause(
-    entry="LR903",
-    title=Localized("a flag was refused or ignored", "参数被拒绝或被忽略"),
-    phase="startup_load",
-    domain="settings",
-)
+CAUSE = Cause(entry="LR903", title=Localized("a flag was refused or ignored", "参数被拒绝或被忽略"), domain="settings")

@@ -94,7 +94,7 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
         args = replace(args, model=hints.model)
     if not hints.local_models and is_local_model(args.model):
         args = replace(args, model="")
-    args, gpus = _without_impossible_values(args), gpus or _listed_gpus(case)
+    args, gpus = _without_impossible_values(args), gpus or _visible_gpus(args) or _listed_gpus(case)
     rebuilt = rebuilt_command(startup, line, args.model, lost)
     seen = count_ranks(case)
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
@@ -109,6 +109,12 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     return KnownDeployment(
         args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
     )
+
+
+def _visible_gpus(args: ServeArgs) -> int | None:
+    """Cards that CUDA_VISIBLE_DEVICES names for the process, where they are several; else None."""
+    cards = args.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return len(cards) if len(cards) > 1 and all(card.strip().isdigit() for card in cards) else None
 
 
 def _listed_gpus(case: Case) -> int | None:
@@ -416,7 +422,8 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
     repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(startup.args, name) == value}
     args = replace(startup.args, **repeated, model=model)
     if startup.args.model:
-        comment = "the log shows what the engine resolved, not the flags that were given; keep your other flags"
+        resolved = "the log shows what the engine resolved, not the flags that were given; "
+        comment = f"{resolved if startup.last_line else ''}keep your other flags"
         return RebuiltCommand(args, comment)
     return RebuiltCommand(args, "keep your command and change only", is_unknown=True)
 

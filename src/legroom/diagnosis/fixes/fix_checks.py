@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,17 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
+_SHOWN: Mapping[str, Callable[[Case], bool]] = {
+    "media warning": lambda case: case.has("mm_profile_too_short"),
+    "before the pool": lambda case: case.site not in ("serving", *_AFTER_POOL),
+    "nothing unused": lambda case: (
+        (case.ledger.unused_bytes or 0) + (case.ledger.free_bytes or 0) < (case.ledger.wanted_bytes or 0)
+    ),
+    "a kill": lambda case: case.has("sigkill", "killed_word", "killed_by_hand", "died_silently"),
+    "a holder": lambda case: not case.has("no_cache_blocks", "profiling_error"),
+    "while loading": lambda case: case.site in ("", "build", "load", "quant"),
+}
+"""What a dead end may need of the case, by the name in `diagnosis_texts.json`."""
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 
 
@@ -40,6 +51,8 @@ def checked_fixes(
     for fix in (_reported_fix(planner, is_memory), *fixes):
         if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
+        if any(planner.is_between_failures(name, value) for name, value in fix.flags.items()):
+            continue
         checked = _check_fix(planner, fix)
         changes = [(other.flags, other.env, other.steps) for other in passed]
         if checked and (checked.flags, checked.env, checked.steps) not in changes:
@@ -52,6 +65,26 @@ def checked_fixes(
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
     return tuple(passed)
+
+
+def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Iterable[Fix]) -> tuple[DeadEnd, ...]:
+    """The dead ends that hold in this case and that no fix of the answer contradicts."""
+    offered = tuple(fixes)
+
+    def is_offered(rule: re.Match[str]) -> bool:
+        verb, name, _ = rule.groups()
+        now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
+        values = [fix.flags[name] for fix in offered if isinstance(fix.flags.get(name), int | float)]
+        kinds = {"lower": "lower_util", "raise": "raise_util"} if name == "gpu_memory_utilization" else {}
+        is_kind = any(
+            fix.kind == kinds.get(verb) or (verb == "change" and fix.kind in kinds.values()) for fix in offered
+        )
+        return is_kind or any(verb == "change" or (value > now) == (verb == "raise") for value in values)
+
+    # No pool is there yet, while graphs are measured, that a larger share could make larger.
+    held = [end for end in ends if planner.case.site != "graph_profile" or "gpu_memory_utilization" not in end.action]
+    held = [end for end in held if not end.when or _SHOWN[end.when](planner.case)]
+    return tuple(end for end in held if (rule := _FORBIDDEN.match(end.action)) is None or not is_offered(rule))
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
@@ -152,10 +185,24 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     if planned is None:
         return None
     planned = _past_the_next_step(planner, planned)
+    if _is_blind_share(planner, planned):
+        planned = planner.relative_to_share(planned)
+        if not (planned.flags or planned.env):
+            return planned
     if (step := _launcher_step(planner, planned)) is not None:
         return replace(planned, command=(), comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
     return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
+
+
+def _is_blind_share(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether a fix lowers a share that the text does not show, by what failed and not by what others leave free."""
+    share, case = fix.flags.get("gpu_memory_utilization"), planner.case
+    if share is None or planner.utilization_known or fix.proven or share >= planner.utilization:
+        return False
+    is_shared = case.ledger.other_processes_bytes or case.ledger.unowned_bytes or case.platform.trainer
+    is_shared = is_shared or case.has("neighbour_holds", "own_engines_told", "smi_process", "cumem_oom", "frame_wake")
+    return not is_shared and case.block_pool_bytes is None and not case.has("sleep_freed", "sleep_on")
 
 
 def _launcher_step(planner: FixPlanner, fix: Fix) -> str | None:
@@ -204,6 +251,8 @@ def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
     given = planner.given_args
     if name not in ServeArgs.__dataclass_fields__:
         return False
+    if name == "enable_chunked_prefill" and not planner.known.release_known:  # V0 has it off
+        return given.enable_chunked_prefill is value
     return getattr(given, name) == value or (value is not None and planner.in_force(name) == value)
 
 

@@ -209,6 +209,12 @@ class FixPlanner:
         """The card's total memory, as printed, else of the card that is named; None where neither is known."""
         return self.known.total_bytes or (self.known.gpu.total_bytes if self.known.gpu else None)
 
+    def is_between_failures(self, name: str, value: Any) -> bool:
+        """Whether the text says that the server failed with a smaller and with a larger value of this setting."""
+        told = [settings[name] for settings, worked in self.case.reported if not worked and settings.keys() == {name}]
+        failed = [other for other in told if isinstance(other, int | float) and isinstance(value, int | float)]
+        return any(other <= value for other in failed) and any(other >= value for other in failed)
+
     def plan_change(
         self,
         kind: FixKind,
@@ -312,8 +318,9 @@ class FixPlanner:
         is_same = made.layout == self.failed_plan.layout and made.memory.kv == self.failed_plan.memory.kv
         if not made.starts or not self._frees_enough(made) or is_same:  # the same would fail alike
             return None
-        is_raised = (flags.get("gpu_memory_utilization") or 0) > self.utilization
-        return None if is_raised and made.layout.headroom_bytes < _SPARE_BYTES else made
+        share = flags.get("gpu_memory_utilization") or self.utilization
+        is_full = share > min(self.utilization, FULL_UTILIZATION) and made.layout.headroom_bytes < _SPARE_BYTES
+        return None if is_full else made
 
     def _with_unplanned_peak(self, made: Plan) -> Plan:
         """The plan with what the log's profile run took beyond the model's figure, which no flag takes away."""
@@ -385,6 +392,8 @@ class FixPlanner:
             # Whoever lacks many bytes has a larger card than the smallest one.
             part = need_bytes * 5 / 4 / max(UNKNOWN_CARD_BYTES, 8 * need_bytes)
             step = max(self.utilization - max(part, 0.05), _MIN_UTILIZATION)
+            if self.is_between_failures("gpu_memory_utilization", step):
+                return None
             return self.plan_change("lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades=trades)
         # The piece that failed is one of a step's: 11 published fixes took 0.01 to 0.1 off the share, often 0.03.
         margin = max(min(GIB // 2, total // 20), need_bytes // 4, 0 if self.case.black_box else total // 50)
@@ -392,7 +401,7 @@ class FixPlanner:
         # A share above the default was chosen for the pool, and what failed is what the default leaves room for.
         usual = highest if self.case.black_box else min(highest, self.default_utilization)
         value = math.floor(usual * 100) / 100
-        if value < _MIN_UTILIZATION:
+        if value < _MIN_UTILIZATION or self.is_between_failures("gpu_memory_utilization", value):
             return None
         shares = [value - step / 100 for step in range(15)]
         shares += [value + step / 100 for step in range(1, math.floor((highest - value) * 100) + 1)]
@@ -456,14 +465,22 @@ class FixPlanner:
             return None  # vLLM ignores the share where the pool is given
         value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
         largest = MAX_UTILIZATION if self.total_bytes is None else FULL_UTILIZATION
-        if value > largest or (1 - value) * total < _SPARE_BYTES + (self.case.startup.graph_bytes or 0):
+        # Of a share that is shown, `checked_fixes` adds eager mode where graphs would not fit beside it.
+        usual = GIB if self.captures_outside_budget and not self.utilization_known else 0
+        if value > largest or (1 - value) * total < _SPARE_BYTES + (self.case.startup.graph_bytes or usual):
             return None
         flags, trades = {"gpu_memory_utilization": value}, "less of the card is left for what vLLM does not count"
         fix = self.plan_change("raise_util", flags, why, trades=trades)
-        if fix is None or self.utilization_known:
-            return fix
-        step = f"add {value - self.utilization:.2g} to --gpu-memory-utilization: {value:g} where it was not given"
-        return replace(fix, flags={}, command=(), steps=(step,))
+        return fix if fix is None or self.utilization_known else self.relative_to_share(fix)
+
+    def relative_to_share(self, fix: Fix) -> Fix:
+        """The fix with its share as a difference to the one in force, which the text does not show."""
+        value, name = fix.flags["gpu_memory_utilization"], "--gpu-memory-utilization"
+        change = round(value - self.utilization, 3)
+        step = f"add {change:g} to {name}" if change > 0 else f"take {-change:g} off {name}"
+        flags = {other: to for other, to in fix.flags.items() if other != "gpu_memory_utilization"}
+        steps = (f"{step}: {value:g} where it was not given", *fix.steps)
+        return replace(fix, flags=flags, command=(), steps=steps)
 
 
 def _caveat_without_log(made: Plan) -> str:

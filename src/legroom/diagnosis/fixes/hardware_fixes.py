@@ -22,6 +22,7 @@ _QUANTIZED_NAME = re.compile(
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _EVEN_SPLITS = (2, 4, 8)
 """Ranks that divide the attention heads of nearly every model."""
+_BILLIONS = re.compile(r"(?i)[-_](\d+(?:\.\d+)?)B(?![a-z])(?!-A\d)")
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
 
 
@@ -36,8 +37,11 @@ def is_quantized(planner: FixPlanner) -> bool:
 def is_4_bit(planner: FixPlanner) -> bool:
     """Whether the weights have 4 bits or fewer, so that no smaller checkpoint exists."""
     if planner.failed_plan is not None:
-        quantization = planner.failed_plan.target.model.quantization
-        return quantization is not None and quantization.weight_bits <= 4
+        quantization, layout = planner.failed_plan.target.model.quantization, planner.failed_plan.layout
+        by_name = _BILLIONS.search(planner.known.args.model)
+        bits = 8 * layout.weights.bytes * planner.known.ranks / (float(by_name[1]) * 1e9) if by_name else 4
+        # With its scales a weight of 4 bits takes 4.5: above 6 most of the checkpoint is in 8 or 16.
+        return quantization is not None and quantization.weight_bits <= 4 and bits < 6
     return bool(_FOUR_BIT_NAME.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
 
 
@@ -75,6 +79,18 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
         trades=f"{2 * ranks} GPUs instead of {ranks}",
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
+
+
+def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
+    """The cards that the process may use and does not, where the weights are larger than the one it fills."""
+    cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
+    if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
+        return None
+    size = max(size for size in _EVEN_SPLITS if size <= cards)
+    why = f"The weights take {gib(weights)}, one card has {gib(total)}, and of {cards} visible cards only one is used."
+    steps = (f"CUDA_VISIBLE_DEVICES with {size} cards that are free: nvidia-smi shows them",)
+    flags = {"tensor_parallel_size": size}
+    return Fix("more_or_fewer_gpus_tp_pp", why, flags, steps=steps, is_unplanned=True)
 
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:

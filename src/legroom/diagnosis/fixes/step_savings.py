@@ -7,6 +7,7 @@ from typing import Any
 from legroom.diagnosis.finding import Fix
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.facts.releases import first_release, release
 from legroom.units import gib
 
 DEFAULT_STEP_TOKENS = 2048
@@ -26,6 +27,10 @@ def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None
     args, tokens = planner.known.args, min(tokens, planner.step_tokens)
     flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
     may_be_v0 = planner.case.engine.generation == "V0" or planner.may_be_before_v1
+    since = first_release(planner.model.architecture) if planner.model is not None else None
+    is_open = not planner.known.release_known and not planner.case.engine.generation
+    if is_open and (since is None or release(since).before("0.8.0")):
+        may_be_v0 = may_be_v0 or (planner.in_force("max_model_len") or 0) > flags["max_num_batched_tokens"]
     is_off = args.enable_chunked_prefill is False or (may_be_v0 and not args.enable_chunked_prefill)
     if is_off and flags["max_num_batched_tokens"] < planner.step_tokens:
         flags["enable_chunked_prefill"] = True
@@ -52,7 +57,7 @@ def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
     if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
         return None
     flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
-    why = "The peak of the profile run follows the tokens of a step, which are far above the default."
+    why = "What a step takes follows its tokens, which are far above the default."
     return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
