@@ -106,13 +106,13 @@ function objectOrNull(text) {
   }
 }
 
-const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "cuda_graph_bytes"];
+const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes"];
 const MEASURED_ON = ["model", "gpu", "gpu_memory", "vllm"];
 
-// A setup with the sizes of the layout that its log led to.
-export const withMeasured = (setup, layout) => ({
+// A setup with the sizes that its log printed.
+export const withMeasured = (setup, sizes) => ({
   ...setup,
-  measured: { on: MEASURED_ON.map((name) => setup[name] ?? null), flags: setup.flags, ...picked(layout, SIZES) },
+  measured: sizes && { on: MEASURED_ON.map((name) => setup[name] ?? null), flags: setup.flags, ...picked(sizes, SIZES) },
 });
 
 // Sizes are those of one model, card and release.

@@ -431,3 +431,22 @@ def test_an_upgrade_tells_of_metrics_and_bugs_as_the_command_line_does():
     words = answer("upgrade", request)["words"]
     assert any("vllm:gpu_cache_usage_perc" in text for text in words["metrics"])
     assert words["bugs"]
+
+
+def test_a_read_server_brings_the_card_that_its_manifest_names():
+    pod = (
+        "apiVersion: v1\nkind: Pod\nspec:\n  nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}\n"
+        "  containers:\n  - image: vllm/vllm-openai:v0.11.2\n    args: [--model=Qwen/Qwen3-8B]\n"
+    )
+    server = answer("read", {"text": pod})["servers"][0]
+    planned = answer("plan", {"model": server["model"], "gpu": server["gpu"], "flags": {}})
+    assert planned["gpu"]["name"] == "NVIDIA L40S"
+
+
+@pytest.mark.parametrize("log", ["INFO: vLLM API server version 0.11.2\nINFO: Shutting down\n", "hello\n"])
+def test_a_diagnosis_without_a_cause_has_the_headline_of_the_command_line(log, tmp_path, capsys):
+    (tmp_path / "log").write_text(log, encoding="utf-8")
+    for language in ("en", "zh"):
+        headline = answer("diagnose", {"log": log, "language": language})["headline"]
+        main(["diagnose", str(tmp_path / "log"), "--lang", language])
+        assert headline in "".join(capsys.readouterr().out.splitlines()[0])

@@ -118,6 +118,27 @@ def test_a_line_that_several_processes_print_is_shown_once():
     assert lines == [3, 11, 12]
 
 
+def test_a_diagnosis_as_text_says_what_failed_and_every_way_out_or_what_is_missing():
+    fixes = [{"command": ["vllm", "serve", name], "env": {}, "why": f"{name} fits."} for name in ("a", "b")]
+    found = {"title": "too large", "entry": "LR101", "confidence": 0.78, "why": "Because.", "fixes": fixes}
+    found["evidence"] = [{"line": 7}, {"line": 7}]
+    answer = {"verdict": "cause found", "phase": "serving", "findings": [found]}
+    answer["deployment"] = {"model": "org/m", "gpu": None, "gpu_total_bytes": 44 << 30, "vllm": "0.11.2"}
+
+    def text(document):
+        say = "(key, gaps) => [key, ...Object.values(gaps ?? {})].join(' ')"
+        return evaluated("diagnose/report_link.js", f"page.reportText({say}, {json.dumps(document)})")
+
+    shown = text(answer)
+    assert "org/m · 44.00 GiB · vLLM 0.11.2 — phase.serving" in shown
+    assert shown.count("vllm serve ") == 2
+    assert shown.endswith("finding.lines: finding.line 7")
+    unknown = text({**answer, "verdict": "cause above", "headline": "Not in this text.", "needed": ["its exit code"]})
+    assert unknown.startswith("## Not in this text.")
+    assert "- its exit code" in unknown
+    assert "vllm serve" not in unknown
+
+
 def test_the_memory_field_shows_that_of_the_chosen_card():
     cards = json.dumps([{"name": "NVIDIA L4", "write": ["l4"], "total_bytes": 23794089984}])
     assert evaluated("units.js", f"['l4', 'NVIDIA L4', '24GiB', 'x'].map((name) => page.memoryOf({cards}, name))") == [

@@ -9,7 +9,7 @@ import { bytesWords, commandLine, count } from "../units.js";
 import { Finding } from "./finding.jsx";
 import { NotALog, openLog } from "./log_file.js";
 import { LogView } from "./log_view.jsx";
-import { packed, reportText, unpacked } from "./report_link.js";
+import { packed, reportText, serverWords, unpacked } from "./report_link.js";
 import { SAMPLES } from "./sample.js";
 
 const KEPT = "legroom.log";
@@ -90,7 +90,7 @@ export function DiagnoseArea({ params }) {
     read(new Blob([written]), "", known, isAsked);
   };
   const readSample = ({ log, gpu }) => {
-    const known = { ...hints, gpu: hints.gpu || gpu || "" };
+    const known = { ...hints, gpu: gpu ?? "" };
     setText(log);
     setHints(known);
     readText(log, known);
@@ -268,7 +268,7 @@ async function beforeAndAfter(answer, hints) {
   if (!fix?.layout || !failed) return null;
   const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
   try {
-    const fixed = withMeasured(await asCommanded(withFix(failed, fix.flags), fix.command), fix.layout);
+    const fixed = withMeasured(await asCommanded(withFix(failed, fix.flags), fix.command), fix.measured);
     const [before, after] = await Promise.all([planOf(failed), planOf(fixed)]);
     // With the pool that the log prints, as the fix has it.
     const drawn = (plan, layout) => ({ ...plan, layout: layout ?? plan.layout, confidence: {} });
@@ -346,14 +346,10 @@ const isMentioned = ({ confidence }) => confidence >= 0.05;
 function Answer({ answer, hints, pictures, onJump }) {
   const t = useText();
   const { deployment = {} } = answer;
-  const about = [
-    deployment.model,
-    deployment.gpu && (deployment.gpu.name ?? deployment.gpu),
-    deployment.vllm && `vLLM ${deployment.vllm}`,
-  ].filter((word) => typeof word === "string");
+  const about = serverWords(answer);
   const kind = answer.verdict.replaceAll(" ", "_");
   const tone = { cause_found: "bad", no_problem_found: "good" }[kind] ?? "fair";
-  const where = [about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
+  const where = [about, answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
   const [first, ...rest] = answer.findings;
   const others = kind === "cause_above" ? answer.findings : rest.filter(isMentioned).slice(0, 3);
   const plan = planLink(answer, hints, pictures);
@@ -364,11 +360,8 @@ function Answer({ answer, hints, pictures, onJump }) {
         <Finding finding={first} first tone={tone} kind={kind} where={where} pictures={pictures} onJump={onJump} />
       ) : (
         <header class={`verdict ${tone}`}>
-          <div class="glance">
-            <h2 class="badge large">{t(`diagnosis.${kind}`)}</h2>
-            <p>{where}</p>
-          </div>
-          <p>{t(`diagnosis.${kind}.what`)}</p>
+          <h2 class="cause">{answer.headline}</h2>
+          <p>{where}</p>
         </header>
       )}
       <Needed needed={answer.needed} />

@@ -28,11 +28,11 @@ export function useEntry(id, language) {
 // The cause in the largest letters, the command second, the quoted line third; then why, and what else there is.
 export function Finding({ finding, first, tone, kind, where, pictures, onJump }) {
   const t = useText();
-  const { entry } = useEntry(finding.entry, t.language);
+  const { entry } = useEntry(finding.has_story === false ? null : finding.entry, t.language);
   const title = (finding.title ?? entry?.title ?? finding.cause).replace(/^[a-z](?=[a-z]*[ ,;:])/, (letter) => letter.toUpperCase());
   const sure = t("finding.sure", { share: percent(finding.confidence) });
   const [fix, ...others] = finding.fixes;
-  const link = (
+  const link = finding.has_story !== false && (
     <a href={`#/catalog/${finding.entry}`} class="entry-link">
       {t("finding.entry", { id: finding.entry })}
     </a>

@@ -264,14 +264,7 @@ export const en = {
   "diagnosis.not_a_memory_problem": "not a memory problem",
   "diagnosis.no_problem_found": "no problem found",
   "diagnosis.not_understood": "not understood",
-  "diagnosis.cause_above": "the cause is above",
-  "diagnosis.not_a_memory_problem.what": "The server failed for another reason than GPU memory.",
-  "diagnosis.no_problem_found.what": "The server started and nothing in this log says that it ran out of memory.",
-  "diagnosis.not_understood.what":
-    "No line of this log is one that legroom knows. Is it all that the server printed, stderr included?",
-  "diagnosis.cause_above.what":
-    "The decisive lines come before what was given: paste the log from the start of the server.",
-  "diagnosis.cause_found.what": "",
+  "diagnosis.cause_above": "the cause is not in this text",
   "phase.startup_load": "at start-up, up to loading the weights",
   "phase.startup_profile": "during the profile run",
   "phase.startup_kv": "while the KV cache was sized",

@@ -41,8 +41,8 @@ class PoolChoice:
 
     @property
     def gpu(self) -> str:
-        """The name given with --gpu; empty where the pool is a number of blocks."""
-        return "" if self.deployment is None else self.args.gpu or ""
+        """The card's name, as given or as the file names it; empty where the pool is a number of blocks."""
+        return "" if self.deployment is None else described_machine(self.args, self.deployment).gpu
 
     def plan(self) -> Plan | None:
         """The plan of the server; None where the pool is a number of blocks."""
@@ -71,7 +71,7 @@ class PoolChoice:
         from legroom.facts.gpus import gpu as known_gpu
         from legroom.planning.sizing import USUAL_GPUS
 
-        here = known_gpu(self.args.gpu)
+        here = known_gpu(self.gpu)
         cards = {name: known_gpu(name) for name in USUAL_GPUS}
         for name, card in sorted(cards.items(), key=lambda named: named[1].bandwidth_bytes_s):
             larger = card.bandwidth_bytes_s > here.bandwidth_bytes_s or card.total_bytes > here.total_bytes

@@ -27,6 +27,7 @@ from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB, cdiv
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.batching import device_defaults
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -245,7 +246,8 @@ class FixPlanner:
         for flags in proposals:
             fix = self.plan_change(kind, flags, why, trades=trades)
             if fix and fix.plan and fix.plan.verdict == "fits":
-                return fix
+                is_larger = kind == "more_or_fewer_gpus_tp_pp" and tight is not None and tight.plan is not None
+                return replace(fix, why=f"{fix.why} {_tight_text(tight)}") if is_larger else fix
             tight = tight or fix
         return tight
 
@@ -478,6 +480,13 @@ def _caveat_without_log(made: Plan) -> str:
         other.verdict
     )
     return f" Without this log, legroom plan {says}." if says else ""
+
+
+def _tight_text(fix: Fix) -> str:
+    """Why a fix with fewer GPUs is not proposed: its plan is tight, surer once an unnamed card is named."""
+    assert fix.plan is not None
+    surer = "; --gpu NAME narrows it" if fix.plan.target.gpu.source == "given by size" else ""
+    return f"{' '.join(any_release_words(fix.flags))} alone is tight: {fix.plan.reason}{surer}."
 
 
 def _is_same_start(made: Plan, failed: Plan) -> bool:

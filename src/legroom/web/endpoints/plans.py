@@ -126,11 +126,8 @@ def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
 
     now, then = request.get("flags") or {}, given["flags"]
     changed = {name: now.get(name) for name in {*now, *then} if now.get(name) != then.get(name)}
-    weights, peak, other, graphs = (given[f"{part}_bytes"] for part in _MEASURED)
-    return measurements_after(Measurements(weights, peak, other, graphs or None, source="this log"), changed)
-
-
-_MEASURED = ("weights", "activation", "non_torch", "cuda_graph")
+    sizes = {name: size for name, size in given.items() if name.endswith("_bytes")}
+    return measurements_after(Measurements(**sizes, source="this log"), changed)
 
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
