@@ -5,7 +5,7 @@ import { CatalogArea } from "./catalog/catalog.jsx";
 import { DiagnoseArea } from "./diagnose/diagnose.jsx";
 import { engine, version } from "./engine.js";
 import { FragmentsArea } from "./fragments/fragments.jsx";
-import { ErrorNote } from "./parts/controls.jsx";
+import { Button, ErrorNote } from "./parts/controls.jsx";
 import { LiveArea } from "./live/live.jsx";
 import { ModelsArea } from "./models/models.jsx";
 import { PlanArea } from "./plan/plan.jsx";
@@ -54,6 +54,7 @@ function App() {
     document.documentElement.lang = language;
     document.title = `${translate(language, `area.${area}`)} · legroom`;
   }, [language, area]);
+  useEffect(() => scrollTo({ top: 0 }), [area]);
   useEffect(() => applyTheme(theme), [theme]);
   const pickLanguage = (next) => {
     keepPreference("language", next);
@@ -187,9 +188,7 @@ function Broken({ error, onAgain }) {
   return (
     <div class="note bad" role="alert">
       <p>{t("broken", { why: error.message })}</p>
-      <button type="button" class="button" onClick={onAgain}>
-        {t("again")}
-      </button>
+      <Button onClick={onAgain}>{t("again")}</Button>
     </div>
   );
 }

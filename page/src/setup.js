@@ -92,7 +92,7 @@ export function readCount(text) {
 
 // A wished length: "32k" is 32,768 tokens, as on the command line.
 export function readLength(text) {
-  const [, digits, unit] = /^\s*(\d+(?:\.\d+)?)\s*([kKmM]?)\s*$/.exec(text) ?? [];
+  const [, digits, unit] = /^\s*(\d+|\d+\.\d+(?=\s*[kKmM]))\s*([kKmM]?)\s*$/.exec(text) ?? [];
   const tokens = Math.round(Number(digits) * { "": 1, k: 1024, m: 1024 ** 2 }[(unit ?? "").toLowerCase()]);
   return tokens >= 1 ? tokens : null;
 }

@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
-import { CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField } from "../parts/controls.jsx";
+import { Button, CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, requestOf, toParams, withFix, withMeasured } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -48,12 +48,7 @@ export function DiagnoseArea({ params }) {
   const round = useRef(0);
   const abort = useRef(null);
   const last = useRef(null);
-  const result = useRef(null);
-  // On a narrow screen the answer is below what can be seen.
-  const show = () =>
-    requestAnimationFrame(() => {
-      if (result.current?.getBoundingClientRect().top > innerHeight / 2) result.current.scrollIntoView({ block: "start" });
-    });
+  const show = () => reveal(".diagnosis");
 
   const read = async (file, name, known = hints, isAsked = true) => {
     const mine = ++round.current;
@@ -144,6 +139,7 @@ export function DiagnoseArea({ params }) {
           text={text}
           setText={edited(setText)}
           onPaste={paste}
+          onRead={() => text.trim() && !state.busy && readText(text)}
           onFile={(chosen) => {
             keepText("");
             setText("");
@@ -165,12 +161,10 @@ export function DiagnoseArea({ params }) {
           >
             {t("diagnose.read")}
           </button>
-          <button type="button" class="button" onClick={() => readSample(SAMPLES[0])}>
-            {t("diagnose.sample")}
-          </button>
+          <Button onClick={() => readSample(SAMPLES[0])}>{t("diagnose.sample")}</Button>
         </div>
       </section>
-      <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite" ref={result}>
+      <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite">
         {state.shared && <Status kind="note">{t("report.opened")}</Status>}
         {state.stale && <Status kind="note fair">{t("diagnose.stale")}</Status>}
         {state.stage && <Stage stage={state.stage} onCancel={() => abort.current?.abort()} />}
@@ -200,9 +194,7 @@ function Stage({ stage, onCancel }) {
         value={stage.name === "judge" ? undefined : stage.share}
         aria-label={t(`diagnose.stage.${stage.name}`, { size: "" })}
       />
-      <button type="button" class="button small" onClick={onCancel}>
-        {t("cancel")}
-      </button>
+      <Button kind="small" onClick={onCancel}>{t("cancel")}</Button>
     </div>
   );
 }
@@ -278,7 +270,7 @@ async function beforeAndAfter(answer, hints) {
   }
 }
 
-function LogInput({ text, setText, onPaste, onFile, chosen }) {
+function LogInput({ text, setText, onPaste, onRead, onFile, chosen }) {
   const t = useText();
   const id = useId();
   return (
@@ -292,6 +284,7 @@ function LogInput({ text, setText, onPaste, onFile, chosen }) {
           value={text}
           placeholder={chosen ? t("diagnose.chosen", { name: chosen }) : t("diagnose.placeholder")}
           onPaste={onPaste}
+          onKeyDown={(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && onRead()}
           onInput={(event) => setText(event.target.value)}
         />
       </DropArea>
@@ -377,9 +370,7 @@ function Answer({ answer, hints, pictures, onJump }) {
         )}
         <CopyButton text={() => reportText(t, answer)} label={t("report.text")} />
         <CopyButton text={link} label={t("report.link")} />
-        <button type="button" class="button" onClick={() => print()}>
-          {t("print")}
-        </button>
+        <Button onClick={() => print()}>{t("print")}</Button>
       </div>
       {!plan && deployment.model && answer.findings.length > 0 && <p class="hint">{t("finding.name_gpu")}</p>}
       <p class="hint">
@@ -423,13 +414,9 @@ function LogPanel({ log, answer, jump, onJump }) {
         </h2>
         {places.length > 0 && log.lines && (
           <div class="row">
-            <button type="button" class="button small" onClick={() => step(-1)} aria-label={t("log.previous")}>
-              ↑
-            </button>
+            <Button kind="small" onClick={() => step(-1)} aria-label={t("log.previous")}>↑</Button>
             <span class="soft">{t("log.marked", { count: places.length })}</span>
-            <button type="button" class="button small" onClick={() => step(1)} aria-label={t("log.next")}>
-              ↓
-            </button>
+            <Button kind="small" onClick={() => step(1)} aria-label={t("log.next")}>↓</Button>
           </div>
         )}
       </div>

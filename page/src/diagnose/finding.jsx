@@ -57,7 +57,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
           </ol>
         </details>
       )}
-      <DeadEnds rows={t.language !== "en" && entry?.dead_ends?.length ? entry.dead_ends : finding.dead_ends} />
+      <DeadEnds rows={finding.dead_ends} />
       {link}
     </>
   );

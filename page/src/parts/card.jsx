@@ -27,7 +27,8 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
   const x = (bytes) => (Math.min(Math.max(bytes, 0), span) / span) * width;
   const total = x(layout.total_bytes);
   const over = span > layout.total_bytes;
-  const title = `${gpu.name} · ${gib(layout.total_bytes)}`;
+  const size = gib(layout.total_bytes);
+  const title = gpu.name.startsWith(size) ? gpu.name : `${gpu.name} · ${size}`;
   const end = over ? labelAt(title, t("card.end"), total, width) : null;
   return (
     <div class="card-picture" ref={ref} onPointerLeave={() => onPart?.(null)}>

@@ -78,6 +78,16 @@ export const Status = ({ kind = "soft", children }) => (
   </p>
 );
 
+export const Button = ({ kind = "", ...rest }) => <button type="button" class={`button ${kind}`.trim()} {...rest} />;
+
+// An answer whose beginning cannot be seen comes into view.
+export const reveal = (selector) =>
+  requestAnimationFrame(() => {
+    const place = document.querySelector(selector);
+    const { top } = place?.getBoundingClientRect() ?? { top: 0 };
+    if (top < 0 || top > innerHeight / 2) place.scrollIntoView({ block: "start" });
+  });
+
 export const Notes = ({ notes }) =>
   notes?.length ? (
     <ul class="notes">
@@ -403,9 +413,7 @@ export function DropArea({ onFile, label, children }) {
       }}
     >
       {children}
-      <button type="button" class="button" onClick={() => input.current.click()}>
-        {label}
-      </button>
+      <Button onClick={() => input.current.click()}>{label}</Button>
       <input
         ref={input}
         type="file"

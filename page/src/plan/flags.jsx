@@ -59,7 +59,8 @@ export function Flags({ setup, plan, error, onChange }) {
   const t = useText();
   const flags = useFlags(setup.vllm);
   const about = useMemo(() => new Map(flags.map((flag) => [flag.name, flag])), [flags]);
-  const args = plan?.args ?? {};
+  // What another release resolved is no default of this one.
+  const args = (!setup.vllm || plan?.vllm === setup.vllm) && plan ? plan.args : {};
   const longest = Math.max(plan?.args?.max_model_len ?? 0, plan?.kv?.longest_len ?? 0, 131072);
   const lengths = useMemo(() => octaves(1024, 2 ** Math.ceil(Math.log2(longest))), [longest]);
   const set = (name) => (value) => onChange(withFlag(setup, name, value));

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
-import { addressOf } from "../address.js";
+import { addressOf, keepStep } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, NumberField, Status, VerdictBadge } from "../parts/controls.jsx";
+import { ErrorNote, NumberField, Status, VerdictBadge, reveal } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -26,7 +26,9 @@ export function Holders({ cards, setup, plan, onChange }) {
     try {
       const { flags } = await readCommand(row.command);
       const other = row.model === plan?.model ? {} : { model: row.model, config: null, checkpoint_bytes: null };
+      keepStep();
       onChange(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags, ...other }));
+      reveal(".sides");
     } catch (error) {
       setState((now) => ({ ...now, error }));
     }
@@ -80,6 +82,7 @@ function HolderTable({ rows, users, model, onUse }) {
         {row.gives_up?.length > 0 && (
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
+        {row.command && <code class="soft gives-up">{row.command.slice(3).join(" ")}</code>}
       </>
     )),
     figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),

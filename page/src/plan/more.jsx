@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
+import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, gib, held, signed } from "../units.js";
@@ -48,13 +48,7 @@ export function ToRun({ plan, request }) {
           <div class="to-run file" key={file.path}>
             <h3 class="mono">{file.path}</h3>
             <Command text={file.text} label={file.path}>
-              <button
-                type="button"
-                class="button"
-                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}
-              >
-                {t("save")}
-              </button>
+              <Button onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}>{t("save")}</Button>
             </Command>
           </div>
         ))}
@@ -98,9 +92,7 @@ export function Upgrade({ setup, plan, lists }) {
             </option>
           ))}
         </select>
-        <button type="button" class="button" disabled={!plan || !target || state.busy} onClick={go}>
-          {t(state.busy ? "wish.busy" : "upgrade.go")}
-        </button>
+        <Button disabled={!plan || !target || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "upgrade.go")}</Button>
       </div>
       <ErrorNote error={state.error} />
       {state.answer && <UpgradeAnswer answer={state.answer} />}
@@ -110,41 +102,28 @@ export function Upgrade({ setup, plan, lists }) {
 
 function UpgradeAnswer({ answer }) {
   const t = useText();
-  const { words, changes, from, to } = answer;
+  const { words, to } = answer;
   return (
     <>
       <p>
         <VerdictBadge verdict={to.verdict} /> {words.headline} <strong>{words.conclusion}</strong>
       </p>
-      <p>
-        {t("upgrade.pool", {
-          from: from.vllm,
-          to: to.vllm,
-          before: gib(Math.max(from.layout.kv_cache_bytes, 0)),
-          after: gib(Math.max(to.layout.kv_cache_bytes, 0)),
-        })}{" "}
-        {words.range}
-      </p>
-      {changes.length > 0 && (
-        <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
-          <table>
-            <tbody>
-              {changes.map((change, index) => Math.abs(change.bytes) >= 2 ** 20 && (
-                <tr key={index}>
-                  <th scope="row" class="figure">
-                    {signed(change.bytes)}
-                  </th>
-                  <td>
-                    <strong>{words.changes[index].what}</strong>
-                    <br />
-                    {words.changes[index].why}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      {words.range && <p>{words.range}</p>}
+      <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
+        <table>
+          <tbody>
+            {words.figures.map(([name, ...cells]) => (
+              <tr key={name}>
+                <th scope="row">{name}</th>
+                {cells.map((cell, index) => <td class="figure" key={index}>{cell}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+        {["changes", "outside"].map((kind) => (
+          <Changes key={kind} title={t(`upgrade.${kind}`)} changes={answer[kind]} words={words[kind]} />
+        ))}
+      </div>
       {["remarks", "flags", "metrics", "bugs"].map((name) => words[name].length > 0 && (
         <section key={name}>
           <h3>{t(`upgrade.${name}`)}</h3>
@@ -167,6 +146,30 @@ function UpgradeAnswer({ answer }) {
   );
 }
 
+function Changes({ title, changes, words }) {
+  const rows = changes.map((change, index) => ({ ...change, ...words[index] })).filter(({ bytes }) => Math.abs(bytes) >= 2 ** 20);
+  if (!rows.length) return null;
+  return (
+    <table>
+      <caption>{title}</caption>
+      <tbody>
+        {rows.map(({ bytes, what, why }) => (
+          <tr key={what}>
+            <th scope="row" class="figure">
+              {signed(bytes)}
+            </th>
+            <td>
+              <strong>{what}</strong>
+              <br />
+              {why}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
 // Several servers on the machine of this plan.
 export function Pack({ setup, plan }) {
   const t = useText();
@@ -185,14 +188,7 @@ export function Pack({ setup, plan }) {
         <label for={id}>{t("pack.label", { gpus, gpu: plan?.gpu.name ?? setup.gpu })}</label>
         <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => setText(event.target.value)} />
       </div>
-      <button
-        type="button"
-        class="button"
-        disabled={!commands.length || commands.length > 8 || state.busy}
-        onClick={go}
-      >
-        {t(state.busy ? "wish.busy" : "pack.go")}
-      </button>
+      <Button disabled={!commands.length || commands.length > 8 || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "pack.go")}</Button>
       <ErrorNote error={state.error} />
       {state.answer && (
         <>

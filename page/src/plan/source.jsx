@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
+import { Button, Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY, isExample } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
@@ -114,9 +114,7 @@ function HubLookUp({ setup, onChange }) {
   };
   return (
     <div class="hub">
-      <button type="button" class="button" disabled={state.busy} onClick={look}>
-        {state.busy ? t("hub.busy") : t("hub.look")}
-      </button>
+      <Button disabled={state.busy} onClick={look}>{state.busy ? t("hub.busy") : t("hub.look")}</Button>
       <p class="hint">{t("hub.hint")}</p>
       <ErrorNote error={state.error} />
     </div>
@@ -189,7 +187,9 @@ function ByText({ setup, onPick, onRefused, draft }) {
       setState({ servers, error: null });
       return servers.length === 1 ? pick(servers[0]) : undefined;
     } catch (error) {
-      return mine === turn.current ? setState({ servers: null, error }) : undefined;
+      if (mine !== turn.current) return undefined;
+      onRefused(error);
+      setState({ servers: null, error });
     }
   };
   draft.current = text.trim() ? read : null;
@@ -218,18 +218,14 @@ function ByText({ setup, onPick, onRefused, draft }) {
           }}
         />
       </DropArea>
-      <button type="button" class="button primary" disabled={!text.trim()} onClick={() => read()}>
-        {t("text.read")}
-      </button>
+      <Button kind="primary" disabled={!text.trim()} onClick={() => read()}>{t("text.read")}</Button>
       <ErrorNote error={state.error} />
       {state.servers?.length === 0 && <Status kind="note">{t("text.none")}</Status>}
       {state.servers?.length > 1 && (
         <ul class="servers-read">
           {state.servers.map((server) => (
             <li key={server.place}>
-              <button type="button" class="button wide" onClick={() => pick(server)}>
-                <strong>{server.model}</strong> <span class="soft">{server.place}</span>
-              </button>
+              <Button kind="wide" onClick={() => pick(server)}><strong>{server.model}</strong> <span class="soft">{server.place}</span></Button>
             </li>
           ))}
         </ul>

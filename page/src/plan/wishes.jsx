@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { addressOf } from "../address.js";
+import { addressOf, keepStep } from "../address.js";
 import { Newest, engine } from "../engine.js";
-import { ErrorNote, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
+import { Button, ErrorNote, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
 import { cardQuestionOf, readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
@@ -33,6 +33,7 @@ export function Wishes({ setup: shown, onChange, draft }) {
     const { model, flags } = await readCommand(command);
     const { model: asked, config, checkpoint_bytes } = typed(setup);
     const source = !config && model !== search.model ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
+    keepStep();
     onChange(withFound(setup, { ...source, gpus, flags, want_context: context, want_users: users }));
   };
   const search = async (event, keep_model = false) => {
@@ -59,8 +60,10 @@ export function Wishes({ setup: shown, onChange, draft }) {
       (error) => setState({ busy: false, error, answer: null, key }),
     );
   };
-  // An answer about another model, machine or wish than the one in the fields is none.
-  const { busy, error, answer } = state.key === askedOf(shown, { context, users }, t.language) ? state : {};
+  // An answer about another model, machine or wish than the one in the fields is none, and changes nothing when it comes.
+  const asked = askedOf(shown, { context, users }, t.language);
+  useEffect(() => void (state.key !== asked && newest.current.cancel()), [asked, state.key]);
+  const { busy, error, answer } = state.key === asked ? state : {};
   const field = (name, valid) => (
     <input
       type="text"
@@ -110,9 +113,7 @@ function Found({ answer, onTake, onKeep }) {
       {answer.model !== search.model && verdict !== "does_not_fit" && (
         <>
           <p>{t("wish.replaced", { asked: answer.asked.model, model: answer.model })}</p>
-          <button type="button" class="button small" onClick={onKeep}>
-            {t("wish.keep", { model: answer.asked.model.split("/").pop() })}
-          </button>
+          <Button kind="small" onClick={onKeep}>{t("wish.keep", { model: answer.asked.model.split("/").pop() })}</Button>
         </>
       )}
       {verdict === "does_not_fit" && (

@@ -68,7 +68,7 @@ export function Fleet({ load, setup, onUse }) {
 
 const serversWords = (t, { replicas, gpus }) => {
   const [servers, all] = [replicas, gpus].map(({ high, middle }) => high ?? middle);
-  return t(servers === 1 ? "fleet.one_server" : "fleet.servers", { servers, each: all / servers });
+  return t("fleet.servers", { servers, each: all / servers });
 };
 
 const cost = ({ holds, usd_per_hour: usd }) => (holds ? (usd?.high ?? usd?.middle ?? 1e9) : 2e9);
@@ -79,7 +79,8 @@ function FleetTable({ rows, byUsers, onUse }) {
   const band = (values, write) => {
     if (values?.middle == null) return "–";
     const { low, middle, high } = values;
-    return low === high ? write(high) : `${write(high ?? middle)} (${write(low ?? middle)} – ${high == null ? "?" : write(high)})`;
+    const range = <span class="soft gives-up">{`${write(low ?? middle)} – ${high == null ? "?" : write(high)}`}</span>;
+    return low === high ? write(high) : <>{`${high == null ? "≥ " : ""}${write(high ?? middle)}`} {range}</>;
   };
   const figure = (name, digits, scale = 1) => ({
     name,

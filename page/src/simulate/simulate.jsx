@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle } from "../parts/controls.jsx";
+import { Button, DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
@@ -109,6 +109,7 @@ export function SimulateArea({ params, active }) {
       const done = { answer, label: words(asked, setup, answer), request, asked: JSON.stringify(question) };
       setRuns((now) => (beside && now.length ? [now[0], done] : [done]));
       setState({ busy: false, error: null });
+      reveal(".simulation");
     } catch (error) {
       if (error.name === "AbortError") return;
       setRuns((now) => (beside ? now.slice(0, 1) : []));
@@ -158,9 +159,7 @@ export function SimulateArea({ params, active }) {
         />
         <div class="row presets" role="group" aria-label={t("simulate.presets")}>
           {Object.keys(PRESETS).map((name) => (
-            <button type="button" class="button small" key={name} onClick={() => preset(name)}>
-              {t(`preset.${name}`)}
-            </button>
+            <Button kind="small" key={name} onClick={() => preset(name)}>{t(`preset.${name}`)}</Button>
           ))}
         </div>
         {load.load === "trace" ? (
@@ -198,13 +197,9 @@ export function SimulateArea({ params, active }) {
           ))}
         </div>
         <div class="row">
-          <button type="button" class="button primary" disabled={!ready} onClick={() => run()}>
-            {t(state.busy ? "simulate.busy" : "simulate.run")}
-          </button>
+          <Button kind="primary" disabled={!ready} onClick={() => run()}>{t(state.busy ? "simulate.busy" : "simulate.run")}</Button>
           {runs.length > 0 && (
-            <button type="button" class="button" disabled={!ready} onClick={() => run(load, true)}>
-              {t("simulate.beside")}
-            </button>
+            <Button disabled={!ready} onClick={() => run(load, true)}>{t("simulate.beside")}</Button>
           )}
         </div>
       </section>
@@ -321,9 +316,7 @@ function Carried({ setup, onChange }) {
           <ShellText text={words.replaceAll("'", "")} />
         </code>
       </p>
-      <button type="button" class="button small" onClick={() => onChange(cleared)}>
-        {t("simulate.clear")}
-      </button>
+      <Button kind="small" onClick={() => onChange(cleared)}>{t("simulate.clear")}</Button>
     </div>
   );
 }

@@ -11,7 +11,7 @@ from legroom.cli.shared_options import described_machine, described_server
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import StepBand, calibrated, fixed_cost, roofline, step_band
+from legroom.simulation.step_time import calibrated, fixed_cost, roofline, step_band
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words, setting_words
 
@@ -187,15 +187,8 @@ def _planned_settings(
         if args.measured_step_ms is not None:
             cost = calibrated(cost, *_measured_step(args.measured_step_ms))
         else:
-            notes.append(_seconds_note(step_band(plan, work)))
+            notes.append(f"{step_band(plan, work).text}; --measured-step-ms scales them to this server")
     return _scheduler_settings(args, trace, resolved), cost, notes
-
-
-def _seconds_note(band: StepBand) -> str:
-    """Sentence on how far the estimated step times may be off, as factors."""
-    why = f" ({'; '.join(band.why_wide)})" if band.why_wide else ""
-    long = f"a step may take {band.low:g} to {band.high:g} times as long{why}"
-    return f"seconds are estimated: {long}; --measured-step-ms scales them to this server"
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, fields: dict[str, Any]) -> SchedulerSettings:

@@ -14,8 +14,6 @@ from legroom.diagnosis.verdict import LEAST_CHANCE, Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
-from legroom.errors import LegroomError
-from legroom.explain.entry import Entry
 from legroom.facts import diagnosis_texts
 from legroom.facts.diagnosis_texts import Language, heading
 from legroom.facts.releases import logged_release
@@ -137,7 +135,8 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     if phase:
         named = style.paint(heading("phase", language), "dim")
         yield f"{_MARGIN}{named}: {phase} ({_confidence_text(finding.confidence, language)})"
-    yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
+    about = wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
+    yield from (style.paint(line, "dim") for line in about)
 
 
 def _confidence_text(probability: float, language: Language) -> str:
@@ -146,13 +145,13 @@ def _confidence_text(probability: float, language: Language) -> str:
     return heading(name, language)
 
 
-def _deployment_text(case: Case) -> str:
+def _deployment_text(case: Case, language: Language) -> str:
     """Model, vLLM release and GPU as far as the log names them, with secrets masked."""
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
     release = logged_release(startup.vllm) if startup.vllm else None
     facts_of = f" (with the facts of {release.version})" if release is not None and release.note else ""
-    shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", gpu)
+    shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", in_language(gpu, language))
     return masked_log_text(" · ".join(part for part in shown if part))
 
 
@@ -191,8 +190,6 @@ def _shown_evidence(evidence: Evidence) -> str:
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """The explanation of the finding's cause as wrapped lines under a heading."""
     yield style.paint(f"{heading('why', language)}:", "bold")
-    if language != "en" and has_story(finding) and (entry := _catalog_entry(finding)):
-        yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
     yield from wrap(in_language(finding.why, language), style.width, _MARGIN)
 
 
@@ -278,11 +275,9 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
     if not finding.dead_ends:
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
-    ends = [(end.action, end.why_fails) for end in finding.dead_ends]
-    if language != "en" and has_story(finding) and (entry := _catalog_entry(finding)) and entry.dead_ends:
-        ends = [(end.action.in_language(language), end.why_fails.in_language(language)) for end in entry.dead_ends]
-    for action, why_fails in ends:
-        yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
+    for end in finding.dead_ends:
+        text = f"{in_language(end.action, language)}: {in_language(end.why_fails, language)}"
+        yield from wrap(text, style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -301,20 +296,12 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
 
 def has_story(finding: Finding) -> bool:
     """Whether the catalog's entry is about this failure: that of look-alikes tells of one kind of them alone."""
-    if finding.cause != "not_memory" or (entry := _catalog_entry(finding)) is None:
-        return True
-    told = {message for signature in entry.signatures for message in signature.messages}
-    return any(evidence.id in told for evidence in finding.evidence)
-
-
-def _catalog_entry(finding: Finding) -> Entry | None:
-    """The catalog entry of this cause, which has Chinese texts; None where the catalog has none."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
-    try:
-        return entry(finding.entry)
-    except LegroomError:
-        return None
+    if finding.cause != "not_memory":
+        return True
+    told = {message for signature in entry(finding.entry).signatures for message in signature.messages}
+    return any(evidence.id in told for evidence in finding.evidence)
 
 
 def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
@@ -329,7 +316,9 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """The report of a log without its cause: the decisive line, the lines that are needed, possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
-    yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
+    yield from (
+        style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
+    )
     case = diagnosis.case
     truncated = case.truncated_error or case.truncated_traceback
     if decisive := case.secondary_failure or truncated or case.unfinished_milestone or case.first_failure:
@@ -355,7 +344,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
         return
     mark = style.paint(style.pick("✓", "ok"), "green", "bold")
     yield f"{mark} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
-    yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)
+    yield from wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
     rows = list(_memory_rows(diagnosis.case))
     if rows:
         yield f"{_MARGIN}{heading('memory', language)}:"

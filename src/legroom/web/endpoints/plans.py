@@ -232,7 +232,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.render.simulation_text import timeline_words
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import load_verdict
-    from legroom.simulation.step_time import fixed_cost, roofline
+    from legroom.simulation.step_time import fixed_cost, roofline, step_band
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
 
@@ -242,14 +242,16 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
     settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
-    cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
+    work = hardware(plan) if plan and trace.in_seconds and not step_ms else None
+    cost = fixed_cost(step_ms / 1000) if step_ms else roofline(work) if work else None
     if trace.in_seconds and cost is None:
         why = "arrivals are in seconds, and how long a step takes is not known"
         raise LegroomError(why, "give `plan` to have it estimated, or `step_ms`")
     timeline = replay(trace, settings, cost=cost)
     load = load_verdict(timeline)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
-    return document | ({"words": timeline_words(timeline, load)} if "language" in request else {})
+    notes = [step_band(plan, work).text] if plan and work else []
+    return document | ({"words": timeline_words(timeline, load, notes)} if "language" in request else {})
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
