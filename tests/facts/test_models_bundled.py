@@ -11,6 +11,7 @@ from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, vari
 from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
 from legroom.facts.releases import first_release, known_releases, release
+from legroom.vllm_logs.printed_flags import load_logged_model
 
 
 @pytest.mark.parametrize(
@@ -294,3 +295,13 @@ def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
         architecture = load(name).architecture
         asked = any(interfaces(architecture, release(version)) is not None for version in known_releases())
         assert asked or first_release(architecture), f"{name}: no release of vLLM has {architecture}"
+
+
+@pytest.mark.parametrize("name", ["qwen3-14b-foo", "qwen3-14b-awk"])
+def test_a_known_name_with_a_word_that_no_checkpoint_has_is_refused(name: str) -> None:
+    with pytest.raises(LegroomError, match="neither a bundled model") as refused:
+        load(name)
+    assert "qwen3-14b" in refused.value.hint
+    assert f"./{name}" in refused.value.hint
+    assert load(f"./{name}").config["num_hidden_layers"] == 40
+    assert load_logged_model(name).name == name

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from legroom.units import parse_count
+from legroom.errors import LegroomError
+from legroom.units import parse_count, parse_length
 
 PAGE = Path(__file__).parents[2] / "page" / "src"
 
@@ -162,3 +163,9 @@ def test_more_gpus_than_anybody_named_are_told_from_those_that_were():
     named = "{ ...page.EMPTY, gpus: 2, found: ['tensor_parallel_size'], flags: { tensor_parallel_size: 2 } }"
     assert not evaluated("setup.js", f"page.takesMoreGpus({named}, 2)")
     assert evaluated("setup.js", f"page.typed({named}).gpus") == 2
+
+
+def test_a_length_with_a_point_and_no_unit_is_no_length():
+    assert evaluated("setup.js", '["32.000", "1.5k", "32,000"].map(page.readLength)') == [None, 1536, None]
+    with pytest.raises(LegroomError):
+        parse_length("32.000")

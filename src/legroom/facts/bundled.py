@@ -117,14 +117,15 @@ def derived(name: str) -> Bundled | None:
 
 
 def is_misspelt(name: str) -> bool:
-    """Whether a name without an owner is a known model's with a word more that tells neither a role nor a format."""
+    """Whether a name without an owner begins as a known model's and goes on with a word that is no role or format."""
     if "/" in name or (model := derived(name)) is None or not model.base:
         return False
     repo = _spelled(name.strip())
     if any(re.search(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", repo) for pattern, _ in _tuned_names()):
         return False
     own = {word for each in _names_of(model.base, _entry_of_key(model.base)) for word in _words(_repo_name(each))}
-    others = set(_words(repo.removesuffix(".gguf"))) - own
+    words = _words(repo.removesuffix(".gguf"))
+    others = set(words) - own if words[:1] and words[0] in own else ()
     return any(word.isalpha() and len(word) > 2 and _scheme_in_name(word) is None for word in others)
 
 
