@@ -36,9 +36,7 @@ function Later(properties) {
   }, []);
   if (failed)
     return (
-      <p class="note bad" role="alert">
-        {t("error.unreachable")}
-      </p>
+      <p class="note bad" role="alert">{t("error.unreachable")}</p>
     );
   return Area ? <Area {...properties} /> : <p class="soft">…</p>;
 }
@@ -69,16 +67,13 @@ function App() {
       <Header area={area} theme={theme} onTheme={pickTheme} onLanguage={pickLanguage} />
       <Progress />
       <main id="main" tabIndex={-1}>
+        {address.area && area !== address.area && <p class="note fair">{translate(language, "area.unknown", { name: address.area })}</p>}
         {Object.entries(AREAS)
           .filter(([name]) => name === area || visited.includes(name))
           .map(([name, Area]) => (
             <div key={name} class="area" hidden={name !== area}>
               <Boundary>
-                <Area
-                  active={name === area}
-                  params={name === area ? address.params : null}
-                  item={name === area ? address.item : ""}
-                />
+                <Area active={name === area} params={name === area ? address.params : null} item={name === area ? address.item : ""} />
               </Boundary>
             </div>
           ))}
@@ -104,14 +99,10 @@ function Header({ area, theme, onTheme, onLanguage }) {
       >
         {t("skip")}
       </a>
-      <a class="brand" href="#/plan">
-        <img src="./icon.svg" alt="" width="24" height="24" /> legroom
-      </a>
+      <a class="brand" href="#/plan"><img src="./icon.svg" alt="" width="24" height="24" /> legroom</a>
       <nav aria-label={t("areas")}>
         {Object.keys(AREAS).map((name) => (
-          <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>
-            {t(`area.${name}`)}
-          </a>
+          <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>{t(`area.${name}`)}</a>
         ))}
       </nav>
       <div class="switches">
@@ -124,9 +115,7 @@ function Header({ area, theme, onTheme, onLanguage }) {
         >
           {t(`theme.${theme}`)}
         </button>
-        <button type="button" class="quiet" lang={other} onClick={() => onLanguage(other)}>
-          {other === "zh" ? "中文" : "English"}
-        </button>
+        <button type="button" class="quiet" lang={other} onClick={() => onLanguage(other)}>{other === "zh" ? "中文" : "English"}</button>
       </div>
     </header>
   );
@@ -151,13 +140,9 @@ function Footer() {
   const t = useText();
   return (
     <footer class="bottom">
-      <p>
-        legroom {version} · {t(engine.edition === "static" ? "footer.static" : "footer.served")}
-      </p>
+      <p>legroom {version} · {t(engine.edition === "static" ? "footer.static" : "footer.served")}</p>
       {engine.edition !== "static" && (
-        <p>
-          <a href="./openapi.json">{t("footer.api")}</a>
-        </p>
+        <p><a href="./openapi.json">{t("footer.api")}</a></p>
       )}
     </footer>
   );

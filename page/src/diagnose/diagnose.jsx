@@ -171,12 +171,7 @@ export function DiagnoseArea({ params }) {
         <ErrorNote error={state.error} />
         {!state.busy && !state.answer && !state.error && <Examples onPick={readSample} />}
         {state.answer && (
-          <Answer
-            answer={state.answer}
-            hints={hints}
-            pictures={state.pictures}
-            onJump={state.log ? (line) => setJump({ line }) : null}
-          />
+          <Answer answer={state.answer} hints={hints} pictures={state.pictures} onJump={state.log ? (line) => setJump({ line }) : null} />
         )}
       </div>
       {state.log && <LogPanel log={state.log} answer={state.answer} jump={jump} onJump={(line) => setJump({ line })} />}
@@ -210,9 +205,7 @@ function Examples({ onPick }) {
           <li key={sample.name}>
             <button type="button" class="button wide" onClick={() => onPick(sample)}>
               <strong>{t(`sample.${sample.name}`)}</strong>
-              <span class="soft mono" lang="en">
-                {sample.shown}
-              </span>
+              <span class="soft mono" lang="en">{sample.shown}</span>
             </button>
           </li>
         ))}
@@ -220,9 +213,7 @@ function Examples({ onPick }) {
       <h2>{t("examples.causes")}</h2>
       <ul>
         {SAMPLES.map(({ name, entry }) => (
-          <li key={name}>
-            <a href={`#/catalog/${entry}`}>{t(`cause.${name}`)}</a>
-          </li>
+          <li key={name}><a href={`#/catalog/${entry}`}>{t(`cause.${name}`)}</a></li>
         ))}
       </ul>
     </section>
@@ -364,18 +355,14 @@ function Answer({ answer, hints, pictures, onJump }) {
       <Notes notes={answer.notes} />
       <div class="actions">
         {plan && (
-          <a class="button" href={plan.href}>
-            {t(plan.label)}
-          </a>
+          <a class="button" href={plan.href}>{t(plan.label)}</a>
         )}
         <CopyButton text={() => reportText(t, answer)} label={t("report.text")} />
         <CopyButton text={link} label={t("report.link")} />
         <Button onClick={() => print()}>{t("print")}</Button>
       </div>
       {!plan && deployment.model && answer.findings.length > 0 && <p class="hint">{t("finding.name_gpu")}</p>}
-      <p class="hint">
-        {t("report.hint")} {isLoopback() && t("share.local")}
-      </p>
+      <p class="hint">{t("report.hint")} {isLoopback() && t("share.local")}</p>
     </>
   );
 }

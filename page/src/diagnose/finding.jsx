@@ -33,9 +33,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
   const sure = t("finding.sure", { share: percent(finding.confidence) });
   const [fix, ...others] = finding.fixes;
   const link = finding.has_story !== false && (
-    <a href={`#/catalog/${finding.entry}`} class="entry-link">
-      {t("finding.entry", { id: finding.entry })}
-    </a>
+    <a href={`#/catalog/${finding.entry}`} class="entry-link">{t("finding.entry", { id: finding.entry })}</a>
   );
   const body = (
     <>
@@ -50,9 +48,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
           <summary>{t("fixes.others", { count: others.length })}</summary>
           <ol class="fix-list">
             {others.map((each, index) => (
-              <li key={index}>
-                <Fix fix={each} />
-              </li>
+              <li key={index}><Fix fix={each} /></li>
             ))}
           </ol>
         </details>
@@ -76,9 +72,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
     );
   return (
     <details class="finding">
-      <summary>
-        <span class="finding-title">{title}</span> <span class="soft">{sure}</span>
-      </summary>
+      <summary><span class="finding-title">{title}</span> <span class="soft">{sure}</span></summary>
       {body}
     </details>
   );
@@ -95,15 +89,11 @@ function Evidence({ rows, onJump }) {
       {lines.slice(0, 4).map(({ line, text }) => (
         <blockquote key={line}>
           {onJump ? (
-            <button type="button" class="link" onClick={() => onJump(line)}>
-              {t("finding.line", { line })}
-            </button>
+            <button type="button" class="link" onClick={() => onJump(line)}>{t("finding.line", { line })}</button>
           ) : (
             <span class="soft">{t("finding.line", { line })}</span>
           )}{" "}
-          <span class="mono" lang="en">
-            {text}
-          </span>
+          <span class="mono" lang="en">{text}</span>
         </blockquote>
       ))}
     </section>
@@ -161,9 +151,7 @@ export function DeadEnds({ rows }) {
       <h3>{t("finding.dead_ends")}</h3>
       <ul>
         {rows.map((row) => (
-          <li key={row.action}>
-            <strong>{row.action}</strong>: {row.why_fails}
-          </li>
+          <li key={row.action}><strong>{row.action}</strong>: {row.why_fails}</li>
         ))}
       </ul>
     </section>

@@ -12,9 +12,7 @@ export function CopyButton({ text, label }) {
   };
   return (
     <button type="button" class="button copy" onClick={copy}>
-      <span aria-live="polite">
-        {state === "copied" ? t("copied") : state === "failed" ? t("copy.failed") : (label ?? t("copy"))}
-      </span>
+      <span aria-live="polite">{state === "copied" ? t("copied") : state === "failed" ? t("copy.failed") : (label ?? t("copy"))}</span>
     </button>
   );
 }
@@ -46,11 +44,7 @@ export function Command({ text, label, children }) {
   const t = useText();
   return (
     <div class="command">
-      <pre tabIndex={0} aria-label={label ?? t("command")}>
-        <code>
-          <ShellText text={text} />
-        </code>
-      </pre>
+      <pre tabIndex={0} aria-label={label ?? t("command")}><code><ShellText text={text} /></code></pre>
       <div class="command-actions">
         <CopyButton text={text} />
         {children}
@@ -73,9 +67,7 @@ export function ErrorNote({ error }) {
 
 // What goes on, or what to know of an answer, told to who does not see it too.
 export const Status = ({ kind = "soft", children }) => (
-  <p class={kind} role="status">
-    {children}
-  </p>
+  <p class={kind} role="status">{children}</p>
 );
 
 export const Button = ({ kind = "", ...rest }) => <button type="button" class={`button ${kind}`.trim()} {...rest} />;
@@ -119,9 +111,7 @@ export function Field({ id, label, kind = "", onReset, problem, children }) {
       </div>
       {children}
       {problem && (
-        <p id={`${id}-problem`} class="problem">
-          {problem}
-        </p>
+        <p id={`${id}-problem`} class="problem">{problem}</p>
       )}
     </div>
   );
@@ -266,9 +256,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
             </li>
           ))}
         {open && (shown.more > 0 || !shown.length) && (
-          <li class="soft more" role="presentation">
-            {t(shown.length ? "picker.more" : "picker.none", { count: shown.more })}
-          </li>
+          <li class="soft more" role="presentation">{t(shown.length ? "picker.more" : "picker.none", { count: shown.more })}</li>
         )}
       </ul>
     </Field>
@@ -297,9 +285,7 @@ export function Choice({ label, value, choices, onPick, onReset, problem }) {
     <Field kind="choice" {...{ id, label, onReset, problem }}>
       <select {...wrong(id, problem)} id={id} value={value} onChange={(event) => onPick(event.target.value)}>
         {[...(known ? [] : [{ value }]), ...choices].map((choice) => (
-          <option key={choice.value} value={choice.value}>
-            {choice.label ?? choice.value}
-          </option>
+          <option key={choice.value} value={choice.value}>{choice.label ?? choice.value}</option>
         ))}
       </select>
     </Field>
@@ -387,9 +373,7 @@ export function Tabs({ label, tabs, value, onPick }) {
   return (
     <div class="tabs" role="group" aria-label={label}>
       {tabs.map((tab) => (
-        <button key={tab.value} type="button" aria-pressed={tab.value === value} onClick={() => onPick(tab.value)}>
-          {tab.label}
-        </button>
+        <button key={tab.value} type="button" aria-pressed={tab.value === value} onClick={() => onPick(tab.value)}>{tab.label}</button>
       ))}
     </div>
   );

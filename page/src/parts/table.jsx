@@ -56,9 +56,7 @@ export function SortableTable({ label, columns, rows, rowKey, rowClass }) {
           {shown.map((row) => (
             <tr key={rowKey(row)} class={rowClass?.(row)}>
               {columns.map(({ name, title, isText, hidden, cell }) => (
-                <td key={name} class={isText ? "" : "figure"} data-title={hidden ? "" : title}>
-                  {cell(row)}
-                </td>
+                <td key={name} class={isText ? "" : "figure"} data-title={hidden ? "" : title}>{cell(row)}</td>
               ))}
             </tr>
           ))}

@@ -56,9 +56,7 @@ export function Holders({ cards, setup, plan, onChange }) {
     <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
       {context && <p class="soft">{t(concurrency > 1 ? "holders.for_users" : "holders.for", { tokens: count(context), users: count(concurrency ?? 1) })}</p>}
-      <p class="hint">
-        <a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a>
-      </p>
+      <p class="hint"><a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a></p>
       <ErrorNote error={state.error} />
       {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
       <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={setBudget} />}</div>

@@ -87,9 +87,7 @@ export function Upgrade({ setup, plan, lists }) {
         <label for={id}>{t("upgrade.to", { from: plan?.vllm ?? "" })}</label>
         <select id={id} value={target} onChange={(event) => setTo(event.target.value)}>
           {releases.map((version) => (
-            <option key={version} value={version}>
-              {version}
-            </option>
+            <option key={version} value={version}>{version}</option>
           ))}
         </select>
         <Button disabled={!plan || !target || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "upgrade.go")}</Button>
@@ -105,9 +103,7 @@ function UpgradeAnswer({ answer }) {
   const { words, to } = answer;
   return (
     <>
-      <p>
-        <VerdictBadge verdict={to.verdict} /> {words.headline} <strong>{words.conclusion}</strong>
-      </p>
+      <p><VerdictBadge verdict={to.verdict} /> {words.headline} <strong>{words.conclusion}</strong></p>
       {words.range && <p>{words.range}</p>}
       <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
         <table>
@@ -134,9 +130,7 @@ function UpgradeAnswer({ answer }) {
         <>
           <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
           {words.caveats.map((text) => (
-            <p key={text} class="note fair">
-              {text}
-            </p>
+            <p key={text} class="note fair">{text}</p>
           ))}
           <Command text={commandLine(answer.command)} />
           <p>{words.kept}</p>
@@ -155,9 +149,7 @@ function Changes({ title, changes, words }) {
       <tbody>
         {rows.map(({ bytes, what, why }) => (
           <tr key={what}>
-            <th scope="row" class="figure">
-              {signed(bytes)}
-            </th>
+            <th scope="row" class="figure">{signed(bytes)}</th>
             <td>
               <strong>{what}</strong>
               <br />
@@ -192,9 +184,7 @@ export function Pack({ setup, plan }) {
       <ErrorNote error={state.error} />
       {state.answer && (
         <>
-          <p>
-            <VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}
-          </p>
+          <p><VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}</p>
           {state.answer.verdict !== "does_not_fit" &&
             state.answer.servers.map((server) => (
               <div key={server.name}>

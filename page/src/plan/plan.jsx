@@ -91,13 +91,7 @@ export function PlanArea({ params, active }) {
       </div>
       <div class="results">
         <div class="sides">
-          <Result
-            {...planA}
-            setup={setups.a}
-            onChange={change("a")}
-            scale={scale}
-            title={setups.b ? t("compare.a") : undefined}
-          />
+          <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : undefined} />
           {setups.b && (
             <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
           )}

@@ -95,13 +95,7 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       <Verdict plan={plan} speed={speed} busy={busy} wish={setup} />
       <Fixes plan={plan} busy={busy} wish={setup} onApply={(flags) => onApply(withFix(setup, flags))} />
       <Failure plan={plan} />
-      <CardPicture
-        plan={plan}
-        scale={scale}
-        active={hovered}
-        onPart={setHovered}
-        onOpen={(part) => setOpened(part)}
-      />
+      <CardPicture plan={plan} scale={scale} active={hovered} onPart={setHovered} onOpen={(part) => setOpened(part)} />
       <div class="figures">
         <Legend plan={plan} active={hovered} onPart={setHovered} opened={opened} onOpen={setOpened}>
           <Working request={request} plan={plan} part={opened} />
@@ -148,9 +142,7 @@ function Working({ request, plan, part }) {
       {term && (
         <ul class="lines">
           {term.lines.map((line) => (
-            <li key={line} class="mono">
-              {line}
-            </li>
+            <li key={line} class="mono">{line}</li>
           ))}
         </ul>
       )}
@@ -214,9 +206,7 @@ function Fixes({ plan, busy, wish, onApply }) {
   const fix = (each, isFirst) => (
     <li key={flagsWords(each.flags)} class="fix">
       <div class="fix-head">
-        <code>
-          <ShellText text={flagsWords(each.flags)} />
-        </code>
+        <code><ShellText text={flagsWords(each.flags)} /></code>
         <Button kind="primary" onClick={() => onApply(each.flags)}>{t("fixes.apply")}</Button>
       </div>
       {isFirst && <Command text={commandLine(each.command, plan.env)} />}

@@ -73,7 +73,7 @@ export function Source({ setup, onChange, onRefused, lists, error, draft }) {
           }}
         />
       )}
-      <Machine setup={setup} onChange={onChange} lists={lists} error={error} />
+      <Machine setup={setup} onChange={onChange} onRefused={onRefused} lists={lists} error={error} />
     </section>
   );
 }
@@ -154,9 +154,7 @@ function ByConfig({ setup, onChange }) {
         />
       </DropArea>
       {problem && (
-        <p class="note bad" role="alert">
-          {problem}
-        </p>
+        <p class="note bad" role="alert">{problem}</p>
       )}
     </div>
   );
@@ -254,7 +252,7 @@ export const withServer = (setup, server) => ({
 export const readCommand = async (command) =>
   (await engine.call("read", { text: commandLine(command) })).servers[0];
 
-function Machine({ setup, onChange, lists, error }) {
+function Machine({ setup, onChange, onRefused, lists, error }) {
   const t = useText();
   const number = useId();
   return (
@@ -278,6 +276,7 @@ function Machine({ setup, onChange, lists, error }) {
           placeholder={t("auto")}
           onInput={({ target }) => {
             if (target.validity.valid) onChange({ ...setup, gpus: Number(target.value) || null });
+            else onRefused({ message: t("unread.gpus") });
           }}
         />
       </Field>

@@ -78,14 +78,10 @@ export function Wishes({ setup: shown, onChange, draft }) {
   const [before, between, after] = t("wish.sentence").split("|");
   return (
     <form class="panel wishes" aria-label={t("wish.title")} onSubmit={search}>
-      <p>
-        {before} {field("context", context)} {between} {field("users", users)} {after}
-      </p>
+      <p>{before} {field("context", context)} {between} {field("users", users)} {after}</p>
       {[!context && "unread.length", !users && "unread.users"].map((key) => key && <p key={key} class="problem">{t(key)}</p>)}
       <div class="row">
-        <button type="submit" class="button primary" disabled={!context || !users}>
-          {t(busy ? "wish.busy" : "wish.find")}
-        </button>
+        <button type="submit" class="button primary" disabled={!context || !users}>{t(busy ? "wish.busy" : "wish.find")}</button>
       </div>
       <div aria-live="polite">
         <ErrorNote error={error} />
@@ -107,9 +103,7 @@ function Found({ answer, onTake, onKeep }) {
   const { words, search, verdict } = answer;
   return (
     <div class={`note ${words.one_gpu ? "fair" : VERDICT_CLASS[verdict]}`}>
-      <p>
-        <strong>{words.headline}</strong>
-      </p>
+      <p><strong>{words.headline}</strong></p>
       {answer.model !== search.model && verdict !== "does_not_fit" && (
         <>
           <p>{t("wish.replaced", { asked: answer.asked.model, model: answer.model })}</p>
@@ -117,9 +111,7 @@ function Found({ answer, onTake, onKeep }) {
         </>
       )}
       {verdict === "does_not_fit" && (
-        <p>
-          <a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a>
-        </p>
+        <p><a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a></p>
       )}
       {words.one_gpu && <p>{words.one_gpu}</p>}
       {words.gives_up && <p>{words.gives_up}</p>}
@@ -131,13 +123,9 @@ function Found({ answer, onTake, onKeep }) {
             {search.alternatives.map((other, index) => (
               <li key={other.command.join(" ")}>
                 <button type="button" class="button wide small" onClick={() => onTake(other, answer)}>
-                  <code>
-                    <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
-                  </code>
+                  <code><ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} /></code>
                 </button>
-                <p class="hint">
-                  {words.alternatives[index].text} · {words.alternatives[index].gives_up}
-                </p>
+                <p class="hint">{words.alternatives[index].text} · {words.alternatives[index].gives_up}</p>
               </li>
             ))}
           </ul>

@@ -5,7 +5,8 @@ import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
-const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "", budget: "" };
+// As on the command line: no limit but that no queue grows.
+const ASKED = { cards: "b200, mi300x, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "", time_per_token_ms: "", budget: "" };
 const LIMITS = ["first_token_s", "time_per_token_ms", "budget"];
 // How the model is split and how long its requests may be is what the count chooses.
 const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
@@ -53,9 +54,7 @@ export function Fleet({ load, setup, onUse }) {
   return (
     <details class="fold">
       <summary>{t("fleet.title")}</summary>
-      <div class="grid-fields">
-        {LIMITS.map(field)}
-      </div>
+      <div class="grid-fields">{LIMITS.map(field)}</div>
       <TextField label={t("fleet.cards")} value={asked.cards} onInput={(text) => setAsked({ ...asked, cards: text })} />
       <button type="button" class="button" disabled={busy || !isRead || !cards.length || !(mix || trace)} onClick={run}>
         {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}

@@ -62,7 +62,7 @@ function requestFor(load, setup, trace) {
   const { requests, rate_per_s, users, think_s, prompt_tokens, output_tokens } = load;
   const spread = load.spread === "yes";
   // Each user asks some times, so that the replay sees how they wait.
-  const arrivals = load.load === "users" ? { users, think_s, requests: Math.min(Math.max(300, 3 * users), 5000) } : { requests, rate_per_s };
+  const arrivals = load.load === "users" ? { users, think_s, requests: Math.min(Math.max(1000, 3 * users), 5000) } : { requests, rate_per_s };
   return {
     trace: load.load === "trace" ? trace : null,
     mix: load.load === "trace" ? null : { ...arrivals, prompt_tokens, output_tokens, spread },
@@ -277,9 +277,7 @@ function TraceField({ trace, setTrace, onFile }) {
       <label for={id}>{t("trace.label")}</label>
       <DropArea label={t("choose_file")} onFile={onFile}>
         {large ? (
-          <p id={id} class="mono">
-            {trace.name} · {count(trace.text.length)}
-          </p>
+          <p id={id} class="mono">{trace.name} · {count(trace.text.length)}</p>
         ) : (
           <textarea
             id={id}
@@ -312,9 +310,7 @@ function Carried({ setup, onChange }) {
     <div class="note">
       <p>
         {t("simulate.carried")}{" "}
-        <code>
-          <ShellText text={words.replaceAll("'", "")} />
-        </code>
+        <code><ShellText text={words.replaceAll("'", "")} /></code>
       </p>
       <Button kind="small" onClick={() => onChange(cleared)}>{t("simulate.clear")}</Button>
     </div>
@@ -332,12 +328,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
         onPick={(model) => onChange({ ...setup, model, config: null })}
       />
       <div class="grid-fields">
-        <Picker
-          label={t("gpu")}
-          value={setup.gpu}
-          options={gpuOptions(lists.gpus)}
-          onPick={(gpu) => onChange({ ...setup, gpu })}
-        />
+        <Picker label={t("gpu")} value={setup.gpu} options={gpuOptions(lists.gpus)} onPick={(gpu) => onChange({ ...setup, gpu })} />
         {FIELDS.map((name) => (
           <NumberField
             key={name}
@@ -350,9 +341,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
         ))}
       </div>
       <Carried setup={setup} onChange={onChange} />
-      <p class="hint">
-        <a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a>
-      </p>
+      <p class="hint"><a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a></p>
     </>
   );
 }
