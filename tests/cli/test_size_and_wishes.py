@@ -322,3 +322,8 @@ def test_the_length_that_is_named_in_place_of_a_wish_is_held(capsys, model, leng
     shorter = re.search(rf"{users} of ([\d,]+) tokens", " ".join(capsys.readouterr().out.split()))
     assert shorter is not None
     assert main([*words, shorter[1].replace(",", "")]) == 0
+
+
+def test_a_budget_below_every_row_says_what_the_cheapest_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["size", "llama-3.1-8b", "--gpu", "l4", "--budget", "$0.01"])
+    assert re.search(r"left out; the cheapest costs \$0\.\d\d\)", capsys.readouterr().out)

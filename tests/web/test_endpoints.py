@@ -485,3 +485,11 @@ def test_what_not_to_try_is_told_in_chinese_too():
     assert not [
         text for text in same if " " in text and not text.startswith(("--", "PYTORCH", "VLLM", "torch", "device"))
     ]
+
+
+def test_servers_that_do_not_fit_have_the_changes_of_the_command_line(capsys):
+    lines = ["vllm serve llama-3.1-8b --max-model-len 8192", "vllm serve Qwen/Qwen3-32B"]
+    request = {"gpu": "h100", "gpus": 1, "commands": lines, "language": "en"}
+    changes = answer("pack", request)["words"]["changes"]
+    assert changes[0].startswith("--gpus 2 ")
+    assert any("--shift " in change for change in changes)

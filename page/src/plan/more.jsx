@@ -185,6 +185,7 @@ export function Pack({ setup, plan }) {
       {state.answer && (
         <>
           <p><VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}</p>
+          <Notes notes={state.answer.words.changes} />
           {state.answer.verdict !== "does_not_fit" &&
             state.answer.servers.map((server) => (
               <div key={server.name}>

@@ -94,6 +94,7 @@ function FleetTable({ rows, byUsers, onUse }) {
         {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
         {!row.within_budget && <span class="badge small fair">{t("fleet.over")}</span>}
         {row.holds && <span class="soft gives-up">{serversWords(t, row)}</span>}
+        {row.basis === "data_sheet" && <span class="soft gives-up">{t("fleet.band", row.step_time_band)}</span>}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
         {byUsers && row.holds && <span class="soft gives-up">{t("fleet.asks", { rate: row.requests_per_s.toPrecision(2) })}</span>}
       </>

@@ -1,5 +1,5 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
-import { addressOf, keepAddress } from "../address.js";
+import { addressOf, keepAddress, keepStep } from "../address.js";
 import { engine } from "../engine.js";
 import { Button, DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
@@ -212,7 +212,7 @@ export function SimulateArea({ params, active }) {
           <Fleet
             load={requestFor(load, setup, trace.text)}
             setup={setup}
-            onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+            onUse={(row) => keepStep() ?? setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
           />
         </Runs>
       </div>

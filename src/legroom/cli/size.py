@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    where.add_argument("--budget", type=float, metavar="USD", default=inf, help="the most to pay an hour")
+    where.add_argument("--budget", type=usd, metavar="USD", default=inf, help="the most to pay an hour")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     computed = parser.add_argument_group("how it is computed")
@@ -118,6 +118,11 @@ def run(args: argparse.Namespace) -> int:
         report = SizeReport(rows, goal, used, prices_with_file(args.prices), args.budget)
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
+
+
+def usd(text: str) -> float:
+    """Dollars, with or without their sign."""
+    return float(text.removeprefix("$"))
 
 
 def _has_load_over_time(args: argparse.Namespace) -> bool:

@@ -46,7 +46,7 @@ def _next_steps(load: LoadVerdict) -> Iterator[str]:
     """What to do about a load that is not held."""
     if load.verdict in ("falls_behind", "serves_late"):
         tools = "legroom simulate --choose tries flags, replicas and larger cards"
-        yield f"To hold it: {tools}; legroom guard refuses what would only wait, with Retry-After."
+        yield f"to hold it: {tools}; legroom guard refuses what would only wait, with Retry-After"
 
 
 def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:

@@ -588,9 +588,9 @@ def test_what_is_wrong_with_a_value_stands_beside_its_field(served, open_page, q
 def test_back_undoes_a_fix_that_was_applied(served, open_page):
     page = open_page(f"{served.url}#/plan?model=Qwen%2FQwen3-32B&gpu=l40s")
     page.get_by_role("button", name="Apply").first.click()
-    page.wait_for_function("location.hash.includes('AWQ') || location.hash.includes('found=')")
+    wait_until(page, "location.hash.includes('AWQ') || location.hash.includes('found=')")
     page.go_back()
-    page.wait_for_function("!location.hash.includes('found=')")
+    wait_until(page, "!location.hash.includes('found=')")
     assert page.get_by_role("combobox", name="Model").input_value() == "Qwen/Qwen3-32B"
 
 
@@ -614,14 +614,14 @@ def test_a_manifest_brings_the_card_that_it_names(served, open_page):
         "  containers:\n  - image: vllm/vllm-openai:v0.11.2\n    args: [--model=Qwen/Qwen3-8B]\n"
     )
     page.get_by_role("button", name="Read it").click()
-    page.wait_for_function("document.querySelector('.verdict')?.innerText.includes('L40S')")
+    wait_until(page, "document.querySelector('.verdict')?.innerText.includes('L40S')")
 
 
 def test_a_number_of_gpus_that_is_none_is_refused(served, open_page):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
     page.wait_for_selector(".verdict")
     page.get_by_label("How many").fill("-2")
-    page.wait_for_function("document.querySelector('.result').innerText.includes('whole number')")
+    wait_until(page, "document.querySelector('.result').innerText.includes('whole number')")
     assert page.locator(".verdict").count() == 0
 
 
