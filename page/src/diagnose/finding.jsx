@@ -128,15 +128,16 @@ function Fix({ fix, pictures }) {
 // The memory of the command that failed and of the one that will work, on one scale.
 function BeforeAfter({ before, after }) {
   const t = useText();
+  const kv = ({ layout }) => (layout.kv_cache_bytes > 0 ? gib(layout.kv_cache_bytes) : t("part.none"));
   const scale = Math.max(scaleOf(before.layout), scaleOf(after.layout));
   return (
     <div class="before-after">
       <figure>
-        <figcaption>{t("finding.before", { kv: gib(Math.max(before.layout.kv_cache_bytes, 0)) })}</figcaption>
+        <figcaption>{t("finding.before", { kv: kv(before) })}</figcaption>
         <CardPicture plan={before} scale={scale} />
       </figure>
       <figure>
-        <figcaption>{t("finding.after", { kv: gib(after.layout.kv_cache_bytes) })}</figcaption>
+        <figcaption>{t("finding.after", { kv: kv(after) })}</figcaption>
         <CardPicture plan={after} scale={scale} />
       </figure>
     </div>

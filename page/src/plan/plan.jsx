@@ -75,6 +75,7 @@ export function PlanArea({ params, active }) {
         )}
         <ErrorNote error={lists.error} />
         <Unread parts={setups[editing].unread} />
+        <Chosen setup={setups[editing]} />
         {!setups.b && isExample(setups.a) && (
           <p class="soft">{t("plan.example")}</p>
         )}
@@ -117,6 +118,14 @@ function Unread({ parts }) {
   return (
     <Status kind="note fair">{t("address.unread")} <code>{parts.join(" ")}</code></Status>
   );
+}
+
+// Of a found setting that came by a link, the search's own words are not there.
+function Chosen({ setup }) {
+  const t = useText();
+  if (setup.before || !setup.found?.length) return null;
+  const names = setup.found.map((name) => `--${name.replaceAll("_", "-")}`);
+  return <Status kind="note">{t("wish.chosen", { names: names.join(", ") })}</Status>;
 }
 
 function PlanActions({ plan, comparing, onCompare }) {

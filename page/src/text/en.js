@@ -146,6 +146,7 @@ export const en = {
   "wish.context": "Tokens for each user",
   "wish.users": "Users at once",
   "wish.find": "Find the settings",
+  "wish.chosen": "A search chose what nobody typed: {names}.",
   "wish.replaced": "The model was changed: {model} is planned in place of {asked}, with smaller weights.",
   "wish.keep": "Keep {model}",
   "wish.models": "Which models does this card hold for that?",

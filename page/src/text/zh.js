@@ -145,6 +145,7 @@ export const zh = {
   "wish.context": "每人的 token 数",
   "wish.users": "同时使用人数",
   "wish.find": "寻找设置",
+  "wish.chosen": "以下由搜索选定，没有人输入：{names}。",
   "wish.replaced": "模型已更换：现在规划的是 {model}，而不是 {asked}，它的权重更小。",
   "wish.keep": "保留 {model}",
   "wish.models": "这张卡能为此运行哪些模型？",

@@ -64,7 +64,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 
 
-def _figure_rows(made: Upgrade) -> list[tuple[str, ...]]:
+def _figure_rows(made: Upgrade) -> list[tuple[str, str, str, str]]:
     """A table of capacity figures on the old and the new release, with their differences."""
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
     by_name = {change.what: change for change in made.pool}

@@ -246,8 +246,9 @@ class FixPlanner:
         for flags in proposals:
             fix = self.plan_change(kind, flags, why, trades=trades)
             if fix and fix.plan and fix.plan.verdict == "fits":
-                is_larger = kind == "more_or_fewer_gpus_tp_pp" and tight is not None and tight.plan is not None
-                return replace(fix, why=f"{fix.why} {_tight_text(tight)}") if is_larger else fix
+                if kind != "more_or_fewer_gpus_tp_pp" or tight is None or tight.plan is None:
+                    return fix
+                return replace(fix, why=f"{fix.why} {_tight_text(tight, tight.plan)}")
             tight = tight or fix
         return tight
 
@@ -482,11 +483,10 @@ def _caveat_without_log(made: Plan) -> str:
     return f" Without this log, legroom plan {says}." if says else ""
 
 
-def _tight_text(fix: Fix) -> str:
+def _tight_text(fix: Fix, made: Plan) -> str:
     """Why a fix with fewer GPUs is not proposed: its plan is tight, surer once an unnamed card is named."""
-    assert fix.plan is not None
-    surer = "; --gpu NAME narrows it" if fix.plan.target.gpu.source == "given by size" else ""
-    return f"{' '.join(any_release_words(fix.flags))} alone is tight: {fix.plan.reason}{surer}."
+    surer = "; --gpu NAME narrows it" if made.target.gpu.source == "given by size" else ""
+    return f"{' '.join(any_release_words(fix.flags))} alone is tight: {made.reason}{surer}."
 
 
 def _is_same_start(made: Plan, failed: Plan) -> bool:
