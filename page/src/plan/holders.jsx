@@ -13,7 +13,7 @@ export function Holders({ cards, setup, plan, onChange }) {
   const t = useText();
   const [open, setOpen] = useState(false);
   const [state, setState] = useState({ rows: [], done: 0, error: null });
-  // The length that vLLM would take here, so that the table answers the same question as the plan above it.
+  // The length that vLLM would take here, so that the table answers the same question as the plan above it; without one, none.
   const request = { ...sizeRequestOf(setup, plan), language: t.language };
   const { context, concurrency } = request;
   const key = JSON.stringify(request);
@@ -34,7 +34,7 @@ export function Holders({ cards, setup, plan, onChange }) {
     }
   };
   useEffect(() => {
-    if (!open) return undefined;
+    if (!open || !context) return undefined;
     const abort = new AbortController();
     const timer = setTimeout(async () => {
       setState({ rows: [], done: 0, error: null });
@@ -60,7 +60,7 @@ export function Holders({ cards, setup, plan, onChange }) {
       <ErrorNote error={state.error} />
       {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
       <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={setBudget} />}</div>
-      {state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
+      {context && state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
     </details>
   );
 }
