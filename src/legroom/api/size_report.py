@@ -69,6 +69,8 @@ class SizeReport:
             if self.budget < (least := min(costs, default=math.inf)) < math.inf:
                 left_out += f"; the cheapest costs ${least:.2f}"
             title += f", at most ${self.budget:g} an hour ({left_out})"
+        if not self.affordable:
+            return f"Nothing holds {title}.\n"
         return size_text(self.affordable, self.prices, title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:
