@@ -60,6 +60,12 @@ export function flushAddress() {
 }
 addEventListener("pagehide", flushAddress);
 
+// Before a change that somebody may want back: the browser's Back undoes it.
+export function keepStep() {
+  flushAddress();
+  history.pushState(history.state, "", location.hash);
+}
+
 export function dropPending() {
   clearTimeout(writing);
   pending = null;

@@ -5,7 +5,7 @@ import { CatalogArea } from "./catalog/catalog.jsx";
 import { DiagnoseArea } from "./diagnose/diagnose.jsx";
 import { engine, version } from "./engine.js";
 import { FragmentsArea } from "./fragments/fragments.jsx";
-import { ErrorNote } from "./parts/controls.jsx";
+import { Button, ErrorNote } from "./parts/controls.jsx";
 import { LiveArea } from "./live/live.jsx";
 import { ModelsArea } from "./models/models.jsx";
 import { PlanArea } from "./plan/plan.jsx";
@@ -36,9 +36,7 @@ function Later(properties) {
   }, []);
   if (failed)
     return (
-      <p class="note bad" role="alert">
-        {t("error.unreachable")}
-      </p>
+      <p class="note bad" role="alert">{t("error.unreachable")}</p>
     );
   return Area ? <Area {...properties} /> : <p class="soft">…</p>;
 }
@@ -54,6 +52,7 @@ function App() {
     document.documentElement.lang = language;
     document.title = `${translate(language, `area.${area}`)} · legroom`;
   }, [language, area]);
+  useEffect(() => scrollTo({ top: 0 }), [area]);
   useEffect(() => applyTheme(theme), [theme]);
   const pickLanguage = (next) => {
     keepPreference("language", next);
@@ -68,16 +67,13 @@ function App() {
       <Header area={area} theme={theme} onTheme={pickTheme} onLanguage={pickLanguage} />
       <Progress />
       <main id="main" tabIndex={-1}>
+        {address.area && area !== address.area && <p class="note fair">{translate(language, "area.unknown", { name: address.area })}</p>}
         {Object.entries(AREAS)
           .filter(([name]) => name === area || visited.includes(name))
           .map(([name, Area]) => (
             <div key={name} class="area" hidden={name !== area}>
               <Boundary>
-                <Area
-                  active={name === area}
-                  params={name === area ? address.params : null}
-                  item={name === area ? address.item : ""}
-                />
+                <Area active={name === area} params={name === area ? address.params : null} item={name === area ? address.item : ""} />
               </Boundary>
             </div>
           ))}
@@ -103,14 +99,10 @@ function Header({ area, theme, onTheme, onLanguage }) {
       >
         {t("skip")}
       </a>
-      <a class="brand" href="#/plan">
-        <img src="./icon.svg" alt="" width="24" height="24" /> legroom
-      </a>
+      <a class="brand" href="#/plan"><img src="./icon.svg" alt="" width="24" height="24" /> legroom</a>
       <nav aria-label={t("areas")}>
         {Object.keys(AREAS).map((name) => (
-          <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>
-            {t(`area.${name}`)}
-          </a>
+          <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>{t(`area.${name}`)}</a>
         ))}
       </nav>
       <div class="switches">
@@ -123,9 +115,7 @@ function Header({ area, theme, onTheme, onLanguage }) {
         >
           {t(`theme.${theme}`)}
         </button>
-        <button type="button" class="quiet" lang={other} onClick={() => onLanguage(other)}>
-          {other === "zh" ? "中文" : "English"}
-        </button>
+        <button type="button" class="quiet" lang={other} onClick={() => onLanguage(other)}>{other === "zh" ? "中文" : "English"}</button>
       </div>
     </header>
   );
@@ -150,13 +140,9 @@ function Footer() {
   const t = useText();
   return (
     <footer class="bottom">
-      <p>
-        legroom {version} · {t(engine.edition === "static" ? "footer.static" : "footer.served")}
-      </p>
+      <p>legroom {version} · {t(engine.edition === "static" ? "footer.static" : "footer.served")}</p>
       {engine.edition !== "static" && (
-        <p>
-          <a href="./openapi.json">{t("footer.api")}</a>
-        </p>
+        <p><a href="./openapi.json">{t("footer.api")}</a></p>
       )}
     </footer>
   );
@@ -187,9 +173,7 @@ function Broken({ error, onAgain }) {
   return (
     <div class="note bad" role="alert">
       <p>{t("broken", { why: error.message })}</p>
-      <button type="button" class="button" onClick={onAgain}>
-        {t("again")}
-      </button>
+      <Button onClick={onAgain}>{t("again")}</Button>
     </div>
   );
 }

@@ -92,7 +92,7 @@ export function readCount(text) {
 
 // A wished length: "32k" is 32,768 tokens, as on the command line.
 export function readLength(text) {
-  const [, digits, unit] = /^\s*(\d+(?:\.\d+)?)\s*([kKmM]?)\s*$/.exec(text) ?? [];
+  const [, digits, unit] = /^\s*(\d+|\d+\.\d+(?=\s*[kKmM]))\s*([kKmM]?)\s*$/.exec(text) ?? [];
   const tokens = Math.round(Number(digits) * { "": 1, k: 1024, m: 1024 ** 2 }[(unit ?? "").toLowerCase()]);
   return tokens >= 1 ? tokens : null;
 }
@@ -106,13 +106,13 @@ function objectOrNull(text) {
   }
 }
 
-const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "cuda_graph_bytes"];
+const SIZES = ["weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes"];
 const MEASURED_ON = ["model", "gpu", "gpu_memory", "vllm"];
 
-// A setup with the sizes of the layout that its log led to.
-export const withMeasured = (setup, layout) => ({
+// A setup with the sizes that its log printed.
+export const withMeasured = (setup, sizes) => ({
   ...setup,
-  measured: { on: MEASURED_ON.map((name) => setup[name] ?? null), flags: setup.flags, ...picked(layout, SIZES) },
+  measured: sizes && { on: MEASURED_ON.map((name) => setup[name] ?? null), flags: setup.flags, ...picked(sizes, SIZES) },
 });
 
 // Sizes are those of one model, card and release.

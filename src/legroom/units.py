@@ -54,7 +54,7 @@ def parse_length(text: str, what: str = "length") -> int:
     """Tokens of a context length: `32k` is 32,768 (vLLM's flags read 32,000); LegroomError otherwise."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": KIB, "m": MIB}.get(found.group(2).lower(), 0) if found else 0
-    if not found or not (tokens := int(float(found.group(1)) * scale)):
+    if not found or (scale == 1 and "." in text) or not (tokens := int(float(found.group(1)) * scale)):
         raise LegroomError(f"{what} {text!r} is not a length of at least 1 token", "write it like 4096 or 32k (32,768)")
     return tokens
 

@@ -319,6 +319,13 @@ def test_models_on_a_card_end_in_the_command_of_the_first(capsys):
 def test_the_length_that_is_named_in_place_of_a_wish_is_held(capsys, model, length, users):
     words = ["plan", model, "--gpu", "rtx4090", "--gpus", "1", "--want-concurrency", str(users), "--want-context"]
     assert main([*words, length]) == 1
-    shorter = re.search(rf"{users} of ([\d,]+) tokens", " ".join(capsys.readouterr().out.split()))
+    shorter = re.search(
+        rf"(?:about|or) {users}(?: requests)? of ([\d,]+) tokens", " ".join(capsys.readouterr().out.split())
+    )
     assert shorter is not None
     assert main([*words, shorter[1].replace(",", "")]) == 0
+
+
+def test_a_budget_below_every_row_says_what_the_cheapest_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["size", "llama-3.1-8b", "--gpu", "l4", "--budget", "$0.01"])
+    assert re.search(r"left out; the cheapest costs \$0\.\d\d\)", capsys.readouterr().out)

@@ -11,6 +11,7 @@ from diagnosis_logs import CAUSES, TORCH
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.drawing.terminal import Style
+from legroom.errors import LegroomError
 from legroom.render.diagnosis_text import readings_text
 from legroom.web.endpoints import answer
 
@@ -76,3 +77,21 @@ def test_a_diagnosis_is_chinese_where_it_is_asked_for_in_chinese(name):
     english = answer("diagnose", {"log": CAUSES[name][1], "gpu": "h100"})["findings"][0]
     assert sorted(re.findall(r"\d[\d.,]*\d", finding["why"])) == sorted(re.findall(r"\d[\d.,]*\d", english["why"]))
     assert finding["evidence"] == english["evidence"]
+
+
+PROBE = 'Warning Unhealthy 2m kubelet Liveness probe failed: Get "http://10.0.3.7:8000/health": connection refused\n'
+
+
+def test_an_end_by_a_probe_is_called_so_and_sends_nobody_to_the_story_of_another_failure() -> None:
+    text = readings_text([read_log([PROBE.encode()])])
+    assert text.startswith("error[LR901]: a probe ended the server, not a lack of memory\n")
+    assert "legroom explain" not in text
+
+
+def test_a_manifest_is_no_log_and_says_which_commands_read_it() -> None:
+    manifest = "# ours\napiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - ports: [{containerPort: 8000}]\n"
+    with pytest.raises(LegroomError, match="a Kubernetes manifest, not a log") as refused:
+        read_log([manifest.encode()])
+    assert "legroom lint FILE" in refused.value.hint
+    for log in ("status:\n  reason: OOMKilled\n", SHORT_KV):
+        assert read_log([(manifest + log).encode()]).runs

@@ -478,3 +478,43 @@ def test_a_step_that_is_small_already_is_not_made_larger(text: str) -> None:
     run = read_log([text.encode()], "log", Hints(command=command)).runs[0]
     fixes = [fix for found in run.findings if found.cause != "multimodal_inputs" for fix in found.fixes]
     assert all((fix.flags.get("max_num_batched_tokens") or 0) <= 256 for fix in fixes)
+
+
+WEIGHTS = (
+    "INFO 11-19 02:51:07 [utils.py:253] non-default args: {'model': 'Qwen/Qwen3-32B', 'max_model_len': 32768}\n"
+    "(EngineCore_DP0 pid=96) INFO 11-19 02:51:21 [core.py:93] Initializing a V1 LLM engine (v0.11.2) with config: "
+    "model='Qwen/Qwen3-32B', max_seq_len=32768, tensor_parallel_size=1, dtype=torch.bfloat16\n"
+    "(EngineCore_DP0 pid=96) ERROR 11-19 02:51:34 [core.py:842] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+    "allocate 500.00 MiB. GPU 0 has a total capacity of 44.42 GiB of which 318.00 MiB is free. Including non-PyTorch "
+    "memory, this process has 44.10 GiB memory in use. Of the allocated memory 43.55 GiB is allocated by PyTorch, and "
+    "24.50 MiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def test_a_card_that_contradicts_the_log_is_named_and_not_computed_with() -> None:
+    run = read_log([WEIGHTS.encode()], "log", Hints(gpu="h100")).runs[0]
+    plans = [fix.plan for fix in run.findings[0].fixes if fix.plan]
+    assert {round(plan.layout.total_bytes / GIB, 2) for plan in plans} == {44.42}
+    assert "is of a card of 44.42 GiB, and NVIDIA H100 80GB HBM3 has 79.18 GiB" in run.notes[-1]
+
+
+def test_more_gpus_than_might_do_are_proposed_with_the_reason() -> None:
+    unnamed, named = (fix_of("more_or_fewer_gpus_tp_pp", finding(WEIGHTS, **hints)) for hints in ({}, {"gpu": "l40s"}))
+    assert (unnamed.flags["tensor_parallel_size"], named.flags["tensor_parallel_size"]) == (4, 2)
+    assert "--tensor-parallel-size 2 alone is tight:" in unnamed.why
+    assert "--gpu NAME narrows it" in unnamed.why
+    assert "alone is tight" not in named.why
+
+
+def test_another_checkpoint_keeps_the_name_that_clients_ask_for() -> None:
+    fix = fix_of("checkpoint_format", finding(WEIGHTS))
+    assert " ".join(fix.command[-2:]) == "--served-model-name Qwen/Qwen3-32B"
+    named = "vllm serve Qwen/Qwen3-32B --max-model-len 32768 --served-model-name chat"
+    fix = fix_of("checkpoint_format", finding(WEIGHTS, command=named))
+    assert fix.command.count("--served-model-name") == 1
+
+
+def test_only_what_the_log_printed_of_an_unchanged_part_is_measured() -> None:
+    fixes = readings_json([read_log([WEIGHTS.encode()], "log")])["findings"][0]["fixes"]
+    assert fixes[0]["flags"].keys() == {"model"}
+    assert fixes[0]["measured"] is None

@@ -176,3 +176,12 @@ def test_a_name_as_written_and_the_same_name_squeezed_mean_one_card():
     for name in names:
         squeezed = gpus._gpu_of_entry(*gpus._cards_by_name()[gpus._normalized_name(name)])
         assert gpus.gpu(name) == squeezed, name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("24", "24GiB"), ("5090ti", "RTX 5090"), ("rtx4090,rtx3090", "the smaller card")]
+)
+def test_a_name_that_is_no_card_says_what_to_write(name: str, says: str) -> None:
+    with pytest.raises(LegroomError) as refused:
+        gpu(name)
+    assert says in f"{refused.value.message} {refused.value.hint}"

@@ -11,6 +11,7 @@ from legroom.facts.bundled import bundled_names, derived, nearest, smaller_sibli
 from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
 from legroom.facts.releases import first_release, known_releases, release
+from legroom.vllm_logs.printed_flags import load_logged_model
 
 
 @pytest.mark.parametrize(
@@ -299,3 +300,13 @@ def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
 def test_millions_of_parameters_in_a_name_are_told_from_billions() -> None:
     assert derived("somebody/gpt2-124m").base == "gpt2"
     assert derived("somebody/gpt2-774m") is None
+
+
+@pytest.mark.parametrize("name", ["qwen3-14b-foo", "qwen3-14b-awk"])
+def test_a_known_name_with_a_word_that_no_checkpoint_has_is_refused(name: str) -> None:
+    with pytest.raises(LegroomError, match="neither a bundled model") as refused:
+        load(name)
+    assert "qwen3-14b" in refused.value.hint
+    assert f"./{name}" in refused.value.hint
+    assert load(f"./{name}").config["num_hidden_layers"] == 40
+    assert load_logged_model(name).name == name

@@ -25,7 +25,7 @@ from legroom.facts.gpus import gpu, gpu_of_labels, gpu_of_profile, gpu_of_resour
         ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "AMD Instinct MI300X"),
         ({"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}, "NVIDIA A100-SXM4-80GB"),
         ({"node.kubernetes.io/instance-type": "g5.12xlarge"}, "NVIDIA A10G"),
-        ({"nvidia.com/gpu.memory": "24576"}, "a 24.00 GiB GPU"),
+        ({"nvidia.com/gpu.memory": "24576"}, "24.00 GiB GPU"),
     ],
 )
 def test_a_label_names_a_card(labels, name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.planning.checkpoints import lost_bits, quantized_checkpoints
+from legroom.planning.checkpoints import lost_bits, quantized_checkpoints, unpacks_weights
 from legroom.vllm.args import ServeArgs
 
 
@@ -46,3 +46,12 @@ def test_the_fewest_lost_bits_come_first(target):
 
 def test_a_card_known_by_its_size_alone_gets_the_usual_checkpoints(target):
     assert names(target, "meta-llama/Llama-3.1-8B-Instruct", "12GiB")
+
+
+@pytest.mark.parametrize(
+    ("card", "release", "unpacked"),
+    [("rtx4090", "0.32.0", True), ("rtx4090", "0.28.0", False), ("h100", "0.32.0", False)],
+)
+def test_blocks_in_fp8_are_unpacked_where_marlin_runs_them(target, card, release, unpacked):
+    on_card = target("Qwen/Qwen3-14B-FP8", card, release)
+    assert unpacks_weights(on_card.model, on_card) == unpacked

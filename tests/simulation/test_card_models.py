@@ -11,6 +11,7 @@ from legroom.facts.releases import latest
 from legroom.planning.plan import Target, plan
 from legroom.planning.search_space import CapacityGoal
 from legroom.simulation.card_models import CardModels, CardSearch, decode_rate, models_on_card
+from legroom.simulation.from_plan import hardware
 from legroom.sweeps import ProcessExecutor
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
@@ -100,3 +101,15 @@ def test_every_step_reads_offloaded_weights_over_pcie(model: str, card: str) -> 
     added_s = 1 / speeds[1] - 1 / speeds[0]
     assert added_s > 0.9 * offloaded_gb * GIB * (1 / gpu(card).pcie_bytes_s - 1 / gpu(card).bandwidth_bytes_s)
     assert speeds[1] < gpu(card).pcie_bytes_s / (offloaded_gb * GIB)
+
+
+@pytest.mark.parametrize(
+    ("model", "card"), [("qwen3-14b-awq", "rtx4090"), ("llama-3.1-8b", "h100"), ("gpt-oss-20b", "l4")]
+)
+def test_no_rate_exceeds_what_the_card_can_read(model: str, card: str) -> None:
+    args = ServeArgs(model, max_model_len=8192)
+    planned = plan(Target(served_model(args), gpu(card), 1, latest()), args)
+    rate = decode_rate(planned, 8192)
+    assert rate is not None
+    read_bytes = hardware(planned).weights_bytes + 8192 * hardware(planned).kv_bytes_per_token
+    assert rate.low < rate.estimate <= rate.high <= gpu(card).bandwidth_bytes_s / read_bytes * 1.001

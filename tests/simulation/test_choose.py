@@ -281,6 +281,24 @@ def test_a_load_that_no_setting_holds_is_the_answer_no_with_what_would(capsys: p
     assert card["command"][:3] == replicas["command"][:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
 
 
+def test_a_card_that_only_the_file_names_is_the_one_that_larger_ones_are_compared_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(
+        "apiVersion: v1\nkind: Pod\nspec:\n  nodeSelector: {nvidia.com/gpu.product: NVIDIA-L4}\n"
+        "  containers:\n  - name: vllm\n    image: vllm/vllm-openai:v0.11.2\n"
+        "    args: [--model=Qwen/Qwen3-8B, --max-model-len=4096]\n"
+        "    resources: {limits: {nvidia.com/gpu: '1'}}\n",
+        encoding="utf-8",
+    )
+    load = "poisson rate=4 requests=60 prompt=1200 output=200"
+    code, document = _run(capsys, "--synthetic", load, "--file", str(manifest), *_FEW_SETTINGS)
+    assert code == 1
+    replicas, card = document["would_hold"]  # type: ignore[misc]
+    assert (replicas["gpu"], card["replicas"]) == ("NVIDIA-L4", 1)
+
+
 def test_the_text_says_what_is_missing_and_what_would_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [{"arrival_step": i, "prompt_len": 40, "output_len": 30} for i in range(40)]

@@ -436,3 +436,65 @@ def test_an_upgrade_tells_of_metrics_and_bugs_as_the_command_line_does():
     words = answer("upgrade", request)["words"]
     assert any("vllm:gpu_cache_usage_perc" in text for text in words["metrics"])
     assert words["bugs"]
+
+
+def test_a_read_server_brings_the_card_that_its_manifest_names():
+    pod = (
+        "apiVersion: v1\nkind: Pod\nspec:\n  nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}\n"
+        "  containers:\n  - image: vllm/vllm-openai:v0.11.2\n    args: [--model=Qwen/Qwen3-8B]\n"
+    )
+    server = answer("read", {"text": pod})["servers"][0]
+    planned = answer("plan", {"model": server["model"], "gpu": server["gpu"], "flags": {}})
+    assert planned["gpu"]["name"] == "NVIDIA L40S"
+
+
+@pytest.mark.parametrize("log", ["INFO: vLLM API server version 0.11.2\nINFO: Shutting down\n", "hello\n"])
+def test_a_diagnosis_without_a_cause_has_the_headline_of_the_command_line(log, tmp_path, capsys):
+    (tmp_path / "log").write_text(log, encoding="utf-8")
+    for language in ("en", "zh"):
+        headline = answer("diagnose", {"log": log, "language": language})["headline"]
+        main(["diagnose", str(tmp_path / "log"), "--lang", language])
+        assert headline in "".join(capsys.readouterr().out.splitlines()[0])
+
+
+LOAD = {"rate_per_s": 4, "prompt_tokens": 4000, "output_tokens": 500, "requests": 20}
+
+
+def test_a_simulation_says_how_far_its_seconds_may_be_off_as_the_command_line_does(capsys):
+    words = answer("simulate", {"plan": PLAN, "mix": {**LOAD, "spread": False}, "language": "en"})["words"]
+    mix = "poisson rate=4 requests=20 prompt=4000 output=500"
+    main(["simulate", "--synthetic", mix, "--model", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192"])
+    assert words["notes"][-1].startswith("seconds are estimated: a step may take ")
+    assert words["notes"][-1] in capsys.readouterr().err
+
+
+def test_a_load_that_is_not_held_says_what_to_try_next():
+    slow = {"plan": {**PLAN, "gpu": "l4"}, "mix": {**LOAD, "requests": 200, "spread": False}, "language": "en"}
+    document = answer("simulate", slow)
+    assert document["verdict"] == "falls_behind"
+    assert "legroom simulate --choose" in document["words"]["notes"][0]
+
+
+def test_an_upgrade_has_the_figures_of_the_command_line(capsys):
+    document = answer("upgrade", {**PLAN, "vllm": "0.11.2", "to": "0.32.0", "language": "en"})
+    main(["upgrade", "0.11.2", "0.32.0", "--gpu", "h100", "llama-3.1-8b", "--max-model-len", "8192"])
+    shown = capsys.readouterr().out
+    assert all(cell in shown for row in document["words"]["figures"] for cell in row)
+    assert any("first start" in row[0] for row in document["words"]["figures"])
+    assert all(change["what"] in shown for change in document["words"]["outside"][:1])
+
+
+def test_what_not_to_try_is_told_in_chinese_too():
+    told = [text for rows in read_data("diagnosis_texts.json")["dead_ends"].values() for row in rows for text in row]
+    same = [text for text in told if in_language(text, "zh") == text]
+    assert not [
+        text for text in same if " " in text and not text.startswith(("--", "PYTORCH", "VLLM", "torch", "device"))
+    ]
+
+
+def test_servers_that_do_not_fit_have_the_changes_of_the_command_line(capsys):
+    lines = ["vllm serve llama-3.1-8b --max-model-len 8192", "vllm serve Qwen/Qwen3-32B"]
+    request = {"gpu": "h100", "gpus": 1, "commands": lines, "language": "en"}
+    changes = answer("pack", request)["words"]["changes"]
+    assert changes[0].startswith("--gpus 2 ")
+    assert any("--shift " in change for change in changes)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from legroom.units import parse_count
+from legroom.errors import LegroomError
+from legroom.units import parse_count, parse_length
 
 PAGE = Path(__file__).parents[2] / "page" / "src"
 
@@ -118,6 +119,27 @@ def test_a_line_that_several_processes_print_is_shown_once():
     assert lines == [3, 11, 12]
 
 
+def test_a_diagnosis_as_text_says_what_failed_and_every_way_out_or_what_is_missing():
+    fixes = [{"command": ["vllm", "serve", name], "env": {}, "why": f"{name} fits."} for name in ("a", "b")]
+    found = {"title": "too large", "entry": "LR101", "confidence": 0.78, "why": "Because.", "fixes": fixes}
+    found["evidence"] = [{"line": 7}, {"line": 7}]
+    answer = {"verdict": "cause found", "phase": "serving", "findings": [found]}
+    answer["deployment"] = {"model": "org/m", "gpu": None, "gpu_total_bytes": 44 << 30, "vllm": "0.11.2"}
+
+    def text(document):
+        say = "(key, gaps) => [key, ...Object.values(gaps ?? {})].join(' ')"
+        return evaluated("diagnose/report_link.js", f"page.reportText({say}, {json.dumps(document)})")
+
+    shown = text(answer)
+    assert "org/m · 44.00 GiB · vLLM 0.11.2 — phase.serving" in shown
+    assert shown.count("vllm serve ") == 2
+    assert shown.endswith("finding.lines: finding.line 7")
+    unknown = text({**answer, "verdict": "cause above", "headline": "Not in this text.", "needed": ["its exit code"]})
+    assert unknown.startswith("## Not in this text.")
+    assert "- its exit code" in unknown
+    assert "vllm serve" not in unknown
+
+
 def test_the_memory_field_shows_that_of_the_chosen_card():
     cards = json.dumps([{"name": "NVIDIA L4", "write": ["l4"], "total_bytes": 23794089984}])
     assert evaluated("units.js", f"['l4', 'NVIDIA L4', '24GiB', 'x'].map((name) => page.memoryOf({cards}, name))") == [
@@ -141,3 +163,9 @@ def test_more_gpus_than_anybody_named_are_told_from_those_that_were():
     named = "{ ...page.EMPTY, gpus: 2, found: ['tensor_parallel_size'], flags: { tensor_parallel_size: 2 } }"
     assert not evaluated("setup.js", f"page.takesMoreGpus({named}, 2)")
     assert evaluated("setup.js", f"page.typed({named}).gpus") == 2
+
+
+def test_a_length_with_a_point_and_no_unit_is_no_length():
+    assert evaluated("setup.js", '["32.000", "1.5k", "32,000"].map(page.readLength)') == [None, 1536, None]
+    with pytest.raises(LegroomError):
+        parse_length("32.000")

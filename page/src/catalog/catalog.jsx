@@ -51,11 +51,12 @@ function EntryList({ entries, current, grouped }) {
     </li>
   );
   if (!grouped) return <ul class="entry-list">{entries.map(link)}</ul>;
-  const phases = [...new Set(entries.map((entry) => entry.phase))];
+  const phaseOf = (entry) => entry.phase || "any";
+  const phases = [...new Set(entries.map(phaseOf))];
   return phases.map((phase) => (
     <section key={phase} aria-label={t(`phase.${phase}`)}>
       <h2 class="phase">{t(`phase.${phase}`)}</h2>
-      <ul class="entry-list">{entries.filter((entry) => entry.phase === phase).map(link)}</ul>
+      <ul class="entry-list">{entries.filter((entry) => phaseOf(entry) === phase).map(link)}</ul>
     </section>
   ));
 }
@@ -69,9 +70,7 @@ function Entry({ id }) {
   }, [entry]);
   if (!id)
     return (
-      <section class="entry empty">
-        <p class="soft">{t("catalog.pick")}</p>
-      </section>
+      <section class="entry empty"><p class="soft">{t("catalog.pick")}</p></section>
     );
   if (error)
     return (
@@ -82,28 +81,20 @@ function Entry({ id }) {
     );
   if (!entry)
     return (
-      <section class="entry">
-        <Status>…</Status>
-      </section>
+      <section class="entry"><Status>…</Status></section>
     );
   const { story = {} } = entry;
   return (
     <article class="entry" ref={top} aria-label={entry.title}>
-      <a class="back" href="#/catalog">
-        {t("catalog.back")}
-      </a>
-      <p class="soft">
-        <code>{entry.id}</code> · {t(`phase.${entry.phase}`)} · <code>{entry.cause}</code>
-      </p>
+      <a class="back" href="#/catalog">{t("catalog.back")}</a>
+      <p class="soft"><code>{entry.id}</code> · {t(`phase.${entry.phase || "any"}`)} · <code>{entry.cause}</code></p>
       <h2>{entry.title}</h2>
       <p>{entry.root_cause?.text}</p>
       {entry.signatures?.length > 0 && (
         <Part title={t("entry.signatures")}>
           <ul class="signatures">
             {entry.signatures.map((mark) => (
-              <li key={mark.text} class="mono">
-                {mark.text}
-              </li>
+              <li key={mark.text} class="mono">{mark.text}</li>
             ))}
           </ul>
         </Part>
@@ -145,9 +136,7 @@ function Entry({ id }) {
         <Part title={t("entry.versions")}>
           <ul>
             {entry.versions.map((row) => (
-              <li key={row.version + row.change}>
-                <strong>{row.version}</strong>: {row.change}
-              </li>
+              <li key={row.version + row.change}><strong>{row.version}</strong>: {row.change}</li>
             ))}
           </ul>
         </Part>
@@ -156,11 +145,7 @@ function Entry({ id }) {
         <Related key={name} label={t(`entry.${name}`)} ids={entry[name]} />
       ))}
       {isWeb(entry.documentation) && (
-        <p>
-          <a href={entry.documentation} rel="noreferrer noopener" target="_blank">
-            {entry.documentation}
-          </a>
-        </p>
+        <p><a href={entry.documentation} rel="noreferrer noopener" target="_blank">{entry.documentation}</a></p>
       )}
       <Command text={`legroom explain ${entry.id}`} />
     </article>
@@ -191,9 +176,7 @@ const Related = ({ label, ids }) =>
     <p class="related">
       {label}{" "}
       {ids.map((id) => (
-        <a key={id} href={`#/catalog/${id}`}>
-          {id}
-        </a>
+        <a key={id} href={`#/catalog/${id}`}>{id}</a>
       ))}
     </p>
   ) : null;

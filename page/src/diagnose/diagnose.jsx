@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
-import { CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField } from "../parts/controls.jsx";
+import { Button, CopyButton, DropArea, ErrorNote, Notes, NumberField, Picker, Status, TextField, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, requestOf, toParams, withFix, withMeasured } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -9,7 +9,7 @@ import { bytesWords, commandLine, count } from "../units.js";
 import { Finding } from "./finding.jsx";
 import { NotALog, openLog } from "./log_file.js";
 import { LogView } from "./log_view.jsx";
-import { packed, reportText, unpacked } from "./report_link.js";
+import { packed, reportText, serverWords, unpacked } from "./report_link.js";
 import { SAMPLES } from "./sample.js";
 
 const KEPT = "legroom.log";
@@ -48,12 +48,7 @@ export function DiagnoseArea({ params }) {
   const round = useRef(0);
   const abort = useRef(null);
   const last = useRef(null);
-  const result = useRef(null);
-  // On a narrow screen the answer is below what can be seen.
-  const show = () =>
-    requestAnimationFrame(() => {
-      if (result.current?.getBoundingClientRect().top > innerHeight / 2) result.current.scrollIntoView({ block: "start" });
-    });
+  const show = () => reveal(".diagnosis");
 
   const read = async (file, name, known = hints, isAsked = true) => {
     const mine = ++round.current;
@@ -90,7 +85,7 @@ export function DiagnoseArea({ params }) {
     read(new Blob([written]), "", known, isAsked);
   };
   const readSample = ({ log, gpu }) => {
-    const known = { ...hints, gpu: hints.gpu || gpu || "" };
+    const known = { ...hints, gpu: gpu ?? "" };
     setText(log);
     setHints(known);
     readText(log, known);
@@ -144,6 +139,7 @@ export function DiagnoseArea({ params }) {
           text={text}
           setText={edited(setText)}
           onPaste={paste}
+          onRead={() => text.trim() && !state.busy && readText(text)}
           onFile={(chosen) => {
             keepText("");
             setText("");
@@ -165,24 +161,17 @@ export function DiagnoseArea({ params }) {
           >
             {t("diagnose.read")}
           </button>
-          <button type="button" class="button" onClick={() => readSample(SAMPLES[0])}>
-            {t("diagnose.sample")}
-          </button>
+          <Button onClick={() => readSample(SAMPLES[0])}>{t("diagnose.sample")}</Button>
         </div>
       </section>
-      <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite" ref={result}>
+      <div class={`diagnosis${state.stale ? " stale" : ""}`} aria-live="polite">
         {state.shared && <Status kind="note">{t("report.opened")}</Status>}
         {state.stale && <Status kind="note fair">{t("diagnose.stale")}</Status>}
         {state.stage && <Stage stage={state.stage} onCancel={() => abort.current?.abort()} />}
         <ErrorNote error={state.error} />
         {!state.busy && !state.answer && !state.error && <Examples onPick={readSample} />}
         {state.answer && (
-          <Answer
-            answer={state.answer}
-            hints={hints}
-            pictures={state.pictures}
-            onJump={state.log ? (line) => setJump({ line }) : null}
-          />
+          <Answer answer={state.answer} hints={hints} pictures={state.pictures} onJump={state.log ? (line) => setJump({ line }) : null} />
         )}
       </div>
       {state.log && <LogPanel log={state.log} answer={state.answer} jump={jump} onJump={(line) => setJump({ line })} />}
@@ -200,9 +189,7 @@ function Stage({ stage, onCancel }) {
         value={stage.name === "judge" ? undefined : stage.share}
         aria-label={t(`diagnose.stage.${stage.name}`, { size: "" })}
       />
-      <button type="button" class="button small" onClick={onCancel}>
-        {t("cancel")}
-      </button>
+      <Button kind="small" onClick={onCancel}>{t("cancel")}</Button>
     </div>
   );
 }
@@ -218,9 +205,7 @@ function Examples({ onPick }) {
           <li key={sample.name}>
             <button type="button" class="button wide" onClick={() => onPick(sample)}>
               <strong>{t(`sample.${sample.name}`)}</strong>
-              <span class="soft mono" lang="en">
-                {sample.shown}
-              </span>
+              <span class="soft mono" lang="en">{sample.shown}</span>
             </button>
           </li>
         ))}
@@ -228,9 +213,7 @@ function Examples({ onPick }) {
       <h2>{t("examples.causes")}</h2>
       <ul>
         {SAMPLES.map(({ name, entry }) => (
-          <li key={name}>
-            <a href={`#/catalog/${entry}`}>{t(`cause.${name}`)}</a>
-          </li>
+          <li key={name}><a href={`#/catalog/${entry}`}>{t(`cause.${name}`)}</a></li>
         ))}
       </ul>
     </section>
@@ -268,7 +251,7 @@ async function beforeAndAfter(answer, hints) {
   if (!fix?.layout || !failed) return null;
   const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
   try {
-    const fixed = withMeasured(await asCommanded(withFix(failed, fix.flags), fix.command), fix.layout);
+    const fixed = withMeasured(await asCommanded(withFix(failed, fix.flags), fix.command), fix.measured);
     const [before, after] = await Promise.all([planOf(failed), planOf(fixed)]);
     // With the pool that the log prints, as the fix has it.
     const drawn = (plan, layout) => ({ ...plan, layout: layout ?? plan.layout, confidence: {} });
@@ -278,7 +261,7 @@ async function beforeAndAfter(answer, hints) {
   }
 }
 
-function LogInput({ text, setText, onPaste, onFile, chosen }) {
+function LogInput({ text, setText, onPaste, onRead, onFile, chosen }) {
   const t = useText();
   const id = useId();
   return (
@@ -292,6 +275,7 @@ function LogInput({ text, setText, onPaste, onFile, chosen }) {
           value={text}
           placeholder={chosen ? t("diagnose.chosen", { name: chosen }) : t("diagnose.placeholder")}
           onPaste={onPaste}
+          onKeyDown={(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && onRead()}
           onInput={(event) => setText(event.target.value)}
         />
       </DropArea>
@@ -346,14 +330,10 @@ const isMentioned = ({ confidence }) => confidence >= 0.05;
 function Answer({ answer, hints, pictures, onJump }) {
   const t = useText();
   const { deployment = {} } = answer;
-  const about = [
-    deployment.model,
-    deployment.gpu && (deployment.gpu.name ?? deployment.gpu),
-    deployment.vllm && `vLLM ${deployment.vllm}`,
-  ].filter((word) => typeof word === "string");
+  const about = serverWords(answer);
   const kind = answer.verdict.replaceAll(" ", "_");
   const tone = { cause_found: "bad", no_problem_found: "good" }[kind] ?? "fair";
-  const where = [about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
+  const where = [about, answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
   const [first, ...rest] = answer.findings;
   const others = kind === "cause_above" ? answer.findings : rest.filter(isMentioned).slice(0, 3);
   const plan = planLink(answer, hints, pictures);
@@ -364,11 +344,8 @@ function Answer({ answer, hints, pictures, onJump }) {
         <Finding finding={first} first tone={tone} kind={kind} where={where} pictures={pictures} onJump={onJump} />
       ) : (
         <header class={`verdict ${tone}`}>
-          <div class="glance">
-            <h2 class="badge large">{t(`diagnosis.${kind}`)}</h2>
-            <p>{where}</p>
-          </div>
-          <p>{t(`diagnosis.${kind}.what`)}</p>
+          <h2 class="cause">{answer.headline}</h2>
+          <p>{where}</p>
         </header>
       )}
       <Needed needed={answer.needed} />
@@ -378,20 +355,14 @@ function Answer({ answer, hints, pictures, onJump }) {
       <Notes notes={answer.notes} />
       <div class="actions">
         {plan && (
-          <a class="button" href={plan.href}>
-            {t(plan.label)}
-          </a>
+          <a class="button" href={plan.href}>{t(plan.label)}</a>
         )}
         <CopyButton text={() => reportText(t, answer)} label={t("report.text")} />
         <CopyButton text={link} label={t("report.link")} />
-        <button type="button" class="button" onClick={() => print()}>
-          {t("print")}
-        </button>
+        <Button onClick={() => print()}>{t("print")}</Button>
       </div>
       {!plan && deployment.model && answer.findings.length > 0 && <p class="hint">{t("finding.name_gpu")}</p>}
-      <p class="hint">
-        {t("report.hint")} {isLoopback() && t("share.local")}
-      </p>
+      <p class="hint">{t("report.hint")} {isLoopback() && t("share.local")}</p>
     </>
   );
 }
@@ -430,13 +401,9 @@ function LogPanel({ log, answer, jump, onJump }) {
         </h2>
         {places.length > 0 && log.lines && (
           <div class="row">
-            <button type="button" class="button small" onClick={() => step(-1)} aria-label={t("log.previous")}>
-              ↑
-            </button>
+            <Button kind="small" onClick={() => step(-1)} aria-label={t("log.previous")}>↑</Button>
             <span class="soft">{t("log.marked", { count: places.length })}</span>
-            <button type="button" class="button small" onClick={() => step(1)} aria-label={t("log.next")}>
-              ↓
-            </button>
+            <Button kind="small" onClick={() => step(1)} aria-label={t("log.next")}>↓</Button>
           </div>
         )}
       </div>

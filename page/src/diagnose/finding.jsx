@@ -28,14 +28,12 @@ export function useEntry(id, language) {
 // The cause in the largest letters, the command second, the quoted line third; then why, and what else there is.
 export function Finding({ finding, first, tone, kind, where, pictures, onJump }) {
   const t = useText();
-  const { entry } = useEntry(finding.entry, t.language);
+  const { entry } = useEntry(finding.has_story === false ? null : finding.entry, t.language);
   const title = (finding.title ?? entry?.title ?? finding.cause).replace(/^[a-z](?=[a-z]*[ ,;:])/, (letter) => letter.toUpperCase());
   const sure = t("finding.sure", { share: percent(finding.confidence) });
   const [fix, ...others] = finding.fixes;
-  const link = (
-    <a href={`#/catalog/${finding.entry}`} class="entry-link">
-      {t("finding.entry", { id: finding.entry })}
-    </a>
+  const link = finding.has_story !== false && (
+    <a href={`#/catalog/${finding.entry}`} class="entry-link">{t("finding.entry", { id: finding.entry })}</a>
   );
   const body = (
     <>
@@ -50,14 +48,12 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
           <summary>{t("fixes.others", { count: others.length })}</summary>
           <ol class="fix-list">
             {others.map((each, index) => (
-              <li key={index}>
-                <Fix fix={each} />
-              </li>
+              <li key={index}><Fix fix={each} /></li>
             ))}
           </ol>
         </details>
       )}
-      <DeadEnds rows={t.language !== "en" && entry?.dead_ends?.length ? entry.dead_ends : finding.dead_ends} />
+      <DeadEnds rows={finding.dead_ends} />
       {link}
     </>
   );
@@ -76,9 +72,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
     );
   return (
     <details class="finding">
-      <summary>
-        <span class="finding-title">{title}</span> <span class="soft">{sure}</span>
-      </summary>
+      <summary><span class="finding-title">{title}</span> <span class="soft">{sure}</span></summary>
       {body}
     </details>
   );
@@ -95,15 +89,11 @@ function Evidence({ rows, onJump }) {
       {lines.slice(0, 4).map(({ line, text }) => (
         <blockquote key={line}>
           {onJump ? (
-            <button type="button" class="link" onClick={() => onJump(line)}>
-              {t("finding.line", { line })}
-            </button>
+            <button type="button" class="link" onClick={() => onJump(line)}>{t("finding.line", { line })}</button>
           ) : (
             <span class="soft">{t("finding.line", { line })}</span>
           )}{" "}
-          <span class="mono" lang="en">
-            {text}
-          </span>
+          <span class="mono" lang="en">{text}</span>
         </blockquote>
       ))}
     </section>
@@ -138,15 +128,16 @@ function Fix({ fix, pictures }) {
 // The memory of the command that failed and of the one that will work, on one scale.
 function BeforeAfter({ before, after }) {
   const t = useText();
+  const kv = ({ layout }) => (layout.kv_cache_bytes > 0 ? gib(layout.kv_cache_bytes) : t("part.none"));
   const scale = Math.max(scaleOf(before.layout), scaleOf(after.layout));
   return (
     <div class="before-after">
       <figure>
-        <figcaption>{t("finding.before", { kv: gib(Math.max(before.layout.kv_cache_bytes, 0)) })}</figcaption>
+        <figcaption>{t("finding.before", { kv: kv(before) })}</figcaption>
         <CardPicture plan={before} scale={scale} />
       </figure>
       <figure>
-        <figcaption>{t("finding.after", { kv: gib(after.layout.kv_cache_bytes) })}</figcaption>
+        <figcaption>{t("finding.after", { kv: kv(after) })}</figcaption>
         <CardPicture plan={after} scale={scale} />
       </figure>
     </div>
@@ -161,9 +152,7 @@ export function DeadEnds({ rows }) {
       <h3>{t("finding.dead_ends")}</h3>
       <ul>
         {rows.map((row) => (
-          <li key={row.action}>
-            <strong>{row.action}</strong>: {row.why_fails}
-          </li>
+          <li key={row.action}><strong>{row.action}</strong>: {row.why_fails}</li>
         ))}
       </ul>
     </section>

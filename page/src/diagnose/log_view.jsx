@@ -46,11 +46,7 @@ export function LogView({ lines, marks, jump }) {
       aria-label={t(lines.count === 1 ? "log.label_one" : "log.label", { lines: count(lines.count) })}
     >
       <div class="log-length" ref={(node) => node?.style.setProperty("--height", `${height}px`)}>
-        <div class="log-rows" ref={(node) => node?.style.setProperty("--offset", `${Math.max(offset, 0)}px`)}>
-          {rows}
-        </div>
-      </div>
-    </div>
+        <div class="log-rows" ref={(node) => node?.style.setProperty("--offset", `${Math.max(offset, 0)}px`)}>{rows}</div></div></div>
   );
 }
 

@@ -1,4 +1,4 @@
-import { commandLine, percent } from "../units.js";
+import { commandLine, gib, percent } from "../units.js";
 
 // A diagnosis inside a link: what was found and what to do, and nothing of the log. It is packed, because links are short.
 const bytesOf = async (stream) => new Uint8Array(await new Response(stream).arrayBuffer());
@@ -28,22 +28,30 @@ export async function unpacked(report) {
   return answer;
 }
 
-// A diagnosis as Markdown for who has no legroom: the cause, why, and what to do; no line of the log.
+// What failed: model, card and release, as far as the log tells.
+export const serverWords = ({ deployment = {} }) =>
+  [deployment.model, deployment.gpu ?? (deployment.gpu_total_bytes && gib(deployment.gpu_total_bytes)), deployment.vllm && `vLLM ${deployment.vllm}`]
+    .filter((word) => typeof word === "string")
+    .join(" · ");
+
+// A diagnosis as Markdown for who has no legroom: the cause, why, and every way out; no line of the log.
 export function reportText(t, answer) {
-  const { title, cause, entry, confidence, why, evidence, fixes } = answer.findings[0] ?? {};
-  if (!cause) return t(`diagnosis.${answer.verdict.replaceAll(" ", "_")}.what`);
-  const fix = ({ command, env, comment, why: reason, steps, trades }) => [
+  const { headline, verdict, phase, needed = [], findings } = answer;
+  const named = ({ title, cause, entry, confidence }) => `${title ?? cause} (${entry}, ${t("finding.sure", { share: percent(confidence) })})`;
+  const fix = ({ command, env, comment, why, steps, trades }) => [
     comment,
     command?.length && `\`\`\`\n${commandLine(command, command[0].includes("=") ? {} : env)}\n\`\`\``,
-    reason,
+    why,
     steps?.map((step) => `- ${step}`).join("\n"),
     trades && t("fixes.costs", { what: trades }),
   ];
-  const lines = evidence.map(({ line }) => t("finding.line", { line })).join(", ");
+  const [first] = verdict === "cause above" ? [] : findings;
+  const lines = first && [...new Set(first.evidence.map(({ line }) => t("finding.line", { line })))].join(", ");
   const parts = [
-    `## ${title ?? cause} (${entry}, ${t("finding.sure", { share: percent(confidence) })})`,
-    why,
-    ...fixes.slice(0, 1).flatMap(fix),
+    `## ${first ? named(first) : headline}`,
+    [serverWords(answer), phase && t(`phase.${phase}`)].filter(Boolean).join(" — "),
+    ...needed.map((each) => `- ${each}`),
+    ...(first ? [first.why, ...first.fixes.flatMap(fix)] : findings.map((each) => `${named(each)}: ${each.why}`)),
     lines && `${t("finding.lines")}: ${lines}`,
   ];
   return parts.filter(Boolean).join("\n\n");

@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, Status } from "../parts/controls.jsx";
+import { Button, DropArea, ErrorNote, Status } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
 import { bytesWords } from "../units.js";
 import { SAMPLE_SNAPSHOT } from "./sample.js";
@@ -52,9 +52,7 @@ export function FragmentsArea() {
       <p class="soft">{t("fragments.what")}</p>
       <DropArea label={t("fragments.open")} onFile={(file) => read(file, false)} />
       {!state.report && !state.busy && (
-        <button type="button" class="button" onClick={() => read(SAMPLE_SNAPSHOT, false)}>
-          {t("fragments.sample")}
-        </button>
+        <Button onClick={() => read(SAMPLE_SNAPSHOT, false)}>{t("fragments.sample")}</Button>
       )}
       {state.report && <DropArea label={t("fragments.compare")} onFile={(file) => read(file, true)} />}
       {state.busy && <Status>{t("fragments.busy")}</Status>}

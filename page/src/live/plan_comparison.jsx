@@ -15,17 +15,13 @@ export function PlanComparison({ comparison }) {
   return (
     <section class="plan-comparison" aria-label={t("live.plan")}>
       <h2>{t("live.plan")}</h2>
-      <p class="soft">
-        {t("live.plan_of", { model: plan.model, gpus: plan.gpus, gpu: plan.gpu, vllm: plan.vllm })}
-      </p>
+      <p class="soft">{t("live.plan_of", { model: plan.model, gpus: plan.gpus, gpu: plan.gpu, vllm: plan.vllm })}</p>
       <ul>
         {figures.map((figure) => (
           <Compared key={figure.name} figure={figure} />
         ))}
       </ul>
-      <p class="soft">
-        <code>{commandLine(plan.command)}</code>
-      </p>
+      <p class="soft"><code>{commandLine(plan.command)}</code></p>
     </section>
   );
 }

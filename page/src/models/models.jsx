@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, keepAddress } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
+import { Button, ErrorNote, Picker, TextField, UsedField, VerdictBadge } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn } from "../parts/table.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
@@ -149,9 +149,7 @@ export function ModelsArea({ params, active }) {
             <span class="soft" role="status">
               {t("models.progress", { done: state.done, all: state.all })}
             </span>
-            <button type="button" class="button small" onClick={stopped}>
-              {t("models.stop")}
-            </button>
+            <Button kind="small" onClick={stopped}>{t("models.stop")}</Button>
           </div>
         )}
         <ErrorNote error={state.error} />

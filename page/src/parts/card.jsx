@@ -27,7 +27,8 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
   const x = (bytes) => (Math.min(Math.max(bytes, 0), span) / span) * width;
   const total = x(layout.total_bytes);
   const over = span > layout.total_bytes;
-  const title = `${gpu.name} · ${gib(layout.total_bytes)}`;
+  const size = gib(layout.total_bytes);
+  const title = gpu.name.startsWith(size) ? gpu.name : `${gpu.name} · ${size}`;
   const end = over ? labelAt(title, t("card.end"), total, width) : null;
   return (
     <div class="card-picture" ref={ref} onPointerLeave={() => onPart?.(null)}>
@@ -71,9 +72,7 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
         <Budget layout={layout} args={args} x={x} width={width} />
         {over && <line class="svg-edge" x1={total} x2={total} y1={TOP - 6} y2={TOP + BAR + 16} />}
         {end && (
-          <text class="svg-bad" x={end.x} y="14" text-anchor={end.anchor}>
-            {t("card.end")}
-          </text>
+          <text class="svg-bad" x={end.x} y="14" text-anchor={end.anchor}>{t("card.end")}</text>
         )}
       </svg>
     </div>
@@ -104,14 +103,10 @@ function Segment({ part, x, width, active, onPart, onOpen }) {
       <title>{`${name}, ${gib(part.drawn)}: ${t(`part.${part.name}.what`)}`}</title>
       <rect x={x} y={TOP} width={part.drawn > 0 ? Math.max(width, 1) : 0} height={BAR} />
       {room && width > 64 && (
-        <text class="svg-name" x={x + 8} y={TOP + 27}>
-          {name}
-        </text>
+        <text class="svg-name" x={x + 8} y={TOP + 27}>{name}</text>
       )}
       {room && width > 64 && (
-        <text class="svg-figure" x={x + 8} y={TOP + 46}>
-          {gib(part.bytes, 1)}
-        </text>
+        <text class="svg-figure" x={x + 8} y={TOP + 46}>{gib(part.bytes, 1)}</text>
       )}
     </g>
   );
@@ -146,9 +141,7 @@ function Need({ plan, rows, x, title, width, after, room }) {
     <g class={`need${needed > pool.bytes ? " short" : ""}`}>
       <path d={`M${from + 0.5} ${TOP - 1} V${TOP - 6} H${to - 0.5}${to < width ? ` V${TOP - 1}` : ""}`} />
       {label && (
-        <text x={label.x} y="14" text-anchor={label.anchor}>
-          {words}
-        </text>
+        <text x={label.x} y="14" text-anchor={label.anchor}>{words}</text>
       )}
     </g>
   );
@@ -166,9 +159,7 @@ function Budget({ layout, args, x, width }) {
     <g class="budget">
       <line x1={at} x2={at} y1={TOP - 5} y2={y + 2} />
       <path d={`M1 ${y - 4} V${y + 2} H${at}`} />
-      <text x={Math.min(Math.max(at - 4, Math.min(width, 260)), width)} y={y + 18} text-anchor="end">
-        {words}
-      </text>
+      <text x={Math.min(Math.max(at - 4, Math.min(width, 260)), width)} y={y + 18} text-anchor="end">{words}</text>
     </g>
   );
 }
@@ -186,9 +177,7 @@ export function MiniBar({ layout, scale }) {
       {segments(layout)
         .filter((part) => part.drawn > 0)
         .map((part) => (
-          <g key={part.name} class={`segment part-${part.name}`}>
-            <rect x={at(part.start)} y="0" width={at(part.drawn)} height="10" />
-          </g>
+          <g key={part.name} class={`segment part-${part.name}`}><rect x={at(part.start)} y="0" width={at(part.drawn)} height="10" /></g>
         ))}
       {span > layout.total_bytes && (
         <line class="svg-edge" x1={at(layout.total_bytes)} x2={at(layout.total_bytes)} y1="0" y2="10" />

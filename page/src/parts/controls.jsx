@@ -12,9 +12,7 @@ export function CopyButton({ text, label }) {
   };
   return (
     <button type="button" class="button copy" onClick={copy}>
-      <span aria-live="polite">
-        {state === "copied" ? t("copied") : state === "failed" ? t("copy.failed") : (label ?? t("copy"))}
-      </span>
+      <span aria-live="polite">{state === "copied" ? t("copied") : state === "failed" ? t("copy.failed") : (label ?? t("copy"))}</span>
     </button>
   );
 }
@@ -46,11 +44,7 @@ export function Command({ text, label, children }) {
   const t = useText();
   return (
     <div class="command">
-      <pre tabIndex={0} aria-label={label ?? t("command")}>
-        <code>
-          <ShellText text={text} />
-        </code>
-      </pre>
+      <pre tabIndex={0} aria-label={label ?? t("command")}><code><ShellText text={text} /></code></pre>
       <div class="command-actions">
         <CopyButton text={text} />
         {children}
@@ -73,10 +67,18 @@ export function ErrorNote({ error }) {
 
 // What goes on, or what to know of an answer, told to who does not see it too.
 export const Status = ({ kind = "soft", children }) => (
-  <p class={kind} role="status">
-    {children}
-  </p>
+  <p class={kind} role="status">{children}</p>
 );
+
+export const Button = ({ kind = "", ...rest }) => <button type="button" class={`button ${kind}`.trim()} {...rest} />;
+
+// An answer whose beginning cannot be seen comes into view.
+export const reveal = (selector) =>
+  requestAnimationFrame(() => {
+    const place = document.querySelector(selector);
+    const { top } = place?.getBoundingClientRect() ?? { top: 0 };
+    if (top < 0 || top > innerHeight / 2) place.scrollIntoView({ block: "start" });
+  });
 
 export const Notes = ({ notes }) =>
   notes?.length ? (
@@ -109,9 +111,7 @@ export function Field({ id, label, kind = "", onReset, problem, children }) {
       </div>
       {children}
       {problem && (
-        <p id={`${id}-problem`} class="problem">
-          {problem}
-        </p>
+        <p id={`${id}-problem`} class="problem">{problem}</p>
       )}
     </div>
   );
@@ -256,9 +256,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
             </li>
           ))}
         {open && (shown.more > 0 || !shown.length) && (
-          <li class="soft more" role="presentation">
-            {t(shown.length ? "picker.more" : "picker.none", { count: shown.more })}
-          </li>
+          <li class="soft more" role="presentation">{t(shown.length ? "picker.more" : "picker.none", { count: shown.more })}</li>
         )}
       </ul>
     </Field>
@@ -287,9 +285,7 @@ export function Choice({ label, value, choices, onPick, onReset, problem }) {
     <Field kind="choice" {...{ id, label, onReset, problem }}>
       <select {...wrong(id, problem)} id={id} value={value} onChange={(event) => onPick(event.target.value)}>
         {[...(known ? [] : [{ value }]), ...choices].map((choice) => (
-          <option key={choice.value} value={choice.value}>
-            {choice.label ?? choice.value}
-          </option>
+          <option key={choice.value} value={choice.value}>{choice.label ?? choice.value}</option>
         ))}
       </select>
     </Field>
@@ -377,9 +373,7 @@ export function Tabs({ label, tabs, value, onPick }) {
   return (
     <div class="tabs" role="group" aria-label={label}>
       {tabs.map((tab) => (
-        <button key={tab.value} type="button" aria-pressed={tab.value === value} onClick={() => onPick(tab.value)}>
-          {tab.label}
-        </button>
+        <button key={tab.value} type="button" aria-pressed={tab.value === value} onClick={() => onPick(tab.value)}>{tab.label}</button>
       ))}
     </div>
   );
@@ -403,9 +397,7 @@ export function DropArea({ onFile, label, children }) {
       }}
     >
       {children}
-      <button type="button" class="button" onClick={() => input.current.click()}>
-        {label}
-      </button>
+      <Button onClick={() => input.current.click()}>{label}</Button>
       <input
         ref={input}
         type="file"

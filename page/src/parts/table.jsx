@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { Button } from "./controls.jsx";
 import { useText } from "../text/language.jsx";
 
 // The column that names a row, with what stands beside the name.
@@ -15,9 +16,7 @@ export const useColumn = (title, isUsable, onUse) => ({
   isText: true,
   cell: (row) =>
     isUsable(row) && (
-      <button type="button" class="button small" onClick={() => onUse(row)} aria-label={`${title}: ${row.gpu}`}>
-        {title}
-      </button>
+      <Button kind="small" onClick={() => onUse(row)} aria-label={`${title}: ${row.gpu}`}>{title}</Button>
     ),
 });
 
@@ -57,9 +56,7 @@ export function SortableTable({ label, columns, rows, rowKey, rowClass }) {
           {shown.map((row) => (
             <tr key={rowKey(row)} class={rowClass?.(row)}>
               {columns.map(({ name, title, isText, hidden, cell }) => (
-                <td key={name} class={isText ? "" : "figure"} data-title={hidden ? "" : title}>
-                  {cell(row)}
-                </td>
+                <td key={name} class={isText ? "" : "figure"} data-title={hidden ? "" : title}>{cell(row)}</td>
               ))}
             </tr>
           ))}

@@ -47,14 +47,10 @@ export function Differences({ first, second, speeds }) {
           <tbody>
             {parts.map(({ name, key }) => (
               <tr key={key} class={`part-${name}`}>
-                <td>
-                  <span class="swatch" aria-hidden="true" /> {t(`part.${name}`)}
-                </td>
+                <td><span class="swatch" aria-hidden="true" /> {t(`part.${name}`)}</td>
                 <td class="figure">{bytesWords(had(first, key))}</td>
                 <td class="figure">{bytesWords(had(second, key))}</td>
-                <td class="figure">
-                  {had(second, key) === had(first, key) ? "=" : signed(had(second, key) - had(first, key))}
-                </td>
+                <td class="figure">{had(second, key) === had(first, key) ? "=" : signed(had(second, key) - had(first, key))}</td>
               </tr>
             ))}
             <Speeds speeds={speeds} />

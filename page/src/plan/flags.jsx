@@ -59,7 +59,8 @@ export function Flags({ setup, plan, error, onChange }) {
   const t = useText();
   const flags = useFlags(setup.vllm);
   const about = useMemo(() => new Map(flags.map((flag) => [flag.name, flag])), [flags]);
-  const args = plan?.args ?? {};
+  // What another release resolved is no default of this one.
+  const args = (!setup.vllm || plan?.vllm === setup.vllm) && plan ? plan.args : {};
   const longest = Math.max(plan?.args?.max_model_len ?? 0, plan?.kv?.longest_len ?? 0, 131072);
   const lengths = useMemo(() => octaves(1024, 2 ** Math.ceil(Math.log2(longest))), [longest]);
   const set = (name) => (value) => onChange(withFlag(setup, name, value));
@@ -86,20 +87,12 @@ export function Flags({ setup, plan, error, onChange }) {
       <div class="row spread">
         <h2>{t("flags.title")}</h2>
         {undoes > 0 && (
-          <button type="button" class="link" onClick={() => onChange(undo)}>
-            {t("flags.reset", { count: undoes })}
-          </button>
+          <button type="button" class="link" onClick={() => onChange(undo)}>{t("flags.reset", { count: undoes })}</button>
         )}
       </div>
       <p class="hint">{t("flags.muted")}</p>
       <Slider {...common("gpu_memory_utilization")} stops={UTILIZATION} onMove={set("gpu_memory_utilization")} />
-      <Slider
-        {...common("max_model_len")}
-        stops={lengths}
-        format={tokensShort}
-        unit={t("unit.tokens")}
-        onMove={set("max_model_len")}
-      />
+      <Slider {...common("max_model_len")} stops={lengths} format={tokensShort} unit={t("unit.tokens")} onMove={set("max_model_len")} />
       <Slider {...common("max_num_seqs")} stops={SEQUENCES} format={count} onMove={set("max_num_seqs")} />
       <div class="sizes">
         {size("tensor")}
@@ -129,11 +122,7 @@ export function Flags({ setup, plan, error, onChange }) {
             ]}
             onPick={set("quantization")}
           />
-          <Choice
-            {...common("dtype")}
-            choices={choicesOf(about.get("dtype"), ["auto", "bfloat16", "float16"])}
-            onPick={set("dtype")}
-          />
+          <Choice {...common("dtype")} choices={choicesOf(about.get("dtype"), ["auto", "bfloat16", "float16"])} onPick={set("dtype")} />
         </div>
         {plan?.moe && <Toggle {...common("enable_expert_parallel")} onPick={set("enable_expert_parallel")} />}
         <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
-import { addressOf } from "../address.js";
+import { addressOf, keepStep } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, NumberField, Status, VerdictBadge } from "../parts/controls.jsx";
+import { ErrorNote, NumberField, Status, VerdictBadge, reveal } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -13,7 +13,7 @@ export function Holders({ cards, setup, plan, onChange }) {
   const t = useText();
   const [open, setOpen] = useState(false);
   const [state, setState] = useState({ rows: [], done: 0, error: null });
-  // The length that vLLM would take here, so that the table answers the same question as the plan above it.
+  // The length that vLLM would take here, so that the table answers the same question as the plan above it; without one, none.
   const request = { ...sizeRequestOf(setup, plan), language: t.language };
   const { context, concurrency } = request;
   const key = JSON.stringify(request);
@@ -26,13 +26,15 @@ export function Holders({ cards, setup, plan, onChange }) {
     try {
       const { flags } = await readCommand(row.command);
       const other = row.model === plan?.model ? {} : { model: row.model, config: null, checkpoint_bytes: null };
+      keepStep();
       onChange(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags, ...other }));
+      reveal(".sides");
     } catch (error) {
       setState((now) => ({ ...now, error }));
     }
   };
   useEffect(() => {
-    if (!open) return undefined;
+    if (!open || !context) return undefined;
     const abort = new AbortController();
     const timer = setTimeout(async () => {
       setState({ rows: [], done: 0, error: null });
@@ -54,13 +56,11 @@ export function Holders({ cards, setup, plan, onChange }) {
     <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
       {context && <p class="soft">{t(concurrency > 1 ? "holders.for_users" : "holders.for", { tokens: count(context), users: count(concurrency ?? 1) })}</p>}
-      <p class="hint">
-        <a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a>
-      </p>
+      <p class="hint"><a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a></p>
       <ErrorNote error={state.error} />
       {state.done < cards.length && !state.error && <Status>{t("fleet.busy", { done: state.done, all: cards.length })}</Status>}
       <div class="grid-fields">{state.rows.length > 0 && <NumberField label={t("holders.budget")} value={budget} placeholder={t("holders.no_limit")} onChange={setBudget} />}</div>
-      {state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
+      {context && state.rows.length > 0 && <HolderTable rows={state.rows.filter(isShown)} users={concurrency ?? 1} model={plan?.model} onUse={use} />}
     </details>
   );
 }
@@ -80,6 +80,7 @@ function HolderTable({ rows, users, model, onUse }) {
         {row.gives_up?.length > 0 && (
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
+        {row.command && <code class="soft gives-up">{row.command.slice(3).join(" ")}</code>}
       </>
     )),
     figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),

@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
+import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, count, gib, held, signed } from "../units.js";
@@ -48,13 +48,7 @@ export function ToRun({ plan, request }) {
           <div class="to-run file" key={file.path}>
             <h3 class="mono">{file.path}</h3>
             <Command text={file.text} label={file.path}>
-              <button
-                type="button"
-                class="button"
-                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}
-              >
-                {t("save")}
-              </button>
+              <Button onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path.split("/").pop())}>{t("save")}</Button>
             </Command>
           </div>
         ))}
@@ -93,14 +87,10 @@ export function Upgrade({ setup, plan, lists }) {
         <label for={id}>{t("upgrade.to", { from: plan?.vllm ?? "" })}</label>
         <select id={id} value={target} onChange={(event) => setTo(event.target.value)}>
           {releases.map((version) => (
-            <option key={version} value={version}>
-              {version}
-            </option>
+            <option key={version} value={version}>{version}</option>
           ))}
         </select>
-        <button type="button" class="button" disabled={!plan || !target || state.busy} onClick={go}>
-          {t(state.busy ? "wish.busy" : "upgrade.go")}
-        </button>
+        <Button disabled={!plan || !target || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "upgrade.go")}</Button>
       </div>
       <ErrorNote error={state.error} />
       {state.answer && <UpgradeAnswer answer={state.answer} />}
@@ -110,41 +100,26 @@ export function Upgrade({ setup, plan, lists }) {
 
 function UpgradeAnswer({ answer }) {
   const t = useText();
-  const { words, changes, from, to } = answer;
+  const { words, to } = answer;
   return (
     <>
-      <p>
-        <VerdictBadge verdict={to.verdict} /> {words.headline} <strong>{words.conclusion}</strong>
-      </p>
-      <p>
-        {t("upgrade.pool", {
-          from: from.vllm,
-          to: to.vllm,
-          before: gib(Math.max(from.layout.kv_cache_bytes, 0)),
-          after: gib(Math.max(to.layout.kv_cache_bytes, 0)),
-        })}{" "}
-        {words.range}
-      </p>
-      {changes.length > 0 && (
-        <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
-          <table>
-            <tbody>
-              {changes.map((change, index) => Math.abs(change.bytes) >= 2 ** 20 && (
-                <tr key={index}>
-                  <th scope="row" class="figure">
-                    {signed(change.bytes)}
-                  </th>
-                  <td>
-                    <strong>{words.changes[index].what}</strong>
-                    <br />
-                    {words.changes[index].why}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      <p><VerdictBadge verdict={to.verdict} /> {words.headline} <strong>{words.conclusion}</strong></p>
+      {words.range && <p>{words.range}</p>}
+      <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
+        <table>
+          <tbody>
+            {words.figures.map(([name, ...cells]) => (
+              <tr key={name}>
+                <th scope="row">{name}</th>
+                {cells.map((cell, index) => <td class="figure" key={index}>{cell}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+        {["changes", "outside"].map((kind) => (
+          <Changes key={kind} title={t(`upgrade.${kind}`)} changes={answer[kind]} words={words[kind]} />
+        ))}
+      </div>
       {["remarks", "flags", "metrics", "bugs"].map((name) => words[name].length > 0 && (
         <section key={name}>
           <h3>{t(`upgrade.${name}`)}</h3>
@@ -155,15 +130,35 @@ function UpgradeAnswer({ answer }) {
         <>
           <h3>{t("upgrade.keeps", { to: to.vllm })}</h3>
           {words.caveats.map((text) => (
-            <p key={text} class="note fair">
-              {text}
-            </p>
+            <p key={text} class="note fair">{text}</p>
           ))}
           <Command text={commandLine(answer.command)} />
           <p>{words.kept}</p>
         </>
       )}
     </>
+  );
+}
+
+function Changes({ title, changes, words }) {
+  const rows = changes.map((change, index) => ({ ...change, ...words[index] })).filter(({ bytes }) => Math.abs(bytes) >= 2 ** 20);
+  if (!rows.length) return null;
+  return (
+    <table>
+      <caption>{title}</caption>
+      <tbody>
+        {rows.map(({ bytes, what, why }) => (
+          <tr key={what}>
+            <th scope="row" class="figure">{signed(bytes)}</th>
+            <td>
+              <strong>{what}</strong>
+              <br />
+              {why}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 
@@ -185,20 +180,12 @@ export function Pack({ setup, plan }) {
         <label for={id}>{t("pack.label", { gpus, gpu: plan?.gpu.name ?? setup.gpu })}</label>
         <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => setText(event.target.value)} />
       </div>
-      <button
-        type="button"
-        class="button"
-        disabled={!commands.length || commands.length > 8 || state.busy}
-        onClick={go}
-      >
-        {t(state.busy ? "wish.busy" : "pack.go")}
-      </button>
+      <Button disabled={!commands.length || commands.length > 8 || state.busy} onClick={go}>{t(state.busy ? "wish.busy" : "pack.go")}</Button>
       <ErrorNote error={state.error} />
       {state.answer && (
         <>
-          <p>
-            <VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}
-          </p>
+          <p><VerdictBadge verdict={state.answer.verdict} /> {state.answer.words.headline}</p>
+          <Notes notes={state.answer.words.changes} />
           {state.answer.verdict !== "does_not_fit" &&
             state.answer.servers.map((server) => (
               <div key={server.name}>

@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf, flushAddress, isLoopback, keepAddress } from "../address.js";
-import { CopyButton, ErrorNote, Status, Tabs } from "../parts/controls.jsx";
+import { Button, CopyButton, ErrorNote, Status, Tabs } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
 import { EMPTY, fromParams, isExample, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -75,6 +75,7 @@ export function PlanArea({ params, active }) {
         )}
         <ErrorNote error={lists.error} />
         <Unread parts={setups[editing].unread} />
+        <Chosen setup={setups[editing]} />
         {!setups.b && isExample(setups.a) && (
           <p class="soft">{t("plan.example")}</p>
         )}
@@ -91,13 +92,7 @@ export function PlanArea({ params, active }) {
       </div>
       <div class="results">
         <div class="sides">
-          <Result
-            {...planA}
-            setup={setups.a}
-            onChange={change("a")}
-            scale={scale}
-            title={setups.b ? t("compare.a") : undefined}
-          />
+          <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : undefined} />
           {setups.b && (
             <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
           )}
@@ -125,6 +120,14 @@ function Unread({ parts }) {
   );
 }
 
+// Of a found setting that came by a link, the search's own words are not there.
+function Chosen({ setup }) {
+  const t = useText();
+  if (setup.before || !setup.found?.length) return null;
+  const names = setup.found.map((name) => `--${name.replaceAll("_", "-")}`);
+  return <Status kind="note">{t("wish.chosen", { names: names.join(", ") })}</Status>;
+}
+
 function PlanActions({ plan, comparing, onCompare }) {
   const t = useText();
   const link = () => {
@@ -132,9 +135,7 @@ function PlanActions({ plan, comparing, onCompare }) {
     return location.href;
   };
   const compare = (
-    <button type="button" class="button" aria-pressed={comparing} onClick={onCompare}>
-      {t(comparing ? "compare.stop" : "compare.start")}
-    </button>
+    <Button aria-pressed={comparing} onClick={onCompare}>{t(comparing ? "compare.stop" : "compare.start")}</Button>
   );
   if (!plan) return comparing ? <div class="actions">{compare}</div> : null;
   const name = `legroom-${plan.model.replace(/[^\w.-]+/g, "-").slice(-60)}`;
@@ -142,23 +143,9 @@ function PlanActions({ plan, comparing, onCompare }) {
     <div class="actions">
       {compare}
       <CopyButton text={link} label={t("share")} />
-      <button
-        type="button"
-        class="button"
-        onClick={() => save(new Blob([pictureSvg(t, plan)], { type: "image/svg+xml" }), `${name}.svg`)}
-      >
-        SVG
-      </button>
-      <button
-        type="button"
-        class="button"
-        onClick={async () => save(await picturePng(pictureSvg(t, plan)), `${name}.png`)}
-      >
-        PNG
-      </button>
-      <button type="button" class="button" onClick={() => print()}>
-        {t("print")}
-      </button>
+      <Button onClick={() => save(new Blob([pictureSvg(t, plan)], { type: "image/svg+xml" }), `${name}.svg`)}>SVG</Button>
+      <Button onClick={async () => save(await picturePng(pictureSvg(t, plan)), `${name}.png`)}>PNG</Button>
+      <Button onClick={() => print()}>{t("print")}</Button>
       {isLoopback() && <p class="hint">{t("share.local")}</p>}
     </div>
   );

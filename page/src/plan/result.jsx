@@ -1,6 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
+import { keepStep } from "../address.js";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
-import { Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
+import { Button, Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
 import { takesMoreGpus, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -82,21 +83,19 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
         {!error && <Status>{t("planning")}</Status>}
       </section>
     );
+  const onApply = (next) => {
+    keepStep();
+    onChange(next);
+  };
   const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
   return (
     <section class={`result${error ? " stale" : ""}`} aria-label={title ?? t("result")}>
       {title && <p class="side-title">{title}</p>}
       <ErrorNote error={error} />
       <Verdict plan={plan} speed={speed} busy={busy} wish={setup} />
-      <Fixes plan={plan} busy={busy} wish={setup} onApply={(flags) => onChange(withFix(setup, flags))} />
+      <Fixes plan={plan} busy={busy} wish={setup} onApply={(flags) => onApply(withFix(setup, flags))} />
       <Failure plan={plan} />
-      <CardPicture
-        plan={plan}
-        scale={scale}
-        active={hovered}
-        onPart={setHovered}
-        onOpen={(part) => setOpened(part)}
-      />
+      <CardPicture plan={plan} scale={scale} active={hovered} onPart={setHovered} onOpen={(part) => setOpened(part)} />
       <div class="figures">
         <Legend plan={plan} active={hovered} onPart={setHovered} opened={opened} onOpen={setOpened}>
           <Working request={request} plan={plan} part={opened} />
@@ -143,9 +142,7 @@ function Working({ request, plan, part }) {
       {term && (
         <ul class="lines">
           {term.lines.map((line) => (
-            <li key={line} class="mono">
-              {line}
-            </li>
+            <li key={line} class="mono">{line}</li>
           ))}
         </ul>
       )}
@@ -209,12 +206,8 @@ function Fixes({ plan, busy, wish, onApply }) {
   const fix = (each, isFirst) => (
     <li key={flagsWords(each.flags)} class="fix">
       <div class="fix-head">
-        <code>
-          <ShellText text={flagsWords(each.flags)} />
-        </code>
-        <button type="button" class="button primary" onClick={() => onApply(each.flags)}>
-          {t("fixes.apply")}
-        </button>
+        <code><ShellText text={flagsWords(each.flags)} /></code>
+        <Button kind="primary" onClick={() => onApply(each.flags)}>{t("fixes.apply")}</Button>
       </div>
       {isFirst && <Command text={commandLine(each.command, plan.env)} />}
       <MiniBar layout={each.layout} />

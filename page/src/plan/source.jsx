@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
+import { Button, Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
 import { EMPTY, isExample } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
@@ -73,7 +73,7 @@ export function Source({ setup, onChange, onRefused, lists, error, draft }) {
           }}
         />
       )}
-      <Machine setup={setup} onChange={onChange} lists={lists} error={error} />
+      <Machine setup={setup} onChange={onChange} onRefused={onRefused} lists={lists} error={error} />
     </section>
   );
 }
@@ -114,9 +114,7 @@ function HubLookUp({ setup, onChange }) {
   };
   return (
     <div class="hub">
-      <button type="button" class="button" disabled={state.busy} onClick={look}>
-        {state.busy ? t("hub.busy") : t("hub.look")}
-      </button>
+      <Button disabled={state.busy} onClick={look}>{state.busy ? t("hub.busy") : t("hub.look")}</Button>
       <p class="hint">{t("hub.hint")}</p>
       <ErrorNote error={state.error} />
     </div>
@@ -156,9 +154,7 @@ function ByConfig({ setup, onChange }) {
         />
       </DropArea>
       {problem && (
-        <p class="note bad" role="alert">
-          {problem}
-        </p>
+        <p class="note bad" role="alert">{problem}</p>
       )}
     </div>
   );
@@ -189,7 +185,9 @@ function ByText({ setup, onPick, onRefused, draft }) {
       setState({ servers, error: null });
       return servers.length === 1 ? pick(servers[0]) : undefined;
     } catch (error) {
-      return mine === turn.current ? setState({ servers: null, error }) : undefined;
+      if (mine !== turn.current) return undefined;
+      onRefused(error);
+      setState({ servers: null, error });
     }
   };
   draft.current = text.trim() ? read : null;
@@ -218,18 +216,14 @@ function ByText({ setup, onPick, onRefused, draft }) {
           }}
         />
       </DropArea>
-      <button type="button" class="button primary" disabled={!text.trim()} onClick={() => read()}>
-        {t("text.read")}
-      </button>
+      <Button kind="primary" disabled={!text.trim()} onClick={() => read()}>{t("text.read")}</Button>
       <ErrorNote error={state.error} />
       {state.servers?.length === 0 && <Status kind="note">{t("text.none")}</Status>}
       {state.servers?.length > 1 && (
         <ul class="servers-read">
           {state.servers.map((server) => (
             <li key={server.place}>
-              <button type="button" class="button wide" onClick={() => pick(server)}>
-                <strong>{server.model}</strong> <span class="soft">{server.place}</span>
-              </button>
+              <Button kind="wide" onClick={() => pick(server)}><strong>{server.model}</strong> <span class="soft">{server.place}</span></Button>
             </li>
           ))}
         </ul>
@@ -258,7 +252,7 @@ export const withServer = (setup, server) => ({
 export const readCommand = async (command) =>
   (await engine.call("read", { text: commandLine(command) })).servers[0];
 
-function Machine({ setup, onChange, lists, error }) {
+function Machine({ setup, onChange, onRefused, lists, error }) {
   const t = useText();
   const number = useId();
   return (
@@ -282,6 +276,7 @@ function Machine({ setup, onChange, lists, error }) {
           placeholder={t("auto")}
           onInput={({ target }) => {
             if (target.validity.valid) onChange({ ...setup, gpus: Number(target.value) || null });
+            else onRefused({ message: t("unread.gpus") });
           }}
         />
       </Field>

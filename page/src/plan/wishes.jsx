@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { addressOf } from "../address.js";
+import { addressOf, keepStep } from "../address.js";
 import { Newest, engine } from "../engine.js";
-import { ErrorNote, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
+import { Button, ErrorNote, ShellText, VERDICT_CLASS } from "../parts/controls.jsx";
 import { cardQuestionOf, readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
@@ -33,6 +33,7 @@ export function Wishes({ setup: shown, onChange, draft }) {
     const { model, flags } = await readCommand(command);
     const { model: asked, config, checkpoint_bytes } = typed(setup);
     const source = !config && model !== search.model ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
+    keepStep();
     onChange(withFound(setup, { ...source, gpus, flags, want_context: context, want_users: users }));
   };
   const search = async (event, keep_model = false) => {
@@ -59,8 +60,10 @@ export function Wishes({ setup: shown, onChange, draft }) {
       (error) => setState({ busy: false, error, answer: null, key }),
     );
   };
-  // An answer about another model, machine or wish than the one in the fields is none.
-  const { busy, error, answer } = state.key === askedOf(shown, { context, users }, t.language) ? state : {};
+  // An answer about another model, machine or wish than the one in the fields is none, and changes nothing when it comes.
+  const asked = askedOf(shown, { context, users }, t.language);
+  useEffect(() => void (state.key !== asked && newest.current.cancel()), [asked, state.key]);
+  const { busy, error, answer } = state.key === asked ? state : {};
   const field = (name, valid) => (
     <input
       type="text"
@@ -75,14 +78,10 @@ export function Wishes({ setup: shown, onChange, draft }) {
   const [before, between, after] = t("wish.sentence").split("|");
   return (
     <form class="panel wishes" aria-label={t("wish.title")} onSubmit={search}>
-      <p>
-        {before} {field("context", context)} {between} {field("users", users)} {after}
-      </p>
+      <p>{before} {field("context", context)} {between} {field("users", users)} {after}</p>
       {[!context && "unread.length", !users && "unread.users"].map((key) => key && <p key={key} class="problem">{t(key)}</p>)}
       <div class="row">
-        <button type="submit" class="button primary" disabled={!context || !users}>
-          {t(busy ? "wish.busy" : "wish.find")}
-        </button>
+        <button type="submit" class="button primary" disabled={!context || !users}>{t(busy ? "wish.busy" : "wish.find")}</button>
       </div>
       <div aria-live="polite">
         <ErrorNote error={error} />
@@ -104,21 +103,15 @@ function Found({ answer, onTake, onKeep }) {
   const { words, search, verdict } = answer;
   return (
     <div class={`note ${words.one_gpu ? "fair" : VERDICT_CLASS[verdict]}`}>
-      <p>
-        <strong>{words.headline}</strong>
-      </p>
+      <p><strong>{words.headline}</strong></p>
       {answer.model !== search.model && verdict !== "does_not_fit" && (
         <>
           <p>{t("wish.replaced", { asked: answer.asked.model, model: answer.model })}</p>
-          <button type="button" class="button small" onClick={onKeep}>
-            {t("wish.keep", { model: answer.asked.model.split("/").pop() })}
-          </button>
+          <Button kind="small" onClick={onKeep}>{t("wish.keep", { model: answer.asked.model.split("/").pop() })}</Button>
         </>
       )}
       {verdict === "does_not_fit" && (
-        <p>
-          <a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a>
-        </p>
+        <p><a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a></p>
       )}
       {words.one_gpu && <p>{words.one_gpu}</p>}
       {words.gives_up && <p>{words.gives_up}</p>}
@@ -130,13 +123,9 @@ function Found({ answer, onTake, onKeep }) {
             {search.alternatives.map((other, index) => (
               <li key={other.command.join(" ")}>
                 <button type="button" class="button wide small" onClick={() => onTake(other, answer)}>
-                  <code>
-                    <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
-                  </code>
+                  <code><ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} /></code>
                 </button>
-                <p class="hint">
-                  {words.alternatives[index].text} · {words.alternatives[index].gives_up}
-                </p>
+                <p class="hint">{words.alternatives[index].text} · {words.alternatives[index].gives_up}</p>
               </li>
             ))}
           </ul>

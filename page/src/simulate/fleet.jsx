@@ -5,7 +5,8 @@ import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
-const ASKED = { cards: "b200, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "2", time_per_token_ms: "", budget: "" };
+// As on the command line: no limit but that no queue grows.
+const ASKED = { cards: "b200, mi300x, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "", time_per_token_ms: "", budget: "" };
 const LIMITS = ["first_token_s", "time_per_token_ms", "budget"];
 // How the model is split and how long its requests may be is what the count chooses.
 const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
@@ -53,9 +54,7 @@ export function Fleet({ load, setup, onUse }) {
   return (
     <details class="fold">
       <summary>{t("fleet.title")}</summary>
-      <div class="grid-fields">
-        {LIMITS.map(field)}
-      </div>
+      <div class="grid-fields">{LIMITS.map(field)}</div>
       <TextField label={t("fleet.cards")} value={asked.cards} onInput={(text) => setAsked({ ...asked, cards: text })} />
       <button type="button" class="button" disabled={busy || !isRead || !cards.length || !(mix || trace)} onClick={run}>
         {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}
@@ -68,7 +67,7 @@ export function Fleet({ load, setup, onUse }) {
 
 const serversWords = (t, { replicas, gpus }) => {
   const [servers, all] = [replicas, gpus].map(({ high, middle }) => high ?? middle);
-  return t(servers === 1 ? "fleet.one_server" : "fleet.servers", { servers, each: all / servers });
+  return t("fleet.servers", { servers, each: all / servers });
 };
 
 const cost = ({ holds, usd_per_hour: usd }) => (holds ? (usd?.high ?? usd?.middle ?? 1e9) : 2e9);
@@ -79,7 +78,8 @@ function FleetTable({ rows, byUsers, onUse }) {
   const band = (values, write) => {
     if (values?.middle == null) return "–";
     const { low, middle, high } = values;
-    return low === high ? write(high) : `${write(high ?? middle)} (${write(low ?? middle)} – ${high == null ? "?" : write(high)})`;
+    const range = <span class="soft gives-up">{`${write(low ?? middle)} – ${high == null ? "?" : write(high)}`}</span>;
+    return low === high ? write(high) : <>{`${high == null ? "≥ " : ""}${write(high ?? middle)}`} {range}</>;
   };
   const figure = (name, digits, scale = 1) => ({
     name,
@@ -94,6 +94,7 @@ function FleetTable({ rows, byUsers, onUse }) {
         {row.gpu} {!row.holds && <span class="badge small bad">{t("fleet.no")}</span>}
         {!row.within_budget && <span class="badge small fair">{t("fleet.over")}</span>}
         {row.holds && <span class="soft gives-up">{serversWords(t, row)}</span>}
+        {row.basis === "data_sheet" && <span class="soft gives-up">{t("fleet.band", row.step_time_band)}</span>}
         {row.reason && <span class="soft gives-up">{row.reason}</span>}
         {byUsers && row.holds && <span class="soft gives-up">{t("fleet.asks", { rate: row.requests_per_s.toPrecision(2) })}</span>}
       </>

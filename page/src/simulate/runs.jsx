@@ -1,4 +1,5 @@
 import { useMemo, useState } from "preact/hooks";
+import { Notes } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
 import { count } from "../units.js";
 import { Chart, joined } from "./chart.jsx";
@@ -23,6 +24,7 @@ export function Runs({ runs, children }) {
           </div>
           {/* The badge is what its sentence begins with. */}
           <p class="headline">{run.answer.words.headline.replace(/^[^:：]*[:：]\s*/, "")}</p>
+          <Notes notes={run.answer.words.notes} />
         </header>
       ))}
       {children}

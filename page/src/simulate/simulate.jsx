@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
-import { addressOf, keepAddress } from "../address.js";
+import { addressOf, keepAddress, keepStep } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle } from "../parts/controls.jsx";
+import { Button, DropArea, ErrorNote, NumberField, Picker, ShellText, Status, Tabs, Toggle, reveal } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, fromParams, isExample, requestOf, toParams, withFlag } from "../setup.js";
 import { lastSetup } from "../last_setup.js";
@@ -62,7 +62,7 @@ function requestFor(load, setup, trace) {
   const { requests, rate_per_s, users, think_s, prompt_tokens, output_tokens } = load;
   const spread = load.spread === "yes";
   // Each user asks some times, so that the replay sees how they wait.
-  const arrivals = load.load === "users" ? { users, think_s, requests: Math.min(Math.max(300, 3 * users), 5000) } : { requests, rate_per_s };
+  const arrivals = load.load === "users" ? { users, think_s, requests: Math.min(Math.max(1000, 3 * users), 5000) } : { requests, rate_per_s };
   return {
     trace: load.load === "trace" ? trace : null,
     mix: load.load === "trace" ? null : { ...arrivals, prompt_tokens, output_tokens, spread },
@@ -109,6 +109,7 @@ export function SimulateArea({ params, active }) {
       const done = { answer, label: words(asked, setup, answer), request, asked: JSON.stringify(question) };
       setRuns((now) => (beside && now.length ? [now[0], done] : [done]));
       setState({ busy: false, error: null });
+      reveal(".simulation");
     } catch (error) {
       if (error.name === "AbortError") return;
       setRuns((now) => (beside ? now.slice(0, 1) : []));
@@ -158,9 +159,7 @@ export function SimulateArea({ params, active }) {
         />
         <div class="row presets" role="group" aria-label={t("simulate.presets")}>
           {Object.keys(PRESETS).map((name) => (
-            <button type="button" class="button small" key={name} onClick={() => preset(name)}>
-              {t(`preset.${name}`)}
-            </button>
+            <Button kind="small" key={name} onClick={() => preset(name)}>{t(`preset.${name}`)}</Button>
           ))}
         </div>
         {load.load === "trace" ? (
@@ -198,13 +197,9 @@ export function SimulateArea({ params, active }) {
           ))}
         </div>
         <div class="row">
-          <button type="button" class="button primary" disabled={!ready} onClick={() => run()}>
-            {t(state.busy ? "simulate.busy" : "simulate.run")}
-          </button>
+          <Button kind="primary" disabled={!ready} onClick={() => run()}>{t(state.busy ? "simulate.busy" : "simulate.run")}</Button>
           {runs.length > 0 && (
-            <button type="button" class="button" disabled={!ready} onClick={() => run(load, true)}>
-              {t("simulate.beside")}
-            </button>
+            <Button disabled={!ready} onClick={() => run(load, true)}>{t("simulate.beside")}</Button>
           )}
         </div>
       </section>
@@ -217,7 +212,7 @@ export function SimulateArea({ params, active }) {
           <Fleet
             load={requestFor(load, setup, trace.text)}
             setup={setup}
-            onUse={(row) => setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+            onUse={(row) => keepStep() ?? setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
           />
         </Runs>
       </div>
@@ -282,9 +277,7 @@ function TraceField({ trace, setTrace, onFile }) {
       <label for={id}>{t("trace.label")}</label>
       <DropArea label={t("choose_file")} onFile={onFile}>
         {large ? (
-          <p id={id} class="mono">
-            {trace.name} · {count(trace.text.length)}
-          </p>
+          <p id={id} class="mono">{trace.name} · {count(trace.text.length)}</p>
         ) : (
           <textarea
             id={id}
@@ -317,13 +310,9 @@ function Carried({ setup, onChange }) {
     <div class="note">
       <p>
         {t("simulate.carried")}{" "}
-        <code>
-          <ShellText text={words.replaceAll("'", "")} />
-        </code>
+        <code><ShellText text={words.replaceAll("'", "")} /></code>
       </p>
-      <button type="button" class="button small" onClick={() => onChange(cleared)}>
-        {t("simulate.clear")}
-      </button>
+      <Button kind="small" onClick={() => onChange(cleared)}>{t("simulate.clear")}</Button>
     </div>
   );
 }
@@ -339,12 +328,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
         onPick={(model) => onChange({ ...setup, model, config: null })}
       />
       <div class="grid-fields">
-        <Picker
-          label={t("gpu")}
-          value={setup.gpu}
-          options={gpuOptions(lists.gpus)}
-          onPick={(gpu) => onChange({ ...setup, gpu })}
-        />
+        <Picker label={t("gpu")} value={setup.gpu} options={gpuOptions(lists.gpus)} onPick={(gpu) => onChange({ ...setup, gpu })} />
         {FIELDS.map((name) => (
           <NumberField
             key={name}
@@ -357,9 +341,7 @@ function PoolOfPlan({ setup, onChange, lists }) {
         ))}
       </div>
       <Carried setup={setup} onChange={onChange} />
-      <p class="hint">
-        <a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a>
-      </p>
+      <p class="hint"><a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a></p>
     </>
   );
 }

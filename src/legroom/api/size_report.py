@@ -43,10 +43,16 @@ class SizeReport:
     @property
     def affordable(self) -> list[Fit]:
         """The rows within the budget, and those of GPUs that do not hold the model, the cheapest first."""
-        from legroom.planning.sizing import cheapest_first, hourly_usd
+        from legroom.planning.sizing import cheapest_first
 
         rows = cheapest_first(self.rows, self.prices)
-        return [row for row in rows if not row.count or (hourly_usd(row, self.prices) or math.inf) <= self.budget]
+        return [row for row in rows if not row.count or self._usd_per_hour(row) <= self.budget]
+
+    def _usd_per_hour(self, row: Fit) -> float:
+        """The price of a row's GPUs; infinite where none is known."""
+        from legroom.planning.sizing import hourly_usd
+
+        return hourly_usd(row, self.prices) or math.inf
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`: a table of GPUs for each model; with `matrix` one table of models by GPUs."""
@@ -58,8 +64,13 @@ class SizeReport:
         if matrix:
             return matrix_text(self.rows, title, style or PLAIN)
         if self.budget < math.inf:
-            left_out = plural(len(self.rows) - len(self.affordable), "row")
-            title += f", at most ${self.budget:g} an hour ({left_out} left out)"
+            left_out = f"{plural(len(self.rows) - len(self.affordable), 'row')} left out"
+            costs = [self._usd_per_hour(row) for row in self.rows if row.count]
+            if self.budget < (least := min(costs, default=math.inf)) < math.inf:
+                left_out += f"; the cheapest costs ${least:.2f}"
+            title += f", at most ${self.budget:g} an hour ({left_out})"
+        if not self.affordable:
+            return f"Nothing holds {title}.\n"
         return size_text(self.affordable, self.prices, title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
+from legroom.planning.advice import with_advice
 from legroom.planning.machine import plan_deployment
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.planning.plan_json import plan_document
+from legroom.vllm.command_line import any_release_words
 
 FORMATS = {
     "prometheus": "legroom.exports.prometheus.rules",
@@ -223,15 +225,21 @@ def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
     machine = shared_options.described_machine(args, deployment)
-    document = plan_document(plan_deployment(deployment, machine, advice=False))
+    planned = plan_deployment(deployment, machine, advice=False)
+    if args.file and args.module.NAME == "kubernetes":
+        note(f"these objects have names of their own: applied beside {args.file}, they are a second server")
+    document = plan_document(planned)
+    if not document.fits and (fixes := with_advice(planned, enough=1).advice):
+        changes = f"change its flags to {' '.join(any_release_words(fixes[0].flags))}"
+        return _require_fit(document, f"{changes} (costs: {fixes[0].trades}), and export it then")
     return _require_fit(replace(document, env={**deployment.given_env, **document.env}))
 
 
-def _require_fit(plan: PlanDocument) -> PlanDocument:
-    """The plan; raises LegroomError where its server does not start."""
+def _require_fit(plan: PlanDocument, hint: str = "legroom plan says which flags fix it") -> PlanDocument:
+    """The plan; raises LegroomError, with this hint, where its server does not start."""
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
-        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags fix it")
+        raise LegroomError(f"the planned server does not start{why}", hint)
     return plan
 
 

@@ -173,7 +173,7 @@ def limit_in(unit: str) -> Callable[[str], float]:
 
     def read_limit(text: str) -> float:
         try:
-            limit = float(text.removesuffix(unit))
+            limit = float(text.removeprefix("$").removesuffix(unit))
         except ValueError:
             limit = 0.0
         if not limit > 0:

@@ -12,7 +12,7 @@ from legroom.cli.shared_options import described_machine, described_server
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import StepBand, calibrated, fixed_cost, roofline, step_band
+from legroom.simulation.step_time import calibrated, fixed_cost, roofline, step_band
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words, setting_words
 
@@ -42,8 +42,8 @@ class PoolChoice:
 
     @property
     def gpu(self) -> str:
-        """The name given with --gpu; empty where the pool is a number of blocks."""
-        return "" if self.deployment is None else self.args.gpu or ""
+        """The card's name, as given or as the file names it; empty where the pool is a number of blocks."""
+        return "" if self.deployment is None else described_machine(self.args, self.deployment).gpu
 
     def plan(self) -> Plan | None:
         """The plan of the server; None where the pool is a number of blocks."""
@@ -72,7 +72,7 @@ class PoolChoice:
         from legroom.facts.gpus import gpu as known_gpu
         from legroom.planning.sizing import USUAL_GPUS
 
-        here = known_gpu(self.args.gpu)
+        here = known_gpu(self.gpu)
         cards = {name: known_gpu(name) for name in USUAL_GPUS}
         for name, card in sorted(cards.items(), key=lambda named: named[1].bandwidth_bytes_s):
             larger = card.bandwidth_bytes_s > here.bandwidth_bytes_s or card.total_bytes > here.total_bytes
@@ -188,15 +188,8 @@ def _planned_settings(
         if args.measured_step_ms is not None:
             cost = calibrated(cost, *_measured_step(args.measured_step_ms))
         else:
-            notes.append(_seconds_note(step_band(plan, work)))
+            notes.append(f"{step_band(plan, work).text}; --measured-step-ms scales them to this server")
     return _scheduler_settings(args, trace, resolved), cost, notes
-
-
-def _seconds_note(band: StepBand) -> str:
-    """Sentence on how far the estimated step times may be off, as factors."""
-    why = f" ({'; '.join(band.why_wide)})" if band.why_wide else ""
-    long = f"a step may take {band.low:g} to {band.high:g} times as long{why}"
-    return f"seconds are estimated: {long}; --measured-step-ms scales them to this server"
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, fields: dict[str, Any]) -> SchedulerSettings:

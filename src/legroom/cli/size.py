@@ -70,8 +70,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    about = "the most to pay an hour"
-    where.add_argument("--budget", type=shared_options.limit_in("USD"), metavar="USD", default=inf, help=about)
+    where.add_argument(
+        "--budget", type=shared_options.limit_in("USD"), metavar="USD", default=inf, help="the most to pay an hour"
+    )
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
     computed = parser.add_argument_group("how it is computed")

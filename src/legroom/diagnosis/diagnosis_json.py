@@ -91,8 +91,17 @@ def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
         "trades": fix.trades,
         "before": layout_json(fix.before) if fix.before else None,
         "layout": layout_json(fix.layout) if fix.layout else None,
+        "measured": _measured_json(fix),
         "confidence": round(fix.confidence * cause_confidence, 3),
     }
+
+
+def _measured_json(fix: Fix) -> dict[str, int] | None:
+    """The parts of the fix's plan that the log printed and no changed flag has changed; None without any."""
+    if fix.plan is None or (seen := fix.plan.target.seen) is None:
+        return None
+    names = ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_estimate_bytes")
+    return {name: size for name in names if (size := getattr(seen, name)) is not None} or None
 
 
 def deployment_json(case: Case) -> dict[str, Any]:

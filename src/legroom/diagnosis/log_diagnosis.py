@@ -14,7 +14,7 @@ from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.contrasts import contrasts, failed_shares, is_attempt
-from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args
+from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
     detect_record,
@@ -28,6 +28,7 @@ from legroom.diagnosis.recorded_memory import (
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
 from legroom.diagnosis.told_settings import values_in_vain
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
+from legroom.errors import LegroomError
 from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
@@ -214,6 +215,10 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
     text = head.decode("utf-8", "replace")
+    if _is_manifest(text):
+        why = "this is a Kubernetes manifest, not a log"
+        hint = "legroom lint FILE checks it, legroom plan --file FILE (on the page: Plan, Command) plans it"
+        raise LegroomError(why, hint)
     told = told_evidence(text, contents.evidence)
     contents.evidence = sorted((*contents.evidence, *told), key=lambda item: item.line)
     contents.words = word_evidence(text, contents.evidence)
@@ -225,8 +230,16 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
         cases = tuple(replace(case, is_unnamed=_names_no_vllm(case, text)) for case in cases)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
-    runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
+    made = [diagnose_run(case, hints) for case in reversed(cases)]
+    runs = tuple(replace(run, notes=(*run.notes, *other_card_notes(run.case, hints))) for run in made)
     return LogReading(source, scanner.lines, scanner.bytes, _put_informative_run_first(runs))
+
+
+def _is_manifest(text: str) -> bool:
+    """Whether the text is nothing but Kubernetes objects to apply, without the state of running ones."""
+    lines = [line for line in text.split("\n") if line[:1].strip() and not line.startswith(("#", "---", "- "))]
+    is_object = bool(lines) and lines[0].startswith(("apiVersion:", "kind:"))
+    return is_object and all(re.match(r"[a-z]\w*:", line) and not line.startswith("status:") for line in lines)
 
 
 def _names_no_vllm(case: Case, text: str) -> bool:

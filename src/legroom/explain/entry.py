@@ -224,7 +224,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "also": list(entry.also),
         "phase": entry.phase,
         "title": entry.title.in_language(language),
-        "signatures": [{"text": each.text.in_language(language), "pattern": each.pattern} for each in entry.signatures],
+        "signatures": [{"text": each.text.en, "pattern": each.pattern} for each in entry.signatures],
         "root_cause": {"type": entry.cause_type, "text": entry.cause.in_language(language)},
         "story": _texts(entry.story, Story.__dataclass_fields__, language) if entry.story else None,
         "example": example_text(entry.example, language) if entry.example else None,

@@ -28,7 +28,7 @@ BLACKWELL = (10, 0)
 _VENDOR_WORDS = frozenset(
     {"nvidia", "geforce", "tesla", "amd", "intel", "corporation", "instinct", "radeon", "generation"}
 )
-_SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*[KMGT]i?B?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*(?:[KMG]i?B?|Ti?B|T)\s*", re.IGNORECASE)  # 5090ti is a card
 _SIZE_WORD = re.compile(r"([0-9]+)gb?")
 _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
@@ -115,6 +115,9 @@ def gpu(name: str) -> Gpu:
         return card  # before sizes: 2080 ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _card_of_size(name)
+    if "," in name:
+        hint = "plan on the smaller card, with --gpus for how many: every rank gets the same share of the model"
+        raise LegroomError(f"{name!r} names different cards", hint)
     counted = _COUNTED.fullmatch(name)
     if counted and _normalized_name(counted.group(2)) in _cards_by_name():
         why = f"{name!r} names {counted.group(1)} GPUs"
@@ -123,6 +126,8 @@ def gpu(name: str) -> Gpu:
     if card is None and (platform := other_platform(name)):
         raise unmodelled_platform(platform)
     if card is None:
+        if name.strip().isdecimal():
+            raise LegroomError(f"GPU {name!r} has no unit", f"for a card of that size: {name.strip()}GiB")
         hint = ", ".join(nearest_gpus(name))
         raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
     return card
@@ -220,7 +225,7 @@ def _card_of_size(text: str) -> Gpu:
     if known and (card := _exactly_named(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)
-    return Gpu(name=f"a {gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
+    return Gpu(name=f"{gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
 
 
 def _check_size(total_bytes: int, text: str) -> None:

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id_of, mirrored, named_scheme, nearest
+from legroom.facts.bundled import (
+    Bundled,
+    bundled_config,
+    derived,
+    find,
+    hub_id_of,
+    is_misspelt,
+    mirrored,
+    named_scheme,
+    nearest,
+)
 from legroom.facts.config.fields import overridden
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
@@ -46,6 +56,7 @@ def load(
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
     _refuse_search_words(text)
+    _refuse_misspelt(text)
     if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
@@ -115,6 +126,7 @@ def _model_of_request(name: str, given_json: str, overrides_json: str) -> Model:
         return stored_as_named(replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model)
     if not find(name):
         _refuse_search_words(name)
+        _refuse_misspelt(name)
     for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
         if bundled := read(name):
             return build(bundled, name, overrides)
@@ -154,6 +166,14 @@ def _refuse_search_words(text: str) -> None:
     """LegroomError for words with a space between them: no id of the Hub has one, so no command could be written."""
     if " " in text and "/" not in text:
         raise _unknown_model_error(text, "is no model id: it has a space")
+
+
+def _refuse_misspelt(text: str) -> None:
+    """LegroomError for a known model's name with a word that no checkpoint of it has: vLLM would not find it."""
+    if is_misspelt(text):
+        error = _unknown_model_error(text, "is neither a bundled model, a path, nor a Hub id (owner/name)")
+        error.hint += f"; if it is a folder on the server: ./{text}"
+        raise error
 
 
 def _unknown_model_error(name: str, why: str) -> LegroomError:

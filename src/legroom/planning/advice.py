@@ -393,10 +393,12 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """One sentence: the KV cache before and after, what one full-length request needs, and what stays free."""
+    """The weights, where no card could hold them; the KV cache before and after, a request's need, what stays free."""
+    held, total = before.layout.weights.bytes, before.layout.total_bytes
+    lack = f"As it was, the weights need {human_bytes(held)}, and the card has {human_bytes(total)}. " * (held > total)
     old, new = (human_bytes(had) if (had := each.layout.kv_cache.bytes) > 0 else "none" for each in (before, after))
     return (
-        f"The KV cache has {new}{f' instead of {old}' if old != new else ''}, and one request of "
+        f"{lack}The KV cache has {new}{f' instead of {old}' if old != new else ''}, and one request of "
         f"{after.settings.max_model_len:,} tokens needs {human_bytes(after.memory.kv.needed_bytes)}; "
         f"{human_bytes(max(after.layout.headroom_bytes, 0))} of the card stays free"
     )

@@ -10,6 +10,7 @@ from legroom.facts.bundled import find, smaller_siblings, variants
 from legroom.facts.model import Model, Quantization
 from legroom.facts.model_sources import from_bundled
 from legroom.memory.figure_cache import cached_by_model
+from legroom.memory.weights.storage import StorageContext
 from legroom.planning.plan import Target
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import config_overrides
@@ -60,9 +61,14 @@ def lost_bits(model: Model) -> int:
 
 
 def unpacks_weights(model: Model, target: Target) -> bool:
-    """Whether the card, without FP8 or FP4 units, unpacks the checkpoint's float weights to 16 bits to compute."""
+    """Whether the card unpacks the checkpoint's float weights to 16 bits: it has no FP8 or FP4 units, or Ada's are left
+    unused for FP8 blocks."""
     scheme = model.quantization
-    return scheme is not None and scheme.number == "float" and not _computes_natively(model, target)
+    if scheme is None or scheme.number != "float":
+        return False
+    context = StorageContext("bfloat16", target.release, target.gpu.compute_capability, target.gpu.vendor)
+    is_repacked = scheme.block is not None and scheme.weight_bits == 8 and context.repacks_fp8_blocks
+    return is_repacked or not _computes_natively(model, target)
 
 
 def _owner(model: Model) -> str:

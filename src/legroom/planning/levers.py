@@ -189,11 +189,12 @@ def supported_settings(plan: Plan) -> Proposals:
         yield {"dtype": "half"}
 
 
+_FEWER_BITS = "another checkpoint, with weights in fewer bits; --served-model-name keeps the name that clients ask for"
 SUPPORTED = Lever("supported settings", supported_settings, "other settings, that this release runs on this card", 0)
 """For settings that a release refuses whatever the memory."""
 
 LEVERS: tuple[Lever, ...] = (
-    Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1, True),
+    Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which exchange data at every step", 1, True),
     Lever("raise utilization", more_utilization, "less of the card is left for what vLLM does not count", 1),
     Lever("lower utilization", less_utilization, "a smaller KV pool", 1),
     Lever("fewer media", fewer_media, "requests with more media, or longer ones, are refused", 2),
@@ -203,10 +204,8 @@ LEVERS: tuple[Lever, ...] = (
     Lever("smaller batches", smaller_batches, "long prompts take more steps", 3),
     Lever("fp8 KV cache", fp8_kv_cache, "keys and values are stored in 8 bits", 4),
     Lever("no CUDA graphs", no_graphs, "slower decoding, most of all for small batches", 5),
-    Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6, True),
-    Lever(
-        "more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 20, True
-    ),
+    Lever("quantized weights", quantized_weights, _FEWER_BITS, 6, True),
+    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which exchange data at every step", 20, True),
 )
 LAST_RESORTS: tuple[Lever, ...] = (
     Lever("online quantization", online_quantization, "weights are rounded to 8 bits while they are loaded", 7),

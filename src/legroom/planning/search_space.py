@@ -197,10 +197,12 @@ class FlagCombination:
         requests = int(room * goal.concurrency / pool) if pool else 0
         share = room * self.settings.data_parallel_size / goal.concurrency
         length = self.kv.longest_len(int(share), self.stages.index(stage)) // _SHOWN_STEP * _SHOWN_STEP
+        wanted = f"{goal.concurrency:g}"
         ways = [f"{requests:,} request{'s' if requests > 1 else ''} of that length"] * (
             1 <= requests < goal.concurrency
         )
-        ways += [f"{goal.concurrency:g} of {length:,} tokens"] * (0 < length < goal.context)
+        noun = "" if ways else " request" if goal.concurrency == 1 else " requests"
+        ways += [f"{wanted}{noun} of {length:,} tokens"] * (0 < length < goal.context)
         return f"; it would hold about {' or '.join(ways)}" if ways else ""
 
     def _goal_pool(self, goal: CapacityGoal) -> int:

@@ -15,8 +15,6 @@ from legroom.diagnosis.verdict import LEAST_CHANCE, Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
-from legroom.errors import LegroomError
-from legroom.explain.entry import Entry
 from legroom.facts import diagnosis_texts
 from legroom.facts.diagnosis_texts import Language, heading
 from legroom.facts.releases import logged_release
@@ -44,7 +42,7 @@ def readings_text(
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
         if not reading.runs:
-            blocks.append("\n".join([*lead, heading("not_understood", language)]))
+            blocks.append("\n".join([*lead, verdict_headline(None, language)]))
             continue
         shown = reading.runs if all_runs else reading.runs[:1]
         texts = [diagnosis_text(run, style, language) for run in shown]
@@ -102,12 +100,23 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
 
 
 def finding_title(finding: Finding, language: Language, other_engine: str = "") -> str:
-    """The title of the finding's cause; headings of their own for another engine's log and a kill without a reason."""
+    """The cause's title; headings of their own for another engine's log, a kill without a reason and a failed probe."""
     if other_engine:
         return heading("of_other_engine", language).format(name=diagnosis_texts.other_engine_name(other_engine))
     if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
         return heading("bare_kill", language)
+    if any(evidence.id == "probe_failed" for evidence in finding.evidence) and finding.cause == "not_memory":
+        return heading("failed_probe", language)
     return cause_of(finding.cause).title.in_language(language)
+
+
+def verdict_headline(diagnosis: Diagnosis | None, language: Language) -> str:
+    """The answer where no cause is named: the lines are missing, nothing went wrong, or the text is no vLLM log."""
+    if diagnosis is not None and diagnosis.other_engine and diagnosis.verdict == "not understood":
+        return diagnosis_texts.other_engine_text(diagnosis.other_engine, language)
+    verdict = "not understood" if diagnosis is None else diagnosis.verdict
+    names = {"cause above": "cause_above", "not understood": "not_understood"}
+    return heading(names.get(verdict, "healthy"), language)
 
 
 def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -121,7 +130,8 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     if phase:
         named = style.paint(heading("phase", language), "dim")
         yield f"{_MARGIN}{named}: {phase} ({_confidence_text(finding.confidence, language)})"
-    yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
+    about = wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
+    yield from (style.paint(line, "dim") for line in about)
 
 
 def _confidence_text(probability: float, language: Language) -> str:
@@ -130,13 +140,13 @@ def _confidence_text(probability: float, language: Language) -> str:
     return heading(name, language)
 
 
-def _deployment_text(case: Case) -> str:
+def _deployment_text(case: Case, language: Language) -> str:
     """Model, vLLM release and GPU as far as the log names them, with secrets masked."""
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
     release = logged_release(startup.vllm) if startup.vllm else None
     facts_of = f" (with the facts of {release.version})" if release is not None and release.note else ""
-    shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", gpu)
+    shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", in_language(gpu, language))
     return masked_log_text(" · ".join(part for part in shown if part))
 
 
@@ -175,8 +185,6 @@ def _shown_evidence(evidence: Evidence) -> str:
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """The explanation of the finding's cause as wrapped lines under a heading."""
     yield style.paint(f"{heading('why', language)}:", "bold")
-    if language != "en" and (entry := _catalog_entry(finding)):
-        yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
     yield from wrap(in_language(finding.why, language), style.width, _MARGIN)
 
 
@@ -188,7 +196,7 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     head, sure = f"{heading('fix', language)}:", _confidence_text(fix.confidence * finding.confidence, language)
     first, *rest = wrap(" ".join(f"{head} {_changes_text(fix)} ({sure})".split()), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
-    yield from wrap(masked_log_text(_fix_summary(fix, finding, language)), style.width, _MARGIN)
+    yield from wrap(masked_log_text(in_language(fix.why, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
         width = style.width - 4 * len(_MARGIN)
@@ -248,7 +256,7 @@ def _alternative_lines(finding: Finding, style: Style, language: Language) -> It
     if finding.fixes[1:]:
         yield style.paint(f"{heading('alternatives', language)}:", "bold")
     for number, fix in enumerate(finding.fixes[1:], 2):
-        text = ": ".join(filter(None, (_changes_text(fix), _fix_summary(fix, finding, language))))
+        text = ": ".join(filter(None, (_changes_text(fix), in_language(fix.why, language))))
         yield from wrap(masked_log_text(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(in_language(step, language), style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
@@ -262,11 +270,9 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
     if not finding.dead_ends:
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
-    ends = [(end.action, end.why_fails) for end in finding.dead_ends]
-    if language != "en" and (entry := _catalog_entry(finding)) and entry.dead_ends:
-        ends = [(end.action.in_language(language), end.why_fails.in_language(language)) for end in entry.dead_ends]
-    for action, why_fails in ends:
-        yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
+    for end in finding.dead_ends:
+        text = f"{in_language(end.action, language)}: {in_language(end.why_fails, language)}"
+        yield from wrap(text, style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
 _VERIFIED_BY = {
@@ -296,26 +302,18 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
     how = diagnosis_texts.how_to_verify(kind, language)
     tool = _CARD_TOOLS.get(case.oom.platform if case.oom else "", "")
     yield from wrap(_NVIDIA_SMI.sub(tool, how) if tool else how, style.width, _MARGIN)
-    yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
+    if has_story(finding):
+        yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
 
 
-def _catalog_entry(finding: Finding) -> Entry | None:
-    """The catalog entry of this cause, which has Chinese texts; None where the catalog has none."""
+def has_story(finding: Finding) -> bool:
+    """Whether the catalog's entry is about this failure: that of look-alikes tells of one kind of them alone."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
-    try:
-        return entry(finding.entry)
-    except LegroomError:
-        return None
-
-
-def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
-    """What a fix does; in Chinese the catalog's text where it has one."""
-    if language != "en" and (entry := _catalog_entry(finding)):
-        same = next((item for item in entry.workarounds if item.kind == fix.kind), None)
-        if same:
-            return same.action.in_language(language)
-    return str(in_language(fix.why, language))
+    if finding.cause != "not_memory":
+        return True
+    told = {message for signature in entry(finding.entry).signatures for message in signature.messages}
+    return any(evidence.id in told for evidence in finding.evidence)
 
 
 def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
@@ -329,8 +327,10 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
 
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """The report of a log without its cause: the decisive line, the lines that are needed, possible causes."""
-    yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
-    yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
+    yield f"{style.paint('?', 'orange', 'bold')} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
+    yield from (
+        style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
+    )
     case = diagnosis.case
     truncated = case.truncated_error or case.truncated_traceback
     if decisive := case.secondary_failure or truncated or case.unfinished_milestone or case.first_failure:
@@ -351,14 +351,12 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
 def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """The report of a run without findings: a healthy start with its memory, or a log that was not understood."""
     if diagnosis.verdict == "not understood":
-        text = heading("not_understood", language)
-        if diagnosis.other_engine:
-            text = diagnosis_texts.other_engine_text(diagnosis.other_engine, language)
-        yield from wrap(text, style.width)
+        yield from wrap(verdict_headline(diagnosis, language), style.width)
         yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return
-    yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
-    yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)
+    mark = style.paint(style.pick("✓", "ok"), "green", "bold")
+    yield f"{mark} {style.paint(verdict_headline(diagnosis, language), 'bold')}"
+    yield from wrap(_deployment_text(diagnosis.case, language), style.width, _MARGIN)
     rows = list(_memory_rows(diagnosis.case))
     if rows:
         yield f"{_MARGIN}{heading('memory', language)}:"
@@ -388,9 +386,8 @@ def _earlier_run_lines(runs: Sequence[Diagnosis], style: Style, language: Langua
     """One line for each earlier run in the same log: its first line number and its cause."""
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
-        fallback = "cause_above" if run.verdict == "cause above" else "healthy"
         findings = run.proven_findings
-        what = finding_title(findings[0], language) if findings else heading(fallback, language)
+        what = finding_title(findings[0], language) if findings else verdict_headline(run, language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{findings[0].entry}]" if findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

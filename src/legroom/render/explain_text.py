@@ -47,7 +47,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     """The full explanation of one entry."""
     title = f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.in_language(language), 'bold')}"
     lines = [title, style.paint(f"{entry.label} · {entry.phase or '-'}", "dim")]
-    story, printed = entry.story, [signature.text.in_language(language) for signature in entry.signatures]
+    story, printed = entry.story, [signature.text.en for signature in entry.signatures]  # as it is grepped
     words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
     rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
     sections: list[tuple[str, list[str]]] = [

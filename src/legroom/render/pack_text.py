@@ -98,11 +98,16 @@ def _failure_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
     """The flags or GPUs that would make the servers fit, least change first, or that none was found."""
-    if not changes:
-        nothing = "No smaller batch, context or KV precision makes room, nor do more cards."
-        yield from wrap(nothing, style.width, _MARGIN)
-        return
-    yield _MARGIN + style.paint("What would fit, the least change first:", "bold")
+    texts = change_texts(changes)
+    if changes:
+        yield _MARGIN + style.paint("What would fit, the least change first:", "bold")
+    margin = _MARGIN * 2 if changes else _MARGIN
+    yield from (line for text in texts for line in wrap(text, style.width, margin, margin + _MARGIN))
+
+
+def change_texts(changes: Sequence[PackChange]) -> list[str]:
+    """Each change that would make the servers fit with what it sets and why, or that none was found."""
+    texts = []
     for change in changes:
         who = f"{change.server}: " if change.server else ""
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.flags.items())
@@ -110,7 +115,8 @@ def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
             flags = " and ".join(filter(None, (flags, f"--gpus {change.gpus}")))
         elif change.result.request.shifts and not flags:
             flags = " ".join(f"--shift {shift.name}={shift.name}" for shift in change.result.request.shifts)
-        yield from wrap(f"{who}{flags} ({change.why})", style.width, _MARGIN * 2, _MARGIN * 3)
+        texts.append(f"{who}{flags} ({change.why})")
+    return texts or ["No smaller batch, context or KV precision makes room, nor do more cards."]
 
 
 def _start_order_lines(result: PackResult, style: Style) -> Iterator[str]:

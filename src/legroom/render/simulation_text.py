@@ -32,13 +32,21 @@ def timeline_text(timeline: Timeline, load: LoadVerdict, style: Style) -> str:
     if timeline.rejections:
         lines += ["", f"{len(timeline.rejections)} rejected, as vLLM would:"]
         lines += [f"  {rejection.id}: {rejection.why}" for rejection in timeline.rejections[:5]]
+    lines += [line for step in _next_steps(load) for line in ("", *wrap(step, style.width))]
     return "\n".join(lines) + "\n"
 
 
-def timeline_words(timeline: Timeline, load: LoadVerdict) -> dict[str, Any]:
-    """The verdict and the figures of `legroom simulate`, for the page."""
+def timeline_words(timeline: Timeline, load: LoadVerdict, notes: Sequence[str]) -> dict[str, Any]:
+    """The verdict, the figures and the notes of `legroom simulate`, for the page."""
     figures = [{"name": name, "text": text} for name, text in _timeline_rows(timeline, load)]
-    return {"headline": _headline(timeline, load), "figures": figures}
+    return {"headline": _headline(timeline, load), "figures": figures, "notes": [*_next_steps(load), *notes]}
+
+
+def _next_steps(load: LoadVerdict) -> Iterator[str]:
+    """What to do about a load that is not held."""
+    if load.verdict in ("falls_behind", "serves_late"):
+        tools = "legroom simulate --choose tries flags, replicas and larger cards"
+        yield f"to hold it: {tools}; legroom guard refuses what would only wait, with Retry-After"
 
 
 def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
@@ -112,7 +120,8 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         seconds = timeline.seconds
         for name, key in (("queue", "queue_s"), ("first token", "first_token_s"), ("latency", "latency_s")):
             figures.append((name, _percentiles_text(seconds[key], "s") + "  (estimated)"))
-        figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
+        if tally.finished:
+            figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
     waste = f"{timeline.wasted_slot_ratio:.2%} of those held, at block size {settings.block_size}"
     return [*figures, ("wasted slots", waste)]
@@ -137,7 +146,9 @@ def _load_text(trace: Trace) -> str:
 
 def _percentiles_text(values: list[float], unit: str) -> str:
     """p50, p99 and maximum of values that are sorted already."""
-    p50, p99, largest = percentile(values, 0.5), percentile(values, 0.99), values[-1] if values else 0
+    if not values:
+        return "none served"
+    p50, p99, largest = percentile(values, 0.5), percentile(values, 0.99), values[-1]
     digits = 0 if unit == "steps" else 2
     return f"p50 {p50:,.{digits}f}  p99 {p99:,.{digits}f}  max {largest:,.{digits}f} {unit}"
 
@@ -342,10 +353,15 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
         yield from wrap(f"{tried}: a request that is served alone takes too long already.", style.width)
     for fleet, command in fleets:
         first_token, latency = fleet.outcome.first_token_p99, fleet.outcome.latency_p99
-        waits = f"p99 of the first token {first_token:,.2f} {_time_unit_text(choice)}, of the answer {latency:,.2f}"
+        unit = _time_unit_text(choice)
+        waits = f"p99 of the first token {first_token:,.2f} {unit}, of the answer {latency:,.2f} {unit}"
         replicas = f"{fleet.replicas} replicas{f' on {fleet.gpu}' if fleet.gpu else ''}"
         yield f"{f'One {fleet.gpu}' if fleet.replicas == 1 else replicas} would hold it: {waits}"
         yield f"  {style.paint(join(command), 'bold')}"
+    if fleets and choice.in_seconds:
+        yield ""
+        why = "These counts are for steps of the length assumed here, and for p99 limits only where you gave them"
+        yield from wrap(f"{why}: legroom size MODEL --rate counts for the slowest steps of the estimate.", style.width)
 
 
 def _time_unit_text(choice: Choice) -> str:

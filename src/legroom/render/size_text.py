@@ -162,7 +162,7 @@ def _fleet_title(report: FleetReport) -> str:
         limits.append(f"the first token within {goal.first_token_p99:g} s")
     if goal.time_per_token_p99 is not None:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
-    within = f", {' and '.join(limits)} (p99)" if limits else ""
+    within = f", {' and '.join(limits)} (p99)" if limits else ", so that no queue grows"
     within += f", at most ${report.budget:g} an hour" if report.budget < math.inf else ""
     who = f"{load.requests_per_s:.3g} requests/s of"
     if users := load.trace.users:
@@ -217,9 +217,10 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
 
 def _range_text(values: Money, form: str, style: Style) -> str:
     """The high end of a range (low, middle, high), which is enough, and the range in brackets: `6 (4-6)`; for an
-    unknown high end the middle and `?`. `form` is the format of a number."""
+    unknown high end `≥`, the middle and `?`. `form` is the format of a number."""
     low, middle, high = (None if value is None else format(value, form) for value in values)
-    return f"{high}" if low == high else f"{high or middle} ({low or middle}{style.pick('–', '-')}{high or '?'})"
+    most = high or f"{style.pick('≥', '>=')}{middle}"
+    return f"{high}" if low == high else f"{most} ({low or middle}{style.pick('–', '-')}{high or '?'})"
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:

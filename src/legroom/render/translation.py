@@ -17,6 +17,7 @@ _INSIDE_A_CLAUSE = r"(?:(?![.!?] [^a-z]|[;:] ).)+?"
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[^a-z])")
 _ENGLISH_WORD = re.compile(r"(?<![\w./-])[a-z]{3,}(?![\w./-])")
 """A word that is no part of a name, a path or a flag."""
+_SPACE_IN_CHINESE = re.compile(r"(?<=[\u3001-\uff5e]) (?=[\u3001-\uff5e])")
 _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
@@ -60,7 +61,7 @@ def _in_chinese(text: str) -> str:
     spanning = ""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):
-            filled = _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
+            filled = _SPACE_IN_CHINESE.sub("", _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese))
             if not any(mark in gap for gap in match.groups() for mark in ("; ", ", ")):
                 return filled
             spanning = spanning or filled

@@ -44,7 +44,8 @@ def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN
         "Known memory bugs": wrapped(_bug_texts(made)),
     }
     titled = ([style.paint(title, "bold"), *body] for title, lines in sections.items() if (body := list(lines)))
-    head = (_headline_lines(made, style), _figure_rows(made), _release_table(made.steps, style))
+    figures = [f"  {line}" for line in columns(_figure_rows(made), "<>>>")]
+    head = (_headline_lines(made, style), figures, _release_table(made.steps, style))
     return paragraphs(*head, *titled, _equivalent_command(made, style)) + "\n"
 
 
@@ -63,7 +64,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 
 
-def _figure_rows(made: Upgrade) -> list[str]:
+def _figure_rows(made: Upgrade) -> list[tuple[str, str, str, str]]:
     """A table of capacity figures on the old and the new release, with their differences."""
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
     by_name = {change.what: change for change in made.pool}
@@ -71,9 +72,9 @@ def _figure_rows(made: Upgrade) -> list[str]:
         old, new = _figure_text(change, change.old), _figure_text(change, change.new)
         if change.what in _ALWAYS_SHOWN or (old != new and not _repeats_other_row(change, by_name)):
             percent = f"{change.new / change.old - 1:+.1%}" if change.old else ""
-            difference = _signed_bytes(change.new - change.old) if change.is_bytes else percent
+            difference = _signed_bytes(max(change.new, 0) - max(change.old, 0)) if change.is_bytes else percent
             rows.append((change.what, old, new, difference if old != new else ""))
-    return [f"  {line}" for line in columns(rows, "<>>>")]
+    return rows
 
 
 def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
@@ -87,7 +88,7 @@ def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) ->
 def _figure_text(change: PoolChange, value: float) -> str:
     """The change's old or new `value` as text: bytes with a unit, counts with separators."""
     if change.is_bytes:
-        return human_bytes(value)
+        return human_bytes(value) if value > 0 else "none"
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
@@ -125,7 +126,7 @@ def _flag_texts(made: Upgrade) -> Iterator[str]:
 def _metric_texts(made: Upgrade, alerts: Sequence[str]) -> Iterator[str]:
     """vLLM metrics that are gone in the new release, and the exported alerts that would fall silent."""
     release = made.new.target.release
-    yield from (f"{each.name} is gone in {release}: {each.instead}" for each in made.metrics if each.instead)
+    yield from (f"{each.name} is gone in {release}; instead: {each.instead}" for each in made.metrics if each.instead)
     if lost := ", ".join(metric.name for metric in made.metrics if not metric.instead):
         yield f"Gone in {release}, with nothing in their place: {lost}"
     if alerts:
@@ -135,7 +136,7 @@ def _metric_texts(made: Upgrade, alerts: Sequence[str]) -> Iterator[str]:
 
 def _bug_texts(made: Upgrade) -> Iterator[str]:
     """Known memory bugs that end or begin with the upgrade."""
-    for title, bugs in (("ends", made.bugs_ended), ("begins", made.bugs_begun)):
+    for title, bugs in (("no longer there", made.bugs_ended), ("new there", made.bugs_begun)):
         for bug in bugs:
             where = "" if bug.memory == "gpu" else " (host memory)"
             yield f"{title}: {bug.title}{where}; {bug.threads}"
@@ -149,7 +150,11 @@ def upgrade_words(made: Upgrade, alerts: Sequence[str] = ()) -> dict[str, Any]:
         "range": _range_text(made),
         "caveats": list(_kept_caveats(made)),
         "kept": _kept_capacity_text(made) if made.old.starts else "",
-        "changes": [{"what": change.what, "why": change.why} for change in made.changes],
+        "figures": _figure_rows(made),
+        **{
+            name: [{"what": change.what, "why": change.why} for change in changes]
+            for name, changes in (("changes", made.changes), ("outside", made.outside))
+        },
         "remarks": list(made.remarks),
         "flags": list(_flag_texts(made)),
         "metrics": list(_metric_texts(made, alerts)),
@@ -161,7 +166,7 @@ def _conclusion(made: Upgrade) -> str:
     """The sentence that says whether today's command must change, and to what, to keep its capacity."""
     kept, old, new = made.kept, made.old, made.new
     if old.memory.failure:
-        why = f": {old.memory.failure.message}" if new.starts else " either."
+        why = f": {old.memory.failure.message}" if new.starts else " either. legroom plan says which flags do."
         return f"With {old.target.release} the same command does not start{why}"
     if not kept.plan.starts:
         return "No command that was tried starts there and keeps today's capacity."

@@ -17,7 +17,7 @@ from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import roofline, step_band, why_no_step_time
+from legroom.simulation.step_time import limit_of_data_sheet, roofline, step_band, why_no_step_time
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import default_and_longest_len, served_model
@@ -215,9 +215,14 @@ def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_no_step_time(work):
         return None
-    seconds = float(step_seconds(roofline(work), users, users * context, users))  # type: ignore[no-untyped-call]
+    step = users, users * context, users
+    seconds, least = (
+        float(step_seconds(cost, *step))  # type: ignore[no-untyped-call]
+        for cost in (roofline(work), limit_of_data_sheet(work))
+    )
     band = step_band(plan, work)
-    return DecodeRate(1 / (seconds * band.high), 1 / seconds, 1 / (seconds * band.low))
+    slow, usual, fast = (1 / max(seconds * factor, least) for factor in (band.high, 1.0, band.low))
+    return DecodeRate(slow, usual, fast)
 
 
 def speed_and_price_json(plan: Plan, wanted: float | None = None) -> dict[str, Any]:

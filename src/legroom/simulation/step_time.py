@@ -35,6 +35,12 @@ class StepBand:
     high: float
     why_wide: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """How far the estimated seconds may be off, and why that far."""
+        why = f" ({'; '.join(self.why_wide)})" if self.why_wide else ""
+        return f"seconds are estimated: a step may take {self.low:g} to {self.high:g} times as long{why}"
+
 
 def class_of(work: Hardware) -> str:
     """The class of models whose estimates err alike: "state-space", "latent attention", "experts" or "dense"."""
@@ -320,6 +326,14 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         window=hardware.window,
         window_token=hardware.window_bytes_per_token / kv_read,
         choice_exponent=server.choice_exponent,
+    )
+
+
+def limit_of_data_sheet(hardware: Hardware) -> StepCost:
+    """The cost of a step that reads and computes as fast as the card's data sheet allows: no step takes less."""
+    fitted = read_data("step_fit.json")["fitted"]
+    return roofline(
+        hardware, Efficiency(**{name: float(not name.endswith("_s")) for name in fitted}), ServerEfficiency()
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.bundled import find
+from legroom.facts.bundled import derived, find
 from legroom.facts.flags import Flag, default, defaults_ever, flags_ever, flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
@@ -45,7 +45,8 @@ def load_logged_model(name: str) -> Model:
     try:
         return load(model)
     except LegroomError:
-        known = find(model.rstrip("/").rpartition("/")[2]) if model.startswith(("/", "~", ".")) else None
+        path = model.startswith(("/", "~", "."))
+        known = find(model.rstrip("/").rpartition("/")[2]) if path else derived(model)
         if known is None:
             raise
         return from_bundled(known)

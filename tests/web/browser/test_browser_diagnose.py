@@ -229,3 +229,22 @@ def test_the_newest_log_wins(served, open_page):
     drop(page, "new.log", SAMPLE.read_bytes())
     wait_for_finding(page)
     assert "new.log" in page.inner_text(".log-panel h2")
+
+
+def test_a_fixed_server_with_another_checkpoint_opens_as_an_estimate_at_its_verdict(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.get_by_role("button", name="torch.OutOfMemoryError").click()
+    page.wait_for_selector(".before-after .card-svg")
+    page.get_by_role("link", name="Open the fixed server in Plan").click()
+    page.wait_for_selector(".legend .part-weights, .legend")
+    assert page.evaluate("scrollY") == 0
+    assert "estimated" in page.inner_text(".legend")
+    assert "measured" not in page.url
+
+
+def test_a_log_without_its_reason_has_the_headline_of_the_command_line(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.locator("textarea").fill("INFO: vLLM API server version 0.11.2\nINFO: Shutting down\n")
+    page.locator("textarea").press("Control+Enter")
+    page.wait_for_selector("h2.cause")
+    assert page.inner_text("h2.cause") in ("The lines that say why are not in this text.", "No problem found.")

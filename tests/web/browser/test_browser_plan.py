@@ -583,3 +583,48 @@ def test_what_is_wrong_with_a_value_stands_beside_its_field(served, open_page, q
     problem = page.locator(f"[id='{field.get_attribute('aria-describedby')}']")
     assert says in problem.inner_text()
     assert abs(problem.bounding_box()["y"] - field.bounding_box()["y"]) < 80
+
+
+def test_back_undoes_a_fix_that_was_applied(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=Qwen%2FQwen3-32B&gpu=l40s")
+    page.get_by_role("button", name="Apply").first.click()
+    wait_until(page, "location.hash.includes('AWQ') || location.hash.includes('found=')")
+    page.go_back()
+    wait_until(page, "!location.hash.includes('found=')")
+    assert page.get_by_role("combobox", name="Model").input_value() == "Qwen/Qwen3-32B"
+
+
+def test_a_search_that_ends_after_another_model_was_picked_changes_nothing(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=Qwen%2FQwen3-32B&gpu=l40s")
+    page.wait_for_selector(".verdict")
+    page.get_by_role("button", name="Find the settings").click()
+    model = page.get_by_role("combobox", name="Model")
+    model.fill("Qwen/Qwen3-0.6B")
+    model.press("Enter")
+    page.wait_for_timeout(6000)
+    assert model.input_value() == "Qwen/Qwen3-0.6B"
+    assert "Qwen3-0.6B" in page.inner_text(".verdict")
+
+
+def test_a_manifest_brings_the_card_that_it_names(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.locator(".inputs textarea").fill(
+        "apiVersion: v1\nkind: Pod\nspec:\n  nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}\n"
+        "  containers:\n  - image: vllm/vllm-openai:v0.11.2\n    args: [--model=Qwen/Qwen3-8B]\n"
+    )
+    page.get_by_role("button", name="Read it").click()
+    wait_until(page, "document.querySelector('.verdict')?.innerText.includes('L40S')")
+
+
+def test_a_number_of_gpus_that_is_none_is_refused(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    page.wait_for_selector(".verdict")
+    page.get_by_label("How many").fill("-2")
+    wait_until(page, "document.querySelector('.result').innerText.includes('whole number')")
+    assert page.locator(".verdict").count() == 0
+
+
+def test_an_address_of_no_page_says_so(served, open_page):
+    page = open_page(f"{served.url}#/size")
+    page.wait_for_selector("text=There is no page “size” here")

@@ -17,8 +17,8 @@ from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
 from legroom.memory.deployment_memory import Measurements
 from legroom.records import dataclass
-from legroom.units import GIB
-from legroom.vllm.args import ServeArgs
+from legroom.units import GIB, gib
+from legroom.vllm.args import ServeArgs, is_given
 from legroom.vllm.command_line import any_release_words, command, with_settings, without_secrets
 from legroom.vllm_logs.log_sources import names_a_file
 
@@ -100,9 +100,11 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total, deduced = _printed_total_bytes(case), False
-    if total is None and release_known and not hints.gpu and not startup.gpu_name:
+    if total is None and release_known and not startup.gpu_name:
         total = _deduced_total(case, args, release)
-        deduced = total is not None
+        if hints.gpu and total and _size_with_total(known_gpu(hints.gpu), total):
+            total = None  # the name tells it better
+        deduced = total is not None and not hints.gpu
     card = _find_gpu(case, hints, total)
     given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
     ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen)
@@ -307,10 +309,25 @@ def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
         card = card or known_gpu(f"{total / GIB:.2f}GiB")
     if card is None or not total:
         return card
-    for size in (card, known_gpu(card.larger)) if card.larger else (card,):
-        if abs(size.total_bytes - total) < size.total_bytes * 0.1:
-            return with_total(size, total)
-    return card
+    size = _size_with_total(card, total) or (card if hints.gpu else None)
+    return with_total(size, total) if size else card
+
+
+def _size_with_total(card: Gpu, total: int) -> Gpu | None:
+    """The size of the card's name that may report this total; None where none may."""
+    sizes = (card, known_gpu(card.larger)) if card.larger else (card,)
+    return next((size for size in sizes if abs(size.total_bytes - total) < size.total_bytes * 0.1), None)
+
+
+def other_card_notes(case: Case, hints: Hints | None) -> tuple[str, ...]:
+    """That the log is of a card of another size than the one that the user named; empty where it is not."""
+    if hints is None or not hints.gpu:
+        return ()
+    total, named = known_deployment(case, hints).total_bytes, known_gpu(hints.gpu)
+    if not total or _size_with_total(named, total):
+        return ()
+    logged = f"The log is of a card of {gib(total)}, and {named.name} has {gib(named.total_bytes)}"
+    return (f"{logged}: everything here is computed with the log's size.",)
 
 
 def _card_of_total(total: int) -> Gpu | None:
@@ -388,6 +405,8 @@ class RebuiltCommand:
         own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
         others = {name: value for name, value in flags.items() if name not in own}
         args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
+        if self.args.model and args.model != self.args.model and not is_given(self.args, "--served-model-name"):
+            others["served_model_name"] = self.args.model  # the name that clients ask for
         # A guessed release may lack the flag.
         dests = {flag.dest for flag in flags_of(release).values()}
         others |= {name: value for name, value in own.items() if value is not None and name not in dests}

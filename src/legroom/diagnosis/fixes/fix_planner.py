@@ -27,6 +27,7 @@ from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB, cdiv
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.batching import device_defaults
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -252,7 +253,9 @@ class FixPlanner:
         for flags in proposals:
             fix = self.plan_change(kind, flags, why, trades=trades)
             if fix and fix.plan and fix.plan.verdict == "fits":
-                return fix
+                if kind != "more_or_fewer_gpus_tp_pp" or tight is None or tight.plan is None:
+                    return fix
+                return replace(fix, why=f"{fix.why} {_tight_text(tight, tight.plan)}")
             tight = tight or fix
         return tight
 
@@ -494,6 +497,12 @@ def _caveat_without_log(made: Plan) -> str:
         other.verdict
     )
     return f" Without this log, legroom plan {says}." if says else ""
+
+
+def _tight_text(fix: Fix, made: Plan) -> str:
+    """Why a fix with fewer GPUs is not proposed: its plan is tight, surer once an unnamed card is named."""
+    surer = "; --gpu NAME narrows it" if made.target.gpu.source == "given by size" else ""
+    return f"{' '.join(any_release_words(fix.flags))} alone is tight: {made.reason}{surer}."
 
 
 def bytes_without_kv(layout: Layout) -> int:

@@ -71,11 +71,10 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
         return None  # the number to double is not known
     stages = planner.known.args.pipeline_parallel_size or 1
     size = 2 * ranks // stages if stages < ranks else 2 * ranks
-    now = "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
     return planner.plan_change(
         "more_or_fewer_gpus_tp_pp",
         {"tensor_parallel_size": size},
-        f"{why} {now} it now; over {2 * ranks} each holds about half.",
+        f"{why} Over {2 * ranks} instead of {ranks}, each holds about half.",
         trades=f"{2 * ranks} GPUs instead of {ranks}",
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )

@@ -38,7 +38,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     job = str(request.options.get("job") or "vllm")
     conditions = (*alerts.vllm_conditions(Measures(request.release), levels, job), *alerts.legroom_conditions(levels))
     pages = [ExportedFile(f"{condition.name}.md", runbook_page(condition, levels)) for condition in conditions]
-    return (ExportedFile("README.md", _runbook_index(conditions, levels)), *pages)
+    usual = "" if request.plan else "\nTimes and levels are the usual ones; `--plan` gives those of its rules.\n"
+    return (ExportedFile("README.md", _runbook_index(conditions, levels) + usual), *pages)
 
 
 def runbook_page(condition: alerts.AlertCondition, levels: AlertLevels) -> str:

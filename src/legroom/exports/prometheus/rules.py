@@ -79,7 +79,11 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     plan = (
         f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
     )
-    head = f"# {MARK} {__version__} for {release}.\n{plan}"
+    on_pods = ", ".join(condition.name for condition in conditions if "kube_" in condition.expr)
+    needs = (
+        f"# Pods of Kubernetes: without kube-state-metrics in this Prometheus these miss what it tells: {on_pods}.\n"
+    )
+    head = f"# {MARK} {__version__} for {release}.\n{plan}{needs}"
     if options.get("operator"):
         return (ExportedFile(OPERATOR_FILE, head + rules_text(*_operator_objects(groups, job, request))),)
     return (

@@ -126,9 +126,8 @@ def _measured_sizes(request: dict[str, Any]) -> Measurements | None:
 
     now, then = request.get("flags") or {}, given["flags"]
     changed = {name: now.get(name) for name in {*now, *then} if now.get(name) != then.get(name)}
-    measured = ("weights", "activation", "non_torch", "cuda_graph")
-    weights, peak, other, graphs = (given[f"{part}_bytes"] for part in measured)
-    return measurements_after(Measurements(weights, peak, other, graphs or None, source="this log"), changed)
+    sizes = {name: size for name, size in given.items() if name.endswith("_bytes")}
+    return measurements_after(Measurements(**sizes, source="this log"), changed)
 
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.packing.needs import PackedServer, default_name, with_own_names_and_ports
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.planning.packing.placement import offered_cards
-    from legroom.render.pack_text import pack_headline
+    from legroom.render.pack_text import change_texts, pack_headline
     from legroom.vllm.args import ServeArgs
 
     card, used_bytes = card_and_used_bytes(machine_of_request(request), latest(), ServeArgs())
@@ -166,7 +165,9 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
         servers.append(PackedServer(default_name(deployment.args), target, deployment.args))
     cards = offered_cards([card] * (request.get("gpus") or 1), (), used_bytes)
     result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
-    return pack_json(result, changes_that_fit(result)) | {"words": {"headline": pack_headline(result)}}
+    changes = changes_that_fit(result)
+    ways = change_texts(changes) if result.verdict == "does_not_fit" else []
+    return pack_json(result, changes) | {"words": {"headline": pack_headline(result), "changes": ways}}
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.render.simulation_text import timeline_words
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import load_verdict
-    from legroom.simulation.step_time import fixed_cost, roofline
+    from legroom.simulation.step_time import fixed_cost, roofline, step_band
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
 
@@ -241,14 +242,16 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     given = {name: request.get(name) for name in fields} | {"num_blocks": request.get("blocks")}
     settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
-    cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
+    work = hardware(plan) if plan and trace.in_seconds and not step_ms else None
+    cost = fixed_cost(step_ms / 1000) if step_ms else roofline(work) if work else None
     if trace.in_seconds and cost is None:
         why = "arrivals are in seconds, and how long a step takes is not known"
         raise LegroomError(why, "give `plan` to have it estimated, or `step_ms`")
     timeline = replay(trace, settings, cost=cost)
     load = load_verdict(timeline)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
-    return document | ({"words": timeline_words(timeline, load)} if "language" in request else {})
+    notes = [step_band(plan, work).text] if plan and work else []
+    return document | ({"words": timeline_words(timeline, load, notes)} if "language" in request else {})
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:

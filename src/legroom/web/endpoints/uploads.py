@@ -66,6 +66,7 @@ def _server_document(deployment: Deployment) -> dict[str, Any]:
         "model": deployment.args.model,
         "vllm": deployment.release.version,
         "vllm_named": deployment.release_hint is not None,
+        "gpu": deployment.gpu_names[0] if len(deployment.gpu_names) == 1 else None,
         "gpus": deployment.gpu_count,
         "host_memory": human_bytes(limit) if (limit := deployment.memory_limit_bytes) else None,
         "flags": _given_flags(deployment),
@@ -108,7 +109,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.render.diagnosis_text import finding_title
+    from legroom.render.diagnosis_text import finding_title, has_story, verdict_headline
     from legroom.web.endpoints import in_requested_language
 
     command, model, gpu, vllm = (request.get(name) or None for name in ("command", "model", "gpu", "vllm"))
@@ -116,9 +117,13 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     hints = Hints(command, model, gpu, request.get("gpus"), vllm, local_models=False)
     reading = read_log(pieces, "the log", hints)
     document = in_requested_language(readings_json([reading]), request)
-    found = reading.runs[0].findings if "language" in request and reading.runs else ()
-    for row, finding in zip(document["findings"], found, strict=False):
-        row["title"] = finding_title(finding, request["language"], reading.runs[0].other_engine)
+    if "language" in request:
+        run, language = reading.runs[0] if reading.runs else None, request["language"]
+        for row, finding in zip(document["findings"], run.findings if run else (), strict=False):
+            title = finding_title(finding, language, run.other_engine if run else "")
+            row |= {"title": title, "has_story": has_story(finding)}
+        is_known = run is not None and run.proven_findings
+        document["headline"] = document["findings"][0]["title"] if is_known else verdict_headline(run, language)
     return document
 
 
