@@ -38,7 +38,7 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
-_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
+_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?((?:[^\s\"'#;$]|\$\{?\w+\}?)+)")
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::?-([^}\s]*))?\}|\$([A-Z_][A-Z0-9_]*)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
@@ -83,7 +83,11 @@ def pasted_command(
 def _with_variables(text: str) -> str:
     """The text with shell variables as it assigns them, else with the default that they name."""
     values = dict(_ASSIGNED.findall(text))
-    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or match[0], text)
+
+    def expand(words: str) -> str:
+        return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or match[0], words)
+
+    return expand(expand(text))  # a value may name another variable
 
 
 def _deployment(line: str, release: Release | None) -> Deployment | None:
