@@ -188,3 +188,15 @@ def test_curly_quotes_of_a_page_are_quotes() -> None:
     line = "INFO 05-30 01:45:33 [utils.py:240] non-default args: {‘model’: ‘org/own’, ‘tensor_parallel_size’: 2}\n"
     run = read_log([line.encode()]).runs[0]
     assert run.case.startup.args.tensor_parallel_size == 2
+
+
+def test_what_was_set_before_another_run_is_the_present_value() -> None:
+    check = (
+        "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in"
+    )
+    text = (
+        'ROOT="/models"\nPLACE="${ROOT}/own"\n```sh\nvllm serve ${PLACE} --gpu-memory-utilization 0.9 --port 1\n```\n'
+        f"It fails with no blocks. I set gpu_memory_utilization to 0.97 and ran it again:\n{check} KV cache (5000)."
+    )
+    command = " ".join(first(text).fixes[0].command)
+    assert "/models/own" in command and "--gpu-memory-utilization 0.97" in command and "0.9 " not in command

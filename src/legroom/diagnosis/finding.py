@@ -83,8 +83,8 @@ class DeadEnd:
 
     action: str
     why_fails: str
-    when: str = ""
-    """What the text has to show for it to be said (`fix_checks._SHOWN`); empty: it holds always."""
+    when: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the text has to show for it to be said (`fix_checks._is_shown`)."""
 
 
 class Strength(IntEnum):

@@ -26,9 +26,10 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.told_failure import FEW_WORDS, WORD, told_evidence
-from legroom.diagnosis.told_settings import values_in_vain
+from legroom.diagnosis.told_settings import settings_of_rerun, values_in_vain
 from legroom.diagnosis.verdict import ASSERTED_CHANCE, Diagnosis, diagnose_run
 from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
 from legroom.facts.log_messages import launcher_in
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
@@ -281,6 +282,9 @@ def _with_pasted_command(
     if hints is not None and hints.command:
         args = given_deployment(hints, release).args
     elif command and not any(case.startup.args_known for case in cases):
+        if rerun := settings_of_rerun(text):  # behind the others: the last of two values counts
+            later = (f" {flag_name(name)} {value}" for name, value in rerun.items())
+            args, command = replace(args, **rerun), re.split(r"\s(?:\d?>|[&|])", command)[0] + "".join(later)
         hints = replace(hints or Hints(), command=command)
     elif attempts:  # what the last attempt names counts before what all of them name
         own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]

@@ -39,7 +39,7 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
 )
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
-_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?([^\s\"'#;$]+)")
+_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?((?:[^\s\"'#;$]|\$\{?\w+\}?)+)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
 _PROSE_END = re.compile("[`，。；：（）]")
@@ -58,7 +58,8 @@ def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
     """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
-    lines = expand_variables(text, dict(_ASSIGNED.findall(text))).split("\n")
+    values = dict(_ASSIGNED.findall(text))
+    lines = expand_variables(expand_variables(text, values), values).split("\n")  # a value may name another variable
     commands = list(command_lines(lines))
     above = [command for command in commands if failure_line is None or command[0] <= failure_line]
     ordered = [*reversed(above), *(command for command in commands if command not in above)]

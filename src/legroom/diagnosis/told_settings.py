@@ -150,6 +150,17 @@ def values_in_vain(text: str) -> Iterator[tuple[str, float]]:
             yield from ((name, float(number) if "." in number else int(number)) for number in numbers)
 
 
+_RUN_AGAIN = re.compile(
+    r"(?i)\bre-?r[au]n\b|\br[au]n (?:it )?again\b|\brestarted\b|重新(?:运行|启动|部署)|再次(?:运行|启动)"
+)
+
+
+def settings_of_rerun(text: str) -> dict[str, Any]:
+    """The values that sentences set before the server was run again: those of the last run."""
+    again = (sentence for sentence in _SENTENCE.split(text) if _RUN_AGAIN.search(sentence))
+    return {mention.name: mention.newest for sentence in again for mention in mentions(sentence)}
+
+
 def _is_cure(text: str, match: re.Match[str]) -> bool:
     """Whether the line around a value says that it is with this value that the server runs."""
     before, after = text[: match.start()], text[match.end() :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
@@ -24,9 +25,11 @@ def phase_title(phase: str | None, language: Language) -> str:
     return str(read_data("diagnosis_texts.json")["phases"][phase][language]) if phase else ""
 
 
-def how_to_verify(kind: str, language: Language) -> str:
-    """A sentence on what to check after a fix of this kind was applied."""
-    return str(read_data("diagnosis_texts.json")["verify"][kind][language])
+def how_to_verify(kind: str, language: Language, cause: str = "", platform: str = "") -> str:
+    """What to check after a fix: by the cause, where it is no start and no step, and with this platform's own tool."""
+    texts = read_data("diagnosis_texts.json")
+    how = str(texts["verify"][texts["verified_by"].get(cause, kind)][language])
+    return re.sub(r"nvidia-smi [\w=., -]*\w", texts["card_tools"].get(platform, r"\g<0>"), how)
 
 
 def other_engines() -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -275,17 +274,6 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
         yield from wrap(text, style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
-_VERIFIED_BY = {
-    "leak_over_time": "growth",
-    "request_too_long": "request",
-    "kv_preemption_thrash": "pool",
-    "prefix_cache_pressure": "pool",
-}
-"""How a cause is verified whose failure is no start and no step."""
-_NVIDIA_SMI = re.compile(r"nvidia-smi [\w=., -]*\w")
-_CARD_TOOLS = {"NPU": "watch npu-smi info", "HIP": "watch rocm-smi --showmeminfo vram", "XPU": "watch xpu-smi stats"}
-
-
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """How to check that the fix worked, by the cause's domain or the failed phase; nothing for another engine."""
     if diagnosis.other_engine:
@@ -297,11 +285,9 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
     else:
         is_step = diagnosis.phase == "serving" and cause_of(finding.cause).is_memory
         kind = "serving" if is_step else "startup" if diagnosis.phase not in (None, "serving") else "other"
-        kind = _VERIFIED_BY.get(finding.cause, kind)
     yield style.paint(f"{heading('verify', language)}:", "bold")
-    how = diagnosis_texts.how_to_verify(kind, language)
-    tool = _CARD_TOOLS.get(case.oom.platform if case.oom else "", "")
-    yield from wrap(_NVIDIA_SMI.sub(tool, how) if tool else how, style.width, _MARGIN)
+    how = diagnosis_texts.how_to_verify(kind, language, finding.cause, case.oom.platform if case.oom else "")
+    yield from wrap(how, style.width, _MARGIN)
     if has_story(finding):
         yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
 

@@ -32,7 +32,8 @@ class Cause:
 
     entry: str
     """Id of its general catalog entry; a finding may name a more specific entry of the same label."""
-    title: Localized
+    title: Localized = Localized("", "")
+    """Of the bundled causes in `diagnosis_texts.json`, like the dead ends."""
     phase: Phase | None = None
     """The phase in which it always happens; used where the log does not show one."""
     usual_at: tuple[str, ...] = ()
@@ -64,12 +65,13 @@ class Cause:
 def causes() -> tuple[Cause, ...]:
     """Every cause legroom can diagnose, ordered by priority, then by catalog entry."""
     every: list[Cause] = []
-    dead_ends = read_data("diagnosis_texts.json")["dead_ends"]
+    texts = read_data("diagnosis_texts.json")
     for name in (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py")):
         module = importlib.import_module(f"{__name__}.{name}")
         rules = {rule: getattr(module, rule) for rule in _RULES if hasattr(module, rule)}
-        known = tuple(DeadEnd(*texts) for texts in dead_ends.get(name, ()))
-        every.append(replace(module.CAUSE, label=name, dead_ends=module.CAUSE.dead_ends + known, **rules))
+        ends = module.CAUSE.dead_ends + tuple(DeadEnd(*row) for row in texts["dead_ends"].get(name, ()))
+        title = Localized(*texts["titles"][name]) if name in texts["titles"] else module.CAUSE.title
+        every.append(replace(module.CAUSE, label=name, title=title, dead_ends=ends, **rules))
     return tuple(sorted(every, key=lambda cause: (cause.priority, cause.entry)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.step_savings import large_steps_fix
@@ -95,4 +95,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
 
 
-CAUSE = Cause(entry="LR406", title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"))
+CAUSE = Cause(entry="LR406")

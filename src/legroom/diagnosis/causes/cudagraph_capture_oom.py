@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import bytes_without_kv
@@ -118,16 +118,12 @@ def _graph_shortage_bytes(planner: FixPlanner) -> int:
     case, total = planner.case, planner.total_bytes
     startup = case.startup
     piece = planner.oom_shortage_bytes if case.oom else GIB
-    usual = 0 if startup.graph_bytes or planner.failed_plan is not None else _GRAPH_BYTES
+    usual = _GRAPH_BYTES if case.engine.generation == "V0" else GIB  # V1 captures in pieces: the lower end
+    usual = 0 if startup.graph_bytes or planner.failed_plan is not None else usual
     # 0.18 and 0.19 print the estimate and do not reserve it.
     graphs = 0 if startup.graph_estimate_bytes else case.number("graph_estimate", "graphs_bytes") or usual
     outside = total - round(planner.utilization * total) if total else graphs
     return max(piece + (startup.graph_bytes or 0), graphs - outside, GIB // 4)
 
 
-CAUSE = Cause(
-    entry="LR302",
-    title=Localized("no room left for capturing CUDA graphs", "捕获 CUDA 图时显存不足"),
-    phase="startup_graph",
-    usual_at=("graph",),
-)
+CAUSE = Cause(entry="LR302", phase="startup_graph", usual_at=("graph",))

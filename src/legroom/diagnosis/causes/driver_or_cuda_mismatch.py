@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 
 _LABEL = "driver_or_cuda_mismatch"
@@ -20,8 +20,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield from lookalike_fixes(planner, _LABEL)
 
 
-CAUSE = Cause(
-    entry="LR902",
-    title=Localized("driver, CUDA and build do not go together", "驱动、CUDA 与编译版本不匹配"),
-    domain="other",
-)
+CAUSE = Cause(entry="LR902", domain="other")

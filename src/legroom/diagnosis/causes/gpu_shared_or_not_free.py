@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.case import is_traceback_line
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
@@ -548,11 +548,4 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     return replace(fix, steps=(*fix.steps, *steps)) if fix else None
 
 
-CAUSE = Cause(
-    entry="LR103",
-    title=Localized(
-        "the GPU was not free: another process holds memory of it",
-        "GPU 不空闲：其他进程（或上次运行的残留进程）占用显存",
-    ),
-    phase="startup_load",
-)
+CAUSE = Cause(entry="LR103", phase="startup_load")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.diagnosis.finding import Strength
 from legroom.facts import read_data
@@ -322,8 +322,4 @@ def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
     return planner.plan_change("lower_util", flags, f"{gib(free)} of {gib(total)} are available.")
 
 
-CAUSE = Cause(
-    entry="LR501",
-    title=Localized("the host ran out of memory, not the GPU", "主机内存（RAM、/dev/shm、锁页内存）不足，而非显存"),
-    domain="host",
-)
+CAUSE = Cause(entry="LR501", domain="host")

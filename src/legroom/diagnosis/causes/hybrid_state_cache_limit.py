@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Strength, proof, reason
 
 
 def examine(case: Case) -> Assessment | None:
@@ -23,18 +23,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     blocks = planner.case.number("state_blocks_short", "state_blocks_count") or 0
     if blocks > 0:
         seqs = blocks if blocks < 32 else blocks // 8 * 8
-        yield planner.plan_change(
-            "max_num_seqs",
-            {"max_num_seqs": seqs},
-            f"There are {blocks} state blocks, one a sequence.",
-            trades="fewer requests run at once",
-        )
+        why, trades = f"There are {blocks} state blocks, one a sequence.", "fewer requests run at once"
+        yield planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades=trades)
     yield planner.pull_lever("raise utilization", "A larger pool has more state blocks.")
     yield planner.pull_lever("more GPUs", "Split over more GPUs, a state block is smaller.")
 
 
-CAUSE = Cause(
-    entry="LR202",
-    title=Localized("more sequences than state blocks of the hybrid model", "max_num_seqs 超过混合模型的状态缓存块数"),
-    phase="startup_kv",
-)
+CAUSE = Cause(entry="LR202", phase="startup_kv")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import FULL_POOL_PERCENT
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Strength, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.vllm_logs.evidence import Evidence
 
@@ -100,12 +100,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         doubled = round(2 * planner.utilization, 2) if planner.utilization < 0.5 else MAX_UTILIZATION
         share = {"gpu_memory_utilization": min(doubled, MAX_UTILIZATION)}
         larger = planner.plan_change("raise_util", share, "The pool is what the share leaves beside the weights.")
-    twice = planner.plan_change(
-        "kv_cache_dtype",
-        {"kv_cache_dtype": "fp8"},
-        "Twice the tokens in the same pool.",
-        trades="keys and values in 8 bits",
-    )
+    why, trades = "Twice the tokens in the same pool.", "keys and values in 8 bits"
+    twice = planner.plan_change("kv_cache_dtype", {"kv_cache_dtype": "fp8"}, why, trades=trades)
     waiting = max((int(_count_or_ratio(item, "waiting")) for item in case.all("engine_stats")), default=0)
     if planner.failed_plan is None and 3 * waiting > most > 0 and seqs < _FEW_SEQUENCES:
         yield twice  # a few per cent of the card hold none of those that wait
@@ -117,10 +113,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
 
 
-CAUSE = Cause(
-    entry="LR403",
-    title=Localized(
-        "running requests exhaust the KV pool: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
-    ),
-    phase="serving",
-)
+CAUSE = Cause(entry="LR403", phase="serving")

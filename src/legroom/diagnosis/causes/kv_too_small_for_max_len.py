@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
@@ -165,16 +165,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.pull_lever("raise utilization", why) if is_planned else planner.raise_utilization(short, why)
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
-    yield planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.") or (
-        planner.plan_change(
-            "kv_cache_dtype",
-            {"kv_cache_dtype": "fp8"},
-            "Keys and values in 8 bits take half the bytes a token.",
-            trades="keys and values are stored in 8 bits",
-        )
-        if planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case)
-        else _half_the_bytes_fix(planner, fits)
-    )
+    why, trades = "Keys and values in 8 bits take half the bytes a token.", "keys and values are stored in 8 bits"
+    half = planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.")
+    if half is None and planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case):
+        half = planner.plan_change("kv_cache_dtype", {"kv_cache_dtype": "fp8"}, why, trades=trades)
+    yield half or _half_the_bytes_fix(planner, fits)
     if planner.failed_plan is None and not _is_hardly_usable(planner.case):
         yield smaller_weights_fix(planner)
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
@@ -267,10 +262,4 @@ def model_limit(planner: FixPlanner) -> int | None:
     return default_and_longest_len(args, planner.model, release)[1]
 
 
-CAUSE = Cause(
-    entry="LR203",
-    title=Localized(
-        "the KV cache cannot hold one request of max_model_len", "KV 缓存容纳不下一个 max_model_len 长度的请求"
-    ),
-    phase="startup_kv",
-)
+CAUSE = Cause(entry="LR203", phase="startup_kv")

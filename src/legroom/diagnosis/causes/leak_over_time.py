@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, Strength, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Strength, known_fix, proof
 from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
 from legroom.units import KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
@@ -66,12 +66,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if record is not None and (growth := leak_growth(record)):
         yield _planned_restart_fix(growth)
     if planner.case.has("ps_row"):
-        yield planner.plan_change(
-            "eager_or_fewer_graphs",
-            {"enforce_eager": True},
-            "In old releases captured graphs and their NCCL work grew on the host.",
-            trades="slower decoding",
-        )
+        why, trades = "In old releases captured graphs and their NCCL work grew on the host.", "slower decoding"
+        yield planner.plan_change("eager_or_fewer_graphs", {"enforce_eager": True}, why, trades=trades)
     yield known_fix("newest_release_and_restart")
     yield known_fix("no_media_cache")
 
@@ -79,15 +75,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
     """A scheduled restart before the recorded growth fills the card again."""
     every = duration_text(growth.seconds)
-    return Fix(
-        "sequence_starts_or_wait",
-        f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load: a "
-        "restart gives all of it back, and it lasts as long again.",
-        steps=(
-            f"until the leak is fixed: restart, drained, at least every {every} of such load",
-            "keep the records of two moments: legroom fragments shows which part grew between them",
-        ),
-    )
+    grew = f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load"
+    often = f"until the leak is fixed: restart, drained, at least every {every} of such load"
+    steps = (often, "keep the records of two moments: legroom fragments shows which part grew between them")
+    why = f"{grew}: a restart gives all of it back, and it lasts as long again."
+    return Fix("sequence_starts_or_wait", why, steps=steps)
 
 
-CAUSE = Cause(entry="LR405", title=Localized("memory grows with time", "内存随时间增长（泄漏）"), phase="serving")
+CAUSE = Cause(entry="LR405", phase="serving")

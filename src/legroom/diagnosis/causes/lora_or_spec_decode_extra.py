@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import FixKind, Strength
 from legroom.units import GIB, gib
 
@@ -64,19 +64,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.first_change_that_fits(kind, halves, why, trades="fewer adapters in one batch")
         yield Fix(kind, why, flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16})
     seqs = args.max_num_seqs or 256
-    yield planner.plan_change(
-        "max_num_seqs",
-        {"max_num_seqs": max(seqs // 4, 4)},
-        "Speculative depth multiplies what every sequence needs.",
-        trades="fewer requests run at once",
-    )
+    flags, why = {"max_num_seqs": max(seqs // 4, 4)}, "Speculative depth multiplies what every sequence needs."
+    yield planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
     yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 
 
-CAUSE = Cause(
-    entry="LR303",
-    title=Localized(
-        "adapters or the draft model need memory that was not measured", "LoRA 适配器或草稿模型占用了未被统计的显存"
-    ),
-    usual_at=("spec", "lora"),
-)
+CAUSE = Cause(entry="LR303", usual_at=("spec", "lora"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
@@ -108,9 +108,4 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
     return known_fix("smaller_dummy_image") if is_above_card and "mm_processor_kwargs" not in limit.flags else limit
 
 
-CAUSE = Cause(
-    entry="LR402",
-    title=Localized(
-        "images, videos or audio are larger than the engine was sized for", "图像/视频/音频输入超出引擎的预留"
-    ),
-)
+CAUSE = Cause(entry="LR402")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.units import GIB
 
@@ -72,8 +72,4 @@ def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
     return engine.generation == "V0" or engine.is_styled_before_0_9_2
 
 
-CAUSE = Cause(
-    entry="LR304",
-    title=Localized("communication buffers ran out of GPU memory", "通信缓冲区（NCCL/all-reduce）显存不足"),
-    phase="startup_load",
-)
+CAUSE = Cause(entry="LR304", phase="startup_load")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, larger_pool_fix
@@ -260,12 +260,9 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
     """Fewer tokens per step, if the peak is large enough to leave a pool."""
     won = (accounting.peak_bytes or 0) * 3 // 4
     if won > -(accounting.pool_bytes or 0) + GIB // 2:
-        yield planner.plan_change(
-            "max_num_batched_tokens",
-            smaller_step_flags(planner, max(planner.step_tokens // 4, 512)),
-            f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
-            trades="long prompts take more steps",
-        )
+        why = f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step."
+        flags, trades = smaller_step_flags(planner, max(planner.step_tokens // 4, 512)), "long prompts take more steps"
+        yield planner.plan_change("max_num_batched_tokens", flags, why, trades=trades)
 
 
 def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -313,13 +310,9 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         return None
     # Who asks for less than half of a card shares it: the rest is not free.
     share = MAX_UTILIZATION if planner.utilization >= 0.5 else round(2 * planner.utilization, 3)
-    return planner.plan_change(
-        "raise_util",
-        {"gpu_memory_utilization": share},
-        reason("budget_taken_unknown"),
-        steps=DECIDING_STEPS,
-        trades="less of the card is left for what vLLM does not count",
-    )
+    why, trades = reason("budget_taken_unknown"), "less of the card is left for what vLLM does not count"
+    flags = {"gpu_memory_utilization": share}
+    return planner.plan_change("raise_util", flags, why, steps=DECIDING_STEPS, trades=trades)
 
 
 def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
@@ -358,9 +351,4 @@ def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
     return replace(known_fix("charged_or_full"), why=reason("more_than_a_share", {"short": gib(-pool)}))
 
 
-CAUSE = Cause(
-    entry="LR201",
-    title=Localized("nothing is left of the budget for the KV cache", "预算扣除权重和激活峰值后，没有剩余给 KV 缓存"),
-    phase="startup_kv",
-    usual_at=("kv",),
-)
+CAUSE = Cause(entry="LR201", phase="startup_kv", usual_at=("kv",))

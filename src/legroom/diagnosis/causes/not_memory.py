@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import fewer_ranks_fix, named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes, other_engine
@@ -76,7 +76,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     error = _first_exception(case)
     if error is None:
-        yield _crashed_step_fix(planner)
+        is_crash = case.first_failure is not None and not case.first_failure.is_told
+        yield _crashed_step_fix(planner) if is_crash else known_fix("no_error_shown")
         return
     yield named_value_fix(planner, _exception_message(error))
     yield _exception_fix(error, planner)
@@ -116,9 +117,4 @@ def _crashed_step_fix(planner: FixPlanner) -> Fix:
     return replace(fix, command=planner.command({"enforce_eager": True}, fix.env))
 
 
-CAUSE = Cause(
-    entry="LR901",
-    title=Localized("this looks like memory but is not", "看似内存问题，其实不是"),
-    domain="other",
-    priority=1,  # gives way to what explains as much
-)
+CAUSE = Cause(entry="LR901", domain="other", priority=1)

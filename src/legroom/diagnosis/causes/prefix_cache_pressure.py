@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 
 
@@ -43,8 +43,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
 
 
-CAUSE = Cause(
-    entry="LR404",
-    title=Localized("the pool is full of cached prefixes", "KV 池被前缀缓存占满（可回收）"),
-    phase="serving",
-)
+CAUSE = Cause(entry="LR404", phase="serving")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import is_pool_oversized
 from legroom.diagnosis.causes.weights_too_big import weights_fill_budget
 from legroom.diagnosis.finding import Strength
@@ -228,8 +228,4 @@ def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
-CAUSE = Cause(
-    entry="LR301",
-    title=Localized("the profile or warm-up run needs more than there is", "性能分析或预热运行的激活峰值超出可用显存"),
-    usual_at=("profile", "sampler", "warmup"),
-)
+CAUSE = Cause(entry="LR301", usual_at=("profile", "sampler", "warmup"))

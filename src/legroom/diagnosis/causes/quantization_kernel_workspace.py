@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import is_quantized
 from legroom.facts.releases import earlier_release
@@ -66,15 +66,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("checkpoint_as_it_is")
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     before = earlier_release(planner.known.release) if planner.known.release_known else None
-    yield Fix(
-        "engine_version_or_V0",
-        f"What is copied while loading differs from release to release{which}: "
-        "the one before the failure began starts.",
-        steps=(
-            f"pin the last release that worked: pip install 'vllm=={before or 'X'}'",
-            "or take the newest one, where the copy may be gone",
-        ),
-    )
+    differs = f"What is copied while loading differs from release to release{which}"
+    pin = f"pin the last release that worked: pip install 'vllm=={before or 'X'}'"
+    steps = (pin, "or take the newest one, where the copy may be gone")
+    yield Fix("engine_version_or_V0", f"{differs}: the one before the failure began starts.", steps=steps)
     yield planner.pull_lever("quantized weights", "A checkpoint that is already quantized needs no copy at all.") or (
         None if is_quantized(planner) else known_fix("kernel_s_own_format")
     )
@@ -84,12 +79,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the copy fits beside the weights.")
 
 
-CAUSE = Cause(
-    entry="LR102",
-    title=Localized(
-        "a second copy of weights, or a kernel's workspace, does not fit",
-        "权重重排/在线量化的第二份拷贝或内核工作区放不下",
-    ),
-    phase="startup_load",
-    usual_at=("quant",),
-)
+CAUSE = Cause(entry="LR102", phase="startup_load", usual_at=("quant",))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.kv_too_small_for_max_len import model_limit
 from legroom.diagnosis.finding import Strength
 from legroom.units import round_up
-from legroom.vllm_logs.evidence import Evidence
 
 _PARTS = re.compile(r"(\d+) in the (?:messages|prompt|input)\W{1,3}(?:and )?(\d+) in the completion")
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
@@ -33,46 +33,26 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a larger limit if memory allows, or a shorter request."""
     error = planner.case.first(*_MESSAGES)
     tokens_needed = error.facts.get("asked_count") if error else None
-    tokens = round_up(tokens_needed, 1024) if isinstance(tokens_needed, int) else 0
-    if error is not None and error.id == "prompt_too_long" and tokens:
-        yield planner.plan_change(
-            "max_num_batched_tokens",
-            {
-                "max_num_batched_tokens": tokens,
-                "max_model_len": max(tokens, planner.known.args.max_model_len or 0) or None,
-            },
-            f"Without chunked prefill a prompt of {tokens_needed:,} tokens must fit into one step.",
-            trades="a larger activation peak",
-        )
-    yield _fewer_tokens_asked(error)
-    current = planner.known.args.max_model_len or 0
-    longest = model_limit(planner)
-    if isinstance(tokens_needed, int) and tokens_needed > current and (longest is None or tokens_needed <= longest):
-        yield planner.plan_change(
-            "max_model_len",
-            {"max_model_len": tokens},
-            f"The request needs {tokens_needed:,} tokens, if the model was made for as many.",
-            trades="one request may take more of the pool",
-        )
-    yield known_fix("shorter_request")
-
-
-def _fewer_tokens_asked(error: Evidence | None) -> Fix | None:
-    """The max_tokens that the prompt leaves of the limit; None where the message does not name both."""
+    if error is not None and error.id == "prompt_too_long" and isinstance(tokens_needed, int):
+        tokens = round_up(tokens_needed, 1024)
+        length = max(tokens, planner.known.args.max_model_len or 0) or None
+        step = {"max_num_batched_tokens": tokens, "max_model_len": length}
+        why = f"Without chunked prefill a prompt of {tokens_needed:,} tokens must fit into one step."
+        yield planner.plan_change("max_num_batched_tokens", step, why, trades="a larger activation peak")
     parts = _PARTS.search(error.window) if error is not None else None
     limit = error.facts.get("limit_count", error.facts.get("limit2_count")) if error is not None else None
-    if parts is None or not isinstance(limit, int) or int(parts[1]) >= limit:
-        return None
-    left = limit - int(parts[1])
-    why = (
-        f"The prompt takes {int(parts[1]):,} of the {limit:,} tokens, and the request asks for {int(parts[2]):,} more."
-    )
-    return Fix("request", why, steps=(f"in the request: max_tokens of {left:,} at most, or a shorter prompt",))
+    shorter = known_fix("shorter_request")
+    if parts is not None and isinstance(limit, int) and (left := limit - int(parts[1])) > 0:
+        why = (
+            f"The prompt takes {int(parts[1]):,} of the {limit:,} tokens; the request asks for {int(parts[2]):,} more."
+        )
+        yield replace(shorter, why=why, steps=(f"in the request: max_tokens of {left:,} at most, or a shorter prompt",))
+    current, longest = planner.known.args.max_model_len or 0, model_limit(planner)
+    if isinstance(tokens_needed, int) and current < tokens_needed <= (longest or tokens_needed):
+        flags = {"max_model_len": round_up(tokens_needed, 1024)}
+        why = f"The request needs {tokens_needed:,} tokens, if the model was made for as many."
+        yield planner.plan_change("max_model_len", flags, why, trades="one request may take more of the pool")
+    yield shorter if parts is None else None
 
 
-CAUSE = Cause(
-    entry="LR408",
-    title=Localized("a request is longer than the server takes", "请求长度超过服务器设置"),
-    phase="serving",
-    domain="settings",
-)
+CAUSE = Cause(entry="LR408", phase="serving", domain="settings")

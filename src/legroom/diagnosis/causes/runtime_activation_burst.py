@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_shortage_bytes
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, smaller_step_flags
@@ -109,12 +109,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes
         if pool and pool > need + GIB:
-            yield planner.plan_change(
-                "kv_cache_memory_bytes",
-                {"kv_cache_memory_bytes": pool - need - GIB // 2},
-                "The pool in bytes: exactly what the transient needs is taken off it.",
-                trades="a smaller KV pool",
-            )
+            flags = {"kv_cache_memory_bytes": pool - need - GIB // 2}
+            why = "The pool in bytes: exactly what the transient needs is taken off it."
+            yield planner.plan_change("kv_cache_memory_bytes", flags, why, trades="a smaller KV pool")
     yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.")
 
 
@@ -127,12 +124,4 @@ def _logprob_sentence(planner: FixPlanner, tokens: int) -> str:
     return f"Log-probabilities of a prompt take tokens x {entries:,} x 10 bytes: {size} for {tokens:,} tokens."
 
 
-CAUSE = Cause(
-    entry="LR401",
-    title=Localized(
-        "a step of real traffic needed more memory than the KV cache left",
-        "实际请求的瞬时激活超出 KV 缓存之外的剩余显存",
-    ),
-    phase="serving",
-    usual_at=("serving",),
-)
+CAUSE = Cause(entry="LR401", phase="serving", usual_at=("serving",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import utilization_within_free_memory
 from legroom.diagnosis.finding import Strength
 from legroom.facts.log_messages import trainer_settings
@@ -159,10 +159,4 @@ def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
     return (own,) if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", own)
 
 
-CAUSE = Cause(
-    entry="LR407",
-    title=Localized(
-        "trainer and engine share the card, or sleep mode keeps memory", "训练与推理同卡，或睡眠模式残留显存"
-    ),
-    usual_at=("wake",),
-)
+CAUSE = Cause(entry="LR407", usual_at=("wake",))

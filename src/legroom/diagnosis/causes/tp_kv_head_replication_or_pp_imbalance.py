@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
 from legroom.diagnosis.finding import Strength
 from legroom.units import gib
@@ -82,7 +82,4 @@ def _layer_partition(planner: FixPlanner) -> str:
     return ",".join(map(str, (end, *[inner + 1] * larger, *[inner] * (stages - 2 - larger), end)))
 
 
-CAUSE = Cause(
-    entry="LR204",
-    title=Localized("ranks or pipeline stages carry unequal shares", "各张量并行/流水线分段负担不均或 KV 头被复制"),
-)
+CAUSE = Cause(entry="LR204")

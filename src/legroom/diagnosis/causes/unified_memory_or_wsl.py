@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.gpu_shared_or_not_free import (
     can_start_with_lower_utilization,
     is_page_cache_counted,
@@ -126,10 +126,4 @@ def _larger_gpu_share_fix(case: Case) -> Fix:
     )
 
 
-CAUSE = Cause(
-    entry="LR502",
-    title=Localized(
-        "CPU and GPU share one memory, or a virtual machine limits it", "CPU 与 GPU 共享内存，或虚拟机限制了内存"
-    ),
-    domain="host",
-)
+CAUSE = Cause(entry="LR502", domain="host")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.hardware_fixes import is_at_hand, other_hardware, split_over_more_gpus
+from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand, other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
@@ -111,7 +111,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     hardware = other_hardware(planner)
     if planner.known.args.dtype_bytes > 2:
         hardware = replace(hardware, steps=("leave out --dtype float: 16 bits take half", *hardware.steps))
-    if smaller is None and more is None:
+    if smaller is None and (more is None or exceeds_machine(planner, more)):
         yield hardware
     elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:
         smaller_step = hardware.steps[not planner.known.ranks_known].removeprefix("or ")
@@ -156,9 +156,4 @@ def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
     return planner.extend_until_fits(planned, why)
 
 
-CAUSE = Cause(
-    entry="LR101",
-    title=Localized("the weights do not fit on the GPU", "模型权重放不进显存"),
-    phase="startup_load",
-    usual_at=("build", "load"),
-)
+CAUSE = Cause(entry="LR101", phase="startup_load", usual_at=("build", "load"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof, reason
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.facts.flags import flags_ever
@@ -72,4 +72,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield known_fix("correct_the_flag")
 
 
-CAUSE = Cause(entry="LR903", title=Localized("a flag was refused or ignored", "参数被拒绝或被忽略"), domain="settings")
+CAUSE = Cause(entry="LR903", domain="settings")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
-from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
 from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
@@ -27,17 +27,6 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
-_SHOWN: Mapping[str, Callable[[Case], bool]] = {
-    "media warning": lambda case: case.has("mm_profile_too_short"),
-    "before the pool": lambda case: case.site not in ("serving", *_AFTER_POOL),
-    "nothing unused": lambda case: (
-        (case.ledger.unused_bytes or 0) + (case.ledger.free_bytes or 0) < (case.ledger.wanted_bytes or 0)
-    ),
-    "a kill": lambda case: case.has("sigkill", "killed_word", "killed_by_hand", "died_silently"),
-    "a holder": lambda case: not case.has("no_cache_blocks", "profiling_error"),
-    "while loading": lambda case: case.site in ("", "build", "load", "quant"),
-}
-"""What a dead end may need of the case, by the name in `diagnosis_texts.json`."""
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 
 
@@ -75,16 +64,24 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
         verb, name, _ = rule.groups()
         now = planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name) or 0
         values = [fix.flags[name] for fix in offered if isinstance(fix.flags.get(name), int | float)]
-        kinds = {"lower": "lower_util", "raise": "raise_util"} if name == "gpu_memory_utilization" else {}
-        is_kind = any(
-            fix.kind == kinds.get(verb) or (verb == "change" and fix.kind in kinds.values()) for fix in offered
-        )
-        return is_kind or any(verb == "change" or (value > now) == (verb == "raise") for value in values)
+        moves = {"raise" if value > now else "lower" for value in values}
+        if name == "gpu_memory_utilization":
+            moves |= {fix.kind.removesuffix("_util") for fix in offered if fix.kind in ("raise_util", "lower_util")}
+        return verb in moves or (verb == "change" and bool(moves))
 
     # No pool is there yet, while graphs are measured, that a larger share could make larger.
     held = [end for end in ends if planner.case.site != "graph_profile" or "gpu_memory_utilization" not in end.action]
-    held = [end for end in held if not end.when or _SHOWN[end.when](planner.case)]
+    held = [end for end in held if _is_shown(planner.case, end.when)]
     return tuple(end for end in held if (rule := _FORBIDDEN.match(end.action)) is None or not is_offered(rule))
+
+
+def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the text shows what a dead end needs: lines, the lack of others, a site, or pieces too small to join."""
+    if ("has" in when and not case.has(*when["has"])) or case.has(*when.get("lacks", ())):
+        return False
+    pieces = (case.ledger.unused_bytes or 0) + (case.ledger.free_bytes or 0)
+    is_scarce = "scarce" not in when or pieces < (case.ledger.wanted_bytes or 0)
+    return is_scarce and case.site in when.get("sites", (case.site,)) and case.site not in when.get("other_sites", ())
 
 
 def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
@@ -170,6 +167,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     if not (fix.flags or fix.env):
         return fix
+    is_blind = _is_blind_share(planner, fix)
     if fix.flags.keys() & {"model", "quantization"} and planner.case.has("low_bit_load"):
         return None  # the weights are rounded as they are loaded
     if exceeds_machine(planner, fix):
@@ -185,20 +183,25 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     if planned is None:
         return None
     planned = _past_the_next_step(planner, planned)
-    if _is_blind_share(planner, planned):
+    if is_blind:
         planned = planner.relative_to_share(planned)
         if not (planned.flags or planned.env):
             return planned
     if (step := _launcher_step(planner, planned)) is not None:
         return replace(planned, command=(), comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
-    return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
+    comment = planner.known.rebuilt.remark(planned.flags, planned.env)
+    outside = (1 - planner.utilization) * (planner.total_bytes or UNKNOWN_CARD_BYTES)
+    if planned.plan is None and planner.utilization_known and outside < GIB // 2:
+        full = f"{planner.utilization:g} of the card leaves nothing beside the budget: {MAX_UTILIZATION} at most"
+        comment = comment if "gpu_memory_utilization" in planned.flags else "; ".join(filter(None, (comment, full)))
+    return replace(planned, command=line, comment=comment)
 
 
 def _is_blind_share(planner: FixPlanner, fix: Fix) -> bool:
     """Whether a fix lowers a share that the text does not show, by what failed and not by what others leave free."""
     share, case = fix.flags.get("gpu_memory_utilization"), planner.case
-    if share is None or planner.utilization_known or fix.proven or share >= planner.utilization:
+    if share is None or planner.utilization_known or fix.kind == "raise_util" or share >= planner.utilization:
         return False
     is_shared = case.ledger.other_processes_bytes or case.ledger.unowned_bytes or case.platform.trainer
     is_shared = is_shared or case.has("neighbour_holds", "own_engines_told", "smi_process", "cumem_oom", "frame_wake")
