@@ -58,7 +58,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
 
 
 def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The set's volume claim templates, which outlive pods, as a restart would download again; {} if not `kept`."""
+    """The set's claim templates: volumes outlive pods, so no restart downloads again; {} if local or not `kept`."""
     if settings.cache != "kept" or server.local_model:
         return {}
     claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
