@@ -258,7 +258,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _is_plain_setting(value: Any) -> bool:
-    """Whether a setting is a text without control characters or a number within bounds."""
+    """Whether a setting read from a record is a text without control characters or a number from 0 to below 2**63."""
     if isinstance(value, str):
         return _CONTROLS.search(value) is None
     return isinstance(value, (int, float)) and 0 <= value < _BEYOND

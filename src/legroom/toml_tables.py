@@ -85,8 +85,7 @@ def read_toml(path: Path) -> TomlTable:
 
 
 class TomlTable:
-    """One table of a file. Each value is type-checked when it is read; leaving its `with` block refuses keys that were
-    never read."""
+    """One table of a file. Values are type-checked when read; leaving its `with` block refuses keys never read."""
 
     def __init__(self, values: Mapping[str, Any], at: KeyPath, file: Path, lines: KeyLines) -> None:
         self._values, self._at, self._file, self._lines = values, at, file, lines

@@ -26,8 +26,8 @@ def asked(model, gpu, *words, flags=None, **options):
     return ExportRequest(document.release, document, options)
 
 
-def dense(*words, **options):
-    return asked("llama-3.1-405b", "h100", *words, flags=BIG, **options)
+def dense(*words, flags=BIG, **options):
+    return asked("llama-3.1-405b", "h100", *words, flags=flags, **options)
 
 
 def wide(*words, **options):
@@ -154,6 +154,16 @@ def test_a_worker_outlives_the_drain_of_the_first_pod():
     assert int(wait.removeprefix("sleep ")) >= 70
     assert worker["terminationGracePeriodSeconds"] > int(wait.removeprefix("sleep "))
     assert leader["terminationGracePeriodSeconds"] == worker["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize(("release", "first_s"), [("0.17.1", 70), ("0.32.0", 10)])
+def test_a_worker_waits_for_the_one_drain_of_the_first_pod_and_its_comment_says_so(release, first_s):
+    """vLLM drains at SIGTERM from 0.18.0 on; before, the first pod's preStop hook waits for the requests."""
+    made = dense("--nnodes", "2", flags=BIG | {"vllm": release})
+    _, _, worker = group(made)
+    assert worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1] == "sleep 70"
+    said = [line for line in kubernetes.files(made)[-1].text.splitlines() if "# preStop" in line]
+    assert [int(line.split()[4]) for line in said] == [first_s, 70]
 
 
 def test_the_pods_start_together_and_end_together():

@@ -10,6 +10,7 @@ import pytest
 from legroom.planning import advice
 from legroom.planning.advice import USEFUL_CONTEXT, with_longer_context_first, with_quick_advice
 from legroom.planning.capacity_search import USUAL_UTILIZATION
+from legroom.planning.levers import more_gpus
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 
@@ -97,6 +98,12 @@ def test_a_card_that_runs_over_while_serving_is_answered_with_less(target):
     lower = [piece for piece in with_advice(start).advice if "gpu_memory_utilization" in piece.flags]
     assert lower
     assert lower[0].flags["gpu_memory_utilization"] < 0.985
+
+
+def test_data_parallel_engines_are_offered_more_gpus_each(target):
+    """The limit of twice the GPUs in use counts those of all engines, as does the number that it is divided by."""
+    start = plan(target("llama-3.1-70b", "a100-40gb", gpus=8), ServeArgs(tensor_parallel_size=2, data_parallel_size=4))
+    assert list(more_gpus(start)) == [{"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}]
 
 
 def test_no_advice_asks_for_more_gpus_than_were_given(target):

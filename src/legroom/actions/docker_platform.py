@@ -20,6 +20,7 @@ class DockerContainer:
 
     @property
     def name(self) -> str:
+        """In words: `Docker container NAME`."""
         return f"Docker container {self.container}"
 
     @property
@@ -32,6 +33,7 @@ class DockerContainer:
         return _state_from_inspect(await _inspect_state(self.container))
 
     async def restart(self, request: platform.RestartRequest) -> None:
+        """Restarts the container, which keeps its arguments."""
         words = ["docker", "restart", "--time", str(self.stop_s), self.container]
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
@@ -56,6 +58,7 @@ class ComposeService:
 
     @property
     def name(self) -> str:
+        """In words: `Compose service NAME of FILE`."""
         return f"Compose service {self.service} of {self.file.name}"
 
     @property

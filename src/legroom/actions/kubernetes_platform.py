@@ -40,11 +40,11 @@ class Workload:
 
     @property
     def name(self) -> str:
+        """In words: `Kubernetes deployment NAMESPACE/NAME`."""
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> platform.State:
-        """The identity is the last restart's token and a hash of images and arguments; it runs with one ready
-        replica."""
+        """Identity: the last restart's token and a hash of images and arguments; it runs with one ready replica."""
         workload = await self._read_manifest()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)

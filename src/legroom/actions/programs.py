@@ -82,7 +82,7 @@ async def run_program(
 
 
 async def _stop_program(process: asyncio.subprocess.Process) -> None:
-    """Ends the program itself, not its children, which may include a server."""
+    """Ends the program itself (SIGTERM, after 5 s SIGKILL) and waits; not its children, which may include a server."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(sent)

@@ -68,6 +68,7 @@ class RunChild:
 
     @property
     def name(self) -> str:
+        """In words, with the command in backquotes and the port."""
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> platform.State:

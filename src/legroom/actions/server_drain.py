@@ -88,6 +88,7 @@ class ReadinessFileDrain(DrainMethod):
 
     @property
     def name(self) -> str:
+        """In words: `the readiness file` and its file name."""
         return f"the readiness file {self.path.name}"
 
     async def begin(self) -> None:
@@ -125,6 +126,7 @@ class NoDrain(DrainMethod):
 
     @property
     def name(self) -> str:
+        """In words, for `kept away by nothing`."""
         return "nothing"
 
     async def begin(self) -> None:
@@ -142,6 +144,7 @@ class PlatformDrain(NoDrain):
 
     @property
     def name(self) -> str:
+        """In words: `PLATFORM, which drains by itself`."""
         return f"{self.platform}, which drains by itself"
 
 

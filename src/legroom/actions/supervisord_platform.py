@@ -28,6 +28,7 @@ class SupervisordProgram:
 
     @property
     def name(self) -> str:
+        """In words: `supervisord program NAME`."""
         return f"supervisord program {self.program}"
 
     async def state(self) -> platform.State:

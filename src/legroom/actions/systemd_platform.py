@@ -24,6 +24,7 @@ class SystemdUnit:
 
     @property
     def name(self) -> str:
+        """In words: `systemd unit UNIT` or `systemd user unit UNIT`."""
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> platform.State:

@@ -220,7 +220,7 @@ def _scheduler_settings(args: argparse.Namespace, trace: Trace, fields: dict[str
 
 
 def _measured_step(text: str) -> tuple[float, float, float]:
-    """(seconds of a step, running requests, tokens in the pool) from `MS[@RUNNING,TOKENS]`; else LegroomError."""
+    """(seconds of a step, running requests or 1, pool tokens or 0) from `MS[@RUNNING,TOKENS]`; else LegroomError."""
     milliseconds, _, load = text.partition("@")
     running, _, tokens = load.partition(",")
     try:

@@ -38,7 +38,7 @@ def is_compose(document: Node) -> bool:
 
 
 def compose_subjects(document: Node) -> Iterator[Subject]:
-    """The servers and commands that the services of a compose document start."""
+    """The vLLM servers, and all other commands, that the services of a compose document start."""
     services = document.get("services") or document
     folder = ComposeFolder(document)
     for name, service in services.items():

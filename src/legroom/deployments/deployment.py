@@ -91,7 +91,7 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
 
 
 def deployment_from_file(path: str | Path, requested: Release | None = None, number: int | None = None) -> Deployment:
-    """The first server of a file of any kind, or the one at index `number`; LegroomError where there is none."""
+    """The first server of a file of any kind, or that at index `number`, which must exist; LegroomError without any."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     where = Path(path)

@@ -135,7 +135,7 @@ def memory_json(case: Case) -> dict[str, Any]:
 
 
 def ledger_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The card when the allocation failed, the same entries as planned, and the tensors of the size that failed."""
+    """The card when the allocation failed, as planned at each moment (`load` ...), and tensors of the failed size."""
     wanted = [
         {"tensor": each.name, "terms": each.how, "bytes": each.bytes, "setting": each.setting or None}
         for each in diagnosis.wanted

@@ -204,7 +204,7 @@ def _slice_of(name: str, plain: str) -> str:
 
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
-    """Lines that hold nothing but flags, as one command; a flag that the release does not take is kept as it is."""
+    """Those of the lines that are nothing but flags, as one command; flags of other releases stay, unknown ones go."""
     text = " ".join(line.strip().lstrip("$#> ") for line in lines if _BARE_FLAGS.match(line))
     try:
         words = shlex.split(text.replace("\\", " "), comments=True)

@@ -109,7 +109,7 @@ ENTRYPOINT ["legroom"]
 
 
 def _self_signed_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPair, KeyPair] | None:
-    """(the CA, the webhook's certificate); None where cert-manager issues them."""
+    """(CA, new or of --ca-file, made if missing; the webhook's certificate); None where cert-manager issues them."""
     if options["certificates"] != "self":
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")

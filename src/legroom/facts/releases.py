@@ -167,8 +167,7 @@ _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
 
 @lru_cache(maxsize=512)
 def logged_release(version: str) -> Release:
-    """The release that a log line names, never an error: the newest known one for a build without a number, the oldest
-    for an older one."""
+    """The release that a log line names, never an error: the newest without a number, the oldest for one before it."""
     requested = version.strip()[:60]
     leading = _LEADING_NUMBERS.match(requested.lower())
     known = known_releases()

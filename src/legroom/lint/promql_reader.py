@@ -155,7 +155,7 @@ NO_LEVEL = frozenset(
 
 
 def roles_in(expression: str, context: Context) -> set[str]:
-    """What an expression's series measure (`kv_use`, `running` ...); a misspelled one counts as the nearest."""
+    """What an expression's vLLM series measure (`kv_use` ...): misspelled, as the nearest; unknown, by its own name."""
     roles: set[str] = set()
     for series in series_names(expression):
         role = role_of(series.text)
@@ -232,7 +232,7 @@ def _without_parentheses(stream: tuple[Token, ...]) -> tuple[Token, ...]:
 
 
 def _functions(stream: tuple[Token, ...]) -> Iterator[str]:
-    """The names of functions and aggregations in lower case, as often as they occur."""
+    """The words before a bracket, `by` or `without`, in lower case: functions, aggregations and `by` itself."""
     for token, following in pairwise(stream):
         if token.kind == "name" and (following.text == "(" or following.text.lower() in ("by", "without")):
             yield token.text.lower()

@@ -124,6 +124,7 @@ class Context:
         return all_exposed_names() if self.any_release else exposed_names(self.release)
 
     def has_series_with_prefix(self, prefix: str) -> bool:
+        """Whether vLLM exposes a series whose name begins so, in the linted release or in any (see `series`)."""
         return any(series.startswith(prefix) for series in self.series)
 
     def release_of(self, server: StartedServer) -> Release:
@@ -328,6 +329,7 @@ def checks(subject_type: type[_Subject], *rules: str) -> Callable[[_Find[_Subjec
     """Decorator: register a function that yields the findings of some rules in each subject of one type."""
 
     def register(find: _Find[_Subject]) -> _Find[_Subject]:
+        """Add the function to CHECKS; returns it as it is."""
         CHECKS.append(Check(subject_type, rules, find))
         return find
 

@@ -117,7 +117,7 @@ async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) 
 
 
 def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
-    """The KV pool of one data-parallel engine in tokens; None where the labels do not tell."""
+    """The KV pool of one engine in tokens: the labels' total by data_parallel_size; None where they do not tell."""
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isdigit() and size.isdigit()):
         return None

@@ -131,8 +131,7 @@ def banded(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
 
 
 def _with_band(name: str, value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The part `name` with the band of measured starts of its class; measured parts, and exact ones other than weights,
-    have none."""
+    """The part `name` with the band of measured starts of its class; none for measured, or exact other than weights."""
     if value.kind == "measured":
         return value
     if name == "weights":

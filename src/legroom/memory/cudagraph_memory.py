@@ -294,7 +294,7 @@ def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Bloc
 
 
 def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:
-    """Elements per token and rank of a mixer's input projections and of its output."""
+    """Elements per token and rank of a mixer's input projections and output; 3 and 1 times hidden if no attention."""
     if isinstance(mixer, Attention):
         heads = cdiv(mixer.heads, ranks)
         return heads * mixer.head_dim + cdiv(mixer.kv_heads, ranks) * mixer.score_width, heads * mixer.v_head_dim

@@ -104,8 +104,7 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
 
 
 def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
-    """The plan with its advice where nothing has to be searched: it fits, or its remedy (or that none is) is known;
-    else None."""
+    """The plan with advice where no search is needed: it fits, or its remedy (or that none is) is known; else None."""
     if first.verdict == "fits":
         return first
     if _host_memory_is_short(first):

@@ -257,7 +257,7 @@ def _combinations(
     (`variant` above 0) also one that leaves memory free."""
 
     def candidates(combination: FlagCombination) -> list[SearchCandidate]:
-        """The combination at its best utilization; empty where it meets the goal at none."""
+        """At most one: the combination at the utilization nearest the default that meets the goal; else empty."""
         return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
 
     def meets_goal(combination: FlagCombination) -> bool:

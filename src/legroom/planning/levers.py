@@ -130,15 +130,15 @@ def idle_gpus(plan: Plan) -> Proposals:
 
 
 def more_gpus(plan: Plan) -> Proposals:
-    """Parallel sizes for more GPUs than planned; none where the number of GPUs was given."""
+    """Parallel sizes for more GPUs than planned, up to 8 or twice those used; none where their number was given."""
     if not plan.target.gpus_given:
         settings = plan.settings
-        used = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
         yield from _parallel_sizes(plan, max(8, used * 2), max(plan.target.gpus // settings.data_parallel_size, 1))
 
 
 def _parallel_sizes(plan: Plan, most: int, above: int = 0) -> Proposals:
-    """Parallel sizes of one engine on more than `above`, up to `most` GPUs: tensor parallel first, then pipeline."""
+    """Larger tensor, then pipeline parallel sizes; `above`: GPUs of one engine, `most`: of all data-parallel ones."""
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [

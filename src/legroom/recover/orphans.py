@@ -53,7 +53,7 @@ class Holder:
 
 
 def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
-    """Holders of memory, of vLLM or on a GPU: dead, suspect, unseen, zombie, in use; in each the largest first."""
+    """Holders of memory, of vLLM or on a GPU: dead, suspect, unseen (not in /proc), zombie, in use; largest first."""
     holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
     holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}

@@ -332,8 +332,7 @@ def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case:
 
 
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
-    """Fixes of 0.5 confidence or more by flags or variables, in the diagnosis's order up to its first cause below
-    0.1."""
+    """Fixes of 0.5 confidence or more by flags or variables, in the diagnosis's order up to a first cause below 0.1."""
     for finding in findings:
         if finding.confidence < 0.1:
             return

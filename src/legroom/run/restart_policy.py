@@ -128,7 +128,7 @@ class Setup:
 
     @classmethod
     def of(cls, task_output: Mapping[str, Any]) -> Setup:
-        """The setup in a task's output: words, environment, shown command line and expected pool."""
+        """The setup in the output of a `run.tasks` task: words, environment, shown command line and expected pool."""
         return cls(tuple(task_output["words"]), dict(task_output["env"]), task_output["line"], task_output["expected"])
 
 
@@ -226,8 +226,7 @@ class RestartPolicy:
         self._incidents.close(reason)
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
-        """After a start that never served: seconds until the next, 0 with a fix; None where it gives up or must
-        stop."""
+        """After a start that never served: seconds until the next, 0 with a fix; None if it gives up or must stop."""
         self._incidents.finish_action()
         remedy = self._find_fix()
         if remedy is None:

@@ -409,8 +409,7 @@ class Supervisor:
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Waits until the port is free; False if it stays in use, or on a stop. LegroomError if in use at the first
-        start."""
+        """Waits until the port is free; False if it stays in use, or on a stop; LegroomError at the first start."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:

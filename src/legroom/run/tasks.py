@@ -138,7 +138,7 @@ def apply_changes(task_input: TaskInput) -> TaskOutput:
 
 
 def compare_pool(task_input: TaskInput) -> TaskOutput:
-    """`line`: a sentence that compares the KV pool in the start-up log with the expected one."""
+    """`line`: a sentence that compares the KV pool in the file `log` with the expected one; empty if it shows none."""
     return {"line": pool_comparison(Path(task_input["log"]), Expectation(**task_input["expected"]))}
 
 
@@ -162,12 +162,12 @@ def drain_guard(task_input: TaskInput) -> TaskOutput:
     from legroom.actions.server_drain import GuardDrain, count_in_flight, wait_until_empty  # an HTTP client
 
     async def drain() -> str:
+        """Drains the guard, not the server; a sentence on what is left."""
         guard = GuardDrain(task_input["url"], task_input["token"])
         await guard.begin()
         if await count_in_flight(guard) is None:
             return "the guard takes nothing new, and does not say how many requests it holds"
-        drained = await wait_until_empty(guard, None, task_input["deadline_s"])
-        return f"the guard takes nothing new; {drained}"
+        return f"the guard takes nothing new; {await wait_until_empty(guard, None, task_input['deadline_s'])}"
 
     return {"line": asyncio.run(drain())}
 

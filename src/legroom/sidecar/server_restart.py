@@ -159,8 +159,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Writes or restores flags where ordered, and restarts the server by its platform; _Abandoned where the flags
-        cannot be written."""
+        """Writes or restores flags as ordered, and restarts by the platform; _Abandoned if they cannot be written."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.

@@ -48,6 +48,7 @@ class ServerConfig:
 
     @property
     def name(self) -> str:
+        """The address of the server, by which its metrics and incidents are labelled."""
         return self.endpoint.server
 
 

@@ -162,7 +162,7 @@ class Scheduler:
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.max_total_tokens
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
-        """Admit waiting requests in order while token budget, max_num_seqs and free blocks allow."""
+        """Admit waiting requests in order as budget, max_num_seqs, blocks and `threshold` (of a long prefill) allow."""
         skipped: list[Request] = []
         while budget > 0 and len(self.waiting) and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting.peek()

@@ -116,8 +116,7 @@ def _weight_format(plan: Plan, work: Hardware) -> str:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The share of the data-sheet figures that kernels reach, and the seconds that layers, requests and the host
-    add."""
+    """The share of the data-sheet figures that kernels reach, and the seconds that layers, requests and host add."""
 
     bandwidth_ratio: float
     kv_bandwidth_ratio: float

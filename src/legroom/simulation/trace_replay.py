@@ -126,7 +126,7 @@ class StepByStepReplay:
                 self.progress(self.tally.finished / len(self.trace))
 
     def _step(self) -> None:
-        """Run one engine step: schedule, advance the clock, and record first tokens and finished requests."""
+        """Run one engine step: schedule, advance the clock, and record the batch that completes, maybe an older one."""
         scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
         output = scheduler.schedule()
         self.rejections.extend(Rejection(request.id, why) for request, why in output.ignored)
@@ -178,7 +178,7 @@ class StepByStepReplay:
             self._ask_again(self.now_s)
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Complete the oldest batch in flight if due: (requests that sampled, that finished, its end in seconds)."""
+        """Queue `output`; complete the oldest batch in flight if due: (requests that sampled, finished, end in s)."""
         if output.scheduled:
             self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):

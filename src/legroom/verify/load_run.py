@@ -102,8 +102,7 @@ class KvPool:
     num_blocks: int
     block_size: int
     full_request_blocks: int | None = None
-    """Blocks of a request at the full context; None where unknown. Layer groups that share the pool need more than the
-    tokens suggest."""
+    """Blocks of a request at full context; None if unknown. Layer groups sharing the pool need more than tokens say."""
 
     @property
     def usable_blocks(self) -> int:

@@ -212,8 +212,7 @@ class VerificationRun:
             raise asyncio.CancelledError
 
     def _planned_concurrency(self, load: load_run.Load, context: int) -> int:
-        """Requests at once that never preempt, up to the plan's max_num_seqs (64 without a plan); 8 if no pool is
-        known."""
+        """Requests at once that never preempt, up to the plan's max_num_seqs (64 without one); 8 with no known pool."""
         planned = self.request.planned
         most = (planned.max_num_seqs if planned else None) or _MAX_CONCURRENCY
         pool = self.pool or (load_run.KvPool(planned.num_blocks, planned.block_size) if planned else None)

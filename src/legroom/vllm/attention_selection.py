@@ -178,7 +178,7 @@ def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Rele
 
 
 def _draft_dtype(settings: EngineSettings, model: Model) -> str:
-    """The draft model's KV cache dtype: its own, or the main model's unless that is GLM-5's default of fp8_e4m3."""
+    """The draft model's KV cache dtype: its own, else the main model's, but `auto` for GLM-5's default of fp8_e4m3."""
     if own := (settings.given.speculative_config or {}).get("kv_cache_dtype"):
         return str(own)
     by_default = settings.given.kv_cache_dtype is None and model.architecture == "GlmMoeDsaForCausalLM"

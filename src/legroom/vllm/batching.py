@@ -132,8 +132,7 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
-    """Whether V0 chunks prefills: as given, else on NVIDIA above a max_model_len of 32,768 (0.5.3+), if no feature in
-    use is against it."""
+    """Whether V0 chunks prefills: as given, else on NVIDIA above 32,768 max_model_len (0.5.3+), if features allow."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
     if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":

@@ -95,8 +95,7 @@ def _barred_kinds(args: ServeArgs) -> set[str]:
 
 
 def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether encoders are loaded: not with --language-model-only, nor from 0.11 on with a limit of 0 for every kind
-    of media."""
+    """Whether encoders are loaded: not with --language-model-only, nor from 0.11 on with limits of 0 for all media."""
     barred, taken = _barred_kinds(args), frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
     none_allowed = len(barred) == len(args.limit_mm_per_prompt or {}) and taken <= barred
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))

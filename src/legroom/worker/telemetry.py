@@ -83,6 +83,7 @@ class TelemetryFolder:
             return 0.0
 
     def remove(self) -> None:
+        """Delete the folder with the files of all workers; one that is gone is no error."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

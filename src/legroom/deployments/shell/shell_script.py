@@ -62,7 +62,8 @@ def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: in
 def subjects_of(
     source: Text, command: SimpleCommand, runs: Runs, depth: int = 0, is_cut_off: bool = False
 ) -> Iterator[Subject]:
-    """The command itself, then servers that it starts, also in `docker run` or `sh -c`; `depth`: nested shells."""
+    """The command, then the servers that it starts, also in `docker run` or `sh -c`; `runs`: who runs the script,
+    `depth`: nested shells, `is_cut_off`: the command is an option that a line break cut off a server."""
     yield InvokedCommand(command.words, command.pipeline, source.place, is_cut_off)
     texts = command.texts()
     name = next((server_words.basename(text) for text in texts if server_words.basename(text) not in _WRAPPERS), "")

@@ -49,7 +49,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: expandable segments, unless on already, refused beside sleep mode or on ROCm; a lower utilization."""
+    """Fixes: expandable segments, not if on, beside sleep mode or on ROCm; less utilization; on TPU a clean device."""
     oom = planner.case.oom
     is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
     name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"

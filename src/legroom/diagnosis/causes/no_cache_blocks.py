@@ -38,7 +38,7 @@ _WORKSTATION_BYTES = 33 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's check for cache blocks, or accounting lines that show none are left."""
+    """Assesses vLLM's checks for cache blocks, a pool set by flag that failed, and accounting lines with none left."""
     failed_check = cpu_check_failure(case)
     if failed_check:
         budget, more = int(failed_check.facts.get("budget_bytes", 0)), -int(failed_check.facts["requested_bytes"])

@@ -20,7 +20,7 @@ _NONE_TYPE_ERROR = "'NoneType' object"
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses known look-alikes, and exceptions without any memory message."""
+    """Assesses known look-alikes, crashed steps, hangs in NCCL, and exceptions without any memory message."""
     error = case.first("profiling_error")
     initial = error.number("initial_bytes") if error else None
     if error and initial is not None and initial == error.number("current_bytes"):

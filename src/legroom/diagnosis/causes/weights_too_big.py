@@ -61,7 +61,7 @@ def nothing_was_freed(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
-    """What torch held and asked for while the model was being built."""
+    """That weights exceed the budget; else what torch held and asked for while the model was built, as far as known."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."

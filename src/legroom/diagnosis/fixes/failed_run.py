@@ -427,7 +427,7 @@ class RebuiltCommand:
 
 
 def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: tuple[str, ...] = ()) -> RebuiltCommand:
-    """The failed command, from the user's line, else printed flags, else the resolved config; `lost`: unknown flags."""
+    """The failed command: the user's line (`lost`: flags not in the release), else printed flags, else the config."""
     given = startup.given
     if line is not None:
         args = merge_args(line, given.args if startup.args_known else _UNSET)

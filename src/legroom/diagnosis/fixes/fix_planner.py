@@ -350,14 +350,15 @@ class FixPlanner:
         return failed.layout.activation.bytes - modelled.layout.activation.bytes
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
-        """Whether the pool that was expected too small holds a request for sure; while serving, a GiB more is free."""
+        """Whether the pool, planned too small, surely holds a request; while serving, capturing graphs or in an unknown
+        phase, whether a GiB more is free, or a tenth of a small card."""
         if self.case.phase in (None, "serving", "startup_graph"):
             enough = min(GIB, failed.layout.total_bytes // 10)
             return made.layout.headroom_bytes - failed.layout.headroom_bytes >= enough
         return made.layout.kv_cache.low >= made.memory.kv.needed_bytes > failed.layout.kv_cache.bytes
 
     def _frees_enough(self, made: Plan) -> bool:
-        """Whether the change frees at least what was missing, where the model had predicted no failure."""
+        """Whether the change frees what was missing; True where that is unknown, or the failure was predicted."""
         base = self.failed_plan
         if self.unpredicted_pool_bytes and base is not None:
             won = made.layout.kv_cache.bytes - base.layout.kv_cache.bytes
@@ -528,7 +529,8 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, with prompt logprobs to come that a black box shows; 1 GiB without sizes."""
+    """Bytes that the failed step lacked, half more without a black box, the whole request if fragmented; at least those
+    of the prompt logprobs that a black box shows; 1 GiB without sizes."""
     oom = planner.case.oom
     if oom is None:
         return GIB

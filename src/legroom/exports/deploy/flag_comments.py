@@ -84,7 +84,7 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
 
 
 def _max_model_len_comment(phrase: Phrase, plan: PlanDocument) -> str:
-    """What --max-model-len limits, and how many requests of that length the planned KV cache holds."""
+    """What --max-model-len limits, and how many requests of that length the pool holds; of `auto`, the length found."""
     if phrase.value in ("-1", "auto"):
         return f"The longest context that memory holds: {plan.args['max_model_len']:,} tokens here."
     needed = plan.kv.needed_bytes

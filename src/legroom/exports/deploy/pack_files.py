@@ -57,7 +57,7 @@ def _pack_name(server: ExportedServer) -> str:
 
 
 def _compose_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """compose.yaml with all servers, started one after another, and a script for each shift."""
+    """compose.yaml, which starts the first shift's servers one by one, and a script for each shift, which starts it."""
     services: dict[str, Any] = {}
     volumes: dict[str, Any] = {}
     before: ExportedServer | None = None

@@ -113,7 +113,7 @@ def _parse_flags(words: Iterable[str], release: Release) -> list[Phrase]:
 
 
 def _canonical_flag(flag: str, table: Mapping[str, Flag]) -> str:
-    """The long spelling of the flag; a dotted path such as `--config.key` keeps its tail."""
+    """The long name of a short flag (not `-O`), a long one with hyphens; `--config.key` keeps its tail."""
     if not flag.startswith("--") and flag in table and not flag.startswith("-O"):
         return table[flag].name
     _, dot, path = flag.partition(".")

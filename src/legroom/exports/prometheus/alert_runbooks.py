@@ -27,6 +27,7 @@ _IN_A_PAGE = {
 
 
 def add_options(parser: Any) -> None:
+    """Adds the options of the scrape job and of latency targets."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument("--ttft-p99", metavar="TIME", help="target for the p99 of the first token (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="target for the p99 between tokens (150ms)")

@@ -38,6 +38,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]
 
 
 def add_options(parser: Any) -> None:
+    """Adds the options of the scrape job, targets, alert thresholds and the operator's objects."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     about = "servers (default: localhost, the plan's port)"
     parser.add_argument("--target", action="append", metavar="HOST:PORT", help=about)
@@ -152,6 +153,7 @@ def rules_text(*documents: Any) -> str:
             super().increase_indent(flow, False)
 
     def block_scalar_if_multiline(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        """A text of several lines as a block, any other in the usual style."""
         style = "|" if "\n" in value else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 

@@ -64,8 +64,7 @@ class BodyWalk:
         self.keys_left = MOST_KEYS_PER_REQUEST if unit is not None else 0
 
     def chain_of(self, prompt: str | list[Any]) -> PrefixChain | None:
-        """The prompt's prefix hashes; None without prefix caching, below a block, or past MOST_KEYS_PER_REQUEST
-        hashes."""
+        """The prompt's prefix hashes; None without prefix caching, below a block, or past MOST_KEYS_PER_REQUEST."""
         if self._unit is None or self.keys_left <= 0:
             return None
         if isinstance(prompt, str):

@@ -218,9 +218,11 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
+        """Called when the server takes the body more slowly than it is written."""
         self._can_write = False
 
     def resume_writing(self) -> None:
+        """Called when the server has caught up: wake the writer."""
         self._can_write = True
         self._wake_reader()
 

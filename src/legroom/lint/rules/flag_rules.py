@@ -346,7 +346,7 @@ def _config_not_in_yaml(server: StartedServer) -> Findings:
 
 
 def _device_of_another_build(server: StartedServer) -> Findings:
-    """`--device cpu` in vLLM's CUDA image, whose worker refuses the device (until 0.10.0, which drops the flag)."""
+    """`--device` cpu, tpu, hpu, xpu or neuron in vLLM's CUDA image, whose worker refuses it (0.10.0 drops the flag)."""
     word = flag_word(server, "--device")
     if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
         return

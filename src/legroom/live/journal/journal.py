@@ -169,8 +169,7 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome, also again, and adds `detail` to what is recorded; ValueError if not in
-        OUTCOMES."""
+        """Sets an action's outcome, also again, and records `detail` as well; ValueError if not in OUTCOMES."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"

@@ -272,7 +272,7 @@ def _histogram(buckets: _Buckets) -> Histogram | None:
 
 
 def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
-    """A sample of a /metrics response. Unreadable lines are left out and noted. Raises NotMetrics where all are."""
+    """A sample of a /metrics response; unreadable lines are left out and noted. NotMetrics where none is a vLLM's."""
     body = text.encode("utf-8", "replace") if isinstance(text, str) else text
     start = body[:200].lstrip().lower()
     if not start:

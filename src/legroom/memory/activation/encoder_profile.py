@@ -275,8 +275,7 @@ def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) 
 
 
 _FLASH_ON_RDNA = "0.15.0"
-"""The first release that runs encoders on Radeon cards by the `flash_attn` package; torch's own kernel keeps all
-scores."""
+"""The first release that runs encoders on Radeon by the `flash_attn` package; torch's own kernel keeps all scores."""
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:

@@ -35,7 +35,7 @@ class CacheSpec:
 
     @property
     def bytes_of_token(self) -> int:
-        """Bytes per cached token on this rank; 0 where the cache does not grow with the length."""
+        """Bytes of this layer per token that it caches, on this rank; 0 for states of fixed size (Mamba)."""
         return 0
 
     @property

@@ -134,7 +134,7 @@ def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
 
 
 def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
-    """The same servers on the fewest further cards that hold them; None for MIG slices and unequal cards."""
+    """The same servers on the fewest cards that hold them, up to `most`; None: none do, MIG slices, unequal cards."""
     request = result.request
     cards = request.cards
     if any(card.gpu.name != cards[0].gpu.name for card in cards) or cards[0].is_slice:

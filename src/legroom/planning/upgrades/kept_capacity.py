@@ -38,7 +38,8 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The first flag change that keeps `old`'s requests and free memory, else its requests alone, else the most."""
+    """No change if it keeps `old`'s requests and starts, else the first that also keeps its free memory, else one that
+    keeps the requests alone, else the flags that a search finds, else the most requests."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]

@@ -132,7 +132,7 @@ def _total_bytes() -> int | None:
 
 
 def _append_result(path: str, line: dict[str, Any]) -> None:
-    """Appends a measurement, with its name as `finding`, to the results file as a line of JSON."""
+    """Appends a measurement, whose `finding` is its name, to the results file as a line of JSON."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

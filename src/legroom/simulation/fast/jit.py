@@ -1,5 +1,4 @@
-"""The kernel functions twice: as plain Python, and compiled by Numba where it is installed and the trace is long
-enough."""
+"""The kernel functions twice: plain Python, and compiled by Numba if it is installed and the trace long enough."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which chunks are stored and loaded when: the scheduler side of vLLM's `OffloadingConnector` (0.32), full
-attention."""
+"""Which chunks are stored and loaded when: the scheduler of vLLM's `OffloadingConnector` (0.32), full attention."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ class TierReplay(StepByStepReplay):
         self.scheduler.offload.tier.now_s = self.now_s
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """As the replay's, also of steps in which nothing ran, and with the copies that had ended by then."""
+        """(requests that sampled, finished, end in s), also of steps where none ran; completes copies ended by then."""
         if self.has_requests:
             self.in_flight.append((output, self.now_s))
             if len(self.in_flight) < self.batches_in_flight and (output.scheduled or self.scheduler.has_requests):

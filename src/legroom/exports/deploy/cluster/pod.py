@@ -123,12 +123,19 @@ def node_selector(server: ExportedServer) -> dict[str, Any]:
     return {"nodeSelector": Commented(why, {label: product})}
 
 
-def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
+def pod_spec(
+    server: ExportedServer,
+    settings: ClusterSettings,
+    first: dict[str, Any] | None = None,
+    *,
+    takes_requests: bool = True,
+) -> dict[str, Any]:
     """The spec of a pod: containers, volumes, node selector, grace period; `first` replaces its main container."""
     links = "A Service called vllm would set VLLM_PORT, which vLLM reads as its own."
-    grace = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
-    pod: dict[str, Any] = {"enableServiceLinks": Commented(links, False)}
-    pod["terminationGracePeriodSeconds"] = Commented(grace, pre_stop_s(server) + server.times.stop_s)
+    grace_s, hook_s = pre_stop_s(server) + server.times.stop_s, pre_stop_s(server, takes_requests=takes_requests)
+    after = "the drain and the teardown" if hook_s == pre_stop_s(server) else "the teardown"
+    grace = Commented(f"preStop up to {hook_s} s, then {after} {grace_s - hook_s} s.", grace_s)
+    pod: dict[str, Any] = {"enableServiceLinks": Commented(links, False), "terminationGracePeriodSeconds": grace}
     if settings.restricted:
         pod["automountServiceAccountToken"] = Commented("It asks nothing of the API server.", False)
         pod["securityContext"] = {
@@ -160,7 +167,7 @@ def container(
     if not takes_requests:
         why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
         why += "which need every rank."
-        pre_stop = f"sleep {pre_stop_s(server) + server.times.drain_s}"
+        pre_stop = f"sleep {pre_stop_s(server, takes_requests=False)}"
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
@@ -253,10 +260,11 @@ def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
     return why, metrics_drain(server)
 
 
-def pre_stop_s(server: ExportedServer) -> int:
-    """The most seconds that the preStop hook takes."""
+def pre_stop_s(server: ExportedServer, *, takes_requests: bool = True) -> int:
+    """The most seconds of the preStop hook; a pod that takes no requests also waits for vLLM's own drain, if any."""
     drains_here = server.options.guard or not server.drains_itself
-    return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
+    drains = drains_here + (server.drains_itself and not takes_requests)
+    return ENDPOINT_S + server.times.drain_s * drains
 
 
 def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:

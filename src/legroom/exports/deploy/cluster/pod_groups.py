@@ -58,7 +58,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
 
 
 def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The set's volume claim templates, which outlive pods, as a restart would download again; {} if not `kept`."""
+    """The set's claim templates: volumes outlive pods, so no restart downloads again; {} if local or not `kept`."""
     if settings.cache != "kept" or server.local_model:
         return {}
     claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
@@ -71,7 +71,8 @@ def _worker_template(server: ExportedServer, settings: ClusterSettings, over: No
     is_open = over.answers_everywhere
     started, watched = (server, server) if is_open else (headless(server), _without_watch(server))
     own = container(started, settings, over.worker_flags(), over.worker_shell_wrapper, takes_requests=is_open)
-    return _pod_template(pod_metadata(server, scraped=is_open), WORKER, pod_spec(watched, settings, own))
+    about, spec = pod_metadata(server, scraped=is_open), pod_spec(watched, settings, own, takes_requests=is_open)
+    return _pod_template(about, WORKER, spec)
 
 
 def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
@@ -117,7 +118,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
     always_true_probes = {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
     worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **always_true_probes}
-    ranks = pod_spec(_without_watch(server), settings, _with_host_ip(worker))
+    ranks = pod_spec(_without_watch(server), settings, _with_host_ip(worker), takes_requests=False)
     others = {
         "groupName": "ranks",
         **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), over.nodes - 1),
