@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legroom.diagnosis.log_diagnosis import read_log
+from legroom.diagnosis.pasted_command import named_card
 from legroom.diagnosis.verdict import Diagnosis
 
 
@@ -218,3 +219,50 @@ def test_a_script_s_variables_are_part_of_its_command() -> None:
     args = diagnosed(f"{script}2x A100 40GB. torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 462.00 MiB.")
     assert args.findings[0].cause == "weights_too_big"
     assert "Qwen/Qwen2.5-72B-Instruct" in " ".join(args.findings[0].fixes[0].command + args.findings[0].fixes[0].steps)
+
+
+MLLAMA = (
+    "vLLM 0.6.3 on an A100 80GB runs out of memory with this command, and a smaller model works:\n"
+    "vllm serve meta-llama/Llama-3.2-11B-Vision-Instruct --max-model-len 2048"
+)
+
+
+def test_the_plan_of_the_command_tells_where_memory_runs_out_if_the_text_does_not() -> None:
+    found = diagnosed(MLLAMA).findings[0]
+    assert found.cause == "profiling_activation_peak"
+    assert found.fixes[0].flags["max_num_seqs"] < 256
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+        "It put the whole model on GPU 0 only.",
+    ],
+)
+def test_the_plan_gives_way_to_what_the_text_shows(line: str) -> None:
+    assert "this is where the plan" not in diagnosed(f"{MLLAMA}\n{line}").findings[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "card"), [("显卡是GTX4060ti (16G)，启动失败", "4060ti"), ("an RTX 8000 card", "RTX 8000")]
+)
+def test_cards_are_read_behind_any_character_and_series(text: str, card: str) -> None:
+    assert named_card(text) == card
+
+
+def test_the_size_of_ram_is_no_shortage_of_it() -> None:
+    text = "vLLM fails on 8 cards.\n宿主机内存：1.0 TiB\nThe first request ends with CUDA out of memory."
+    assert "host_ram_oom" not in {finding.cause for finding in diagnosed(text).findings}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "With multiprocessing on one 16 GB card vLLM says CUDA out of memory; sequentially it runs fine.",
+        "vLLM is not deallocating memory after the evaluation job is completed: 12 GB of an idle card are taken.",
+        "vLLM with default settings does not start when the available GPU memory is below 90%.",
+    ],
+)
+def test_a_card_that_others_hold_is_heard_in_many_words(text: str) -> None:
+    assert diagnosed(text).findings[0].cause == "gpu_shared_or_not_free"

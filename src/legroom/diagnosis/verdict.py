@@ -274,7 +274,7 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
     label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
     why = "The text does not show where memory ran out; this is where the plan of the same command does."
-    strength = Strength.SHOWN if plan.verdict == "does_not_fit" else Strength.LIKELY
+    strength = Strength.SHOWN if is_full or plan.verdict == "does_not_fit" else Strength.LIKELY
     proven = Assessment(strength, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
     return None if cause is None else (cause, proven)
 
