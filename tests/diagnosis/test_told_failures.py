@@ -247,6 +247,16 @@ def test_the_plan_gives_way_to_what_the_text_shows(line: str) -> None:
 @pytest.mark.parametrize(
     ("text", "card"), [("显卡是GTX4060ti (16G)，启动失败", "4060ti"), ("an RTX 8000 card", "RTX 8000")]
 )
+def test_the_plan_gives_way_where_torch_held_little_of_a_full_card() -> None:
+    text = (
+        "Qwen2.5-72B-Instruct on one card of 24 GB, vLLM 0.8.5:\ntorch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 38.00 MiB. GPU 0 has a total capacity of 23.65 GiB of which 39.44 MiB is free. Process 21068 has "
+        "21.12 GiB memory in use. Of the allocated memory 1.22 GiB is allocated by PyTorch, and 220.57 MiB is reserved "
+        "by PyTorch but unallocated."
+    )
+    assert diagnosed(text).findings[0].cause == "gpu_shared_or_not_free"
+
+
 def test_cards_are_read_behind_any_character_and_series(text: str, card: str) -> None:
     assert named_card(text) == card
 

@@ -269,7 +269,9 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
         return None
     is_full = plan.layout.weights.bytes > FULL_OF_WEIGHTS * plan.layout.total_bytes
     is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less
-    if not is_told and not (is_full and planner.known.ranks == 1 and (case.ledger.wanted_bytes or 0) < GIB):
+    is_small = (case.ledger.wanted_bytes or 0) < GIB and planner.known.ranks == 1
+    is_held = case.oom is None or (case.oom.torch_bytes or plan.layout.weights.bytes) > plan.layout.total_bytes / 2
+    if not is_told and not (is_full and is_small and is_held):
         return None
     label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
