@@ -244,9 +244,6 @@ def test_the_plan_gives_way_to_what_the_text_shows(line: str) -> None:
     assert "this is where the plan" not in diagnosed(f"{MLLAMA}\n{line}").findings[0].why
 
 
-@pytest.mark.parametrize(
-    ("text", "card"), [("显卡是GTX4060ti (16G)，启动失败", "4060ti"), ("an RTX 8000 card", "RTX 8000")]
-)
 def test_the_plan_gives_way_where_torch_held_little_of_a_full_card() -> None:
     text = (
         "Qwen2.5-72B-Instruct on one card of 24 GB, vLLM 0.8.5:\ntorch.OutOfMemoryError: CUDA out of memory. Tried to "
@@ -257,6 +254,9 @@ def test_the_plan_gives_way_where_torch_held_little_of_a_full_card() -> None:
     assert diagnosed(text).findings[0].cause == "gpu_shared_or_not_free"
 
 
+@pytest.mark.parametrize(
+    ("text", "card"), [("显卡是GTX4060ti (16G)，启动失败", "4060ti"), ("an RTX 8000 card", "RTX 8000")]
+)
 def test_cards_are_read_behind_any_character_and_series(text: str, card: str) -> None:
     assert named_card(text) == card
 
