@@ -249,7 +249,6 @@ def test_a_liveness_probe_that_kills_most_first_starts_is_a_warning():
 LINES = [
     ("compose.yml", f"version: '3.8'\nservices:\n  a:\n    image: {IMAGE}\n", "command-doubtful", 1),
     ("compose.yml", f"services:\n  a:\n    image: {IMAGE}\n    command: --model org/m\n", "flag-value", 4),
-    ("a.yaml", "env: # vllm\n- name: HUGGING_FACE_HUB_TOKEN\n", "env-meaning", 2),
     ("compose.yml", "services:\n  ui:\n    environment:\n      - WEBUI_AUTH=False # vllm\n", "api-open", 4),
     ("a.yaml", "kind: Ingress # vllm\n    kubernetes.io/ingress.class: nginx\n", "command-doubtful", 2),
     ("a.yaml", "kind: ScaledObject # vllm\n      metricName: x\n", "command-doubtful", 2),

@@ -222,8 +222,8 @@ def _is_found(regex: str, text: str) -> bool:
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line is none."""
-    return re.sub(r"(?m)^[ 	]*(?:#(?!!)|//).*$", lambda line: " " * len(line[0]), text)
+    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line and Slurm's are none."""
+    return re.sub(r"(?m)^[ 	]*(?:#(?!!|SBATCH)|//).*$", lambda line: " " * len(line[0]), text)
 
 
 def _linted_part(part: FilePart) -> LintedPart | None:

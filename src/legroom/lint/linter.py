@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.deployments.container_images import image_release, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of, plain_path
+from legroom.deployments.release_pins import IMAGE, installed_releases
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
@@ -56,6 +59,7 @@ _ONCE_A_FILE = frozenset(
     | {"release-unsafe", "rollout-stuck"}
 )
 _ALL_RULES = "*"
+_TAG_OF_VALUES = re.compile(r"vllm/vllm-[\w-]+[\"']?\s*\n\s*(?:tag|version):\s*[\"']?v?(0\.\d+\.\d+)")
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
 _OWN_DASHBOARD = "written by legroom export grafana"
 
@@ -244,10 +248,22 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
         "declared": frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text)),
         "used_variables": frozenset(used),
         "entry_scripts": frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text)),
+        "pinned_releases": frozenset(_pinned_releases(texts)),
         "uses_ray": any(_RAY.search(text) for _, text in texts),
         "manifests": tuple(each for each in subjects if isinstance(each, Node)),
         "fleet": tuple(each for each in subjects if isinstance(each, StartedServer) and each.words),
     }
+
+
+def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
+    """The releases that files install, run in vLLM's own images, or give as the tag of one in a chart's values."""
+    for path, text in texts:
+        if kind_of(path, text) in ("document", None) or _TEST_CODE.search(path):
+            continue
+        run = (image_release(image) for image in IMAGE.findall(text) if is_published_by_vllm(image))
+        for version in {*installed_releases(text).pinned, *run, *_TAG_OF_VALUES.findall(text)} - {None}:
+            with suppress(LegroomError):  # older than any known one
+                yield known_release(str(version))
 
 
 def _cards_in(path: str, text: str) -> dict[str, NamedCard]:

@@ -40,25 +40,35 @@ _OF_SERVER = pattern("names_in_text.of_server")
 """What only the container of a server has: clients name vLLM in their variables alone."""
 _MOCK = pattern("names_in_text.mock")
 _ENGINE, _LAUNCHER = re.compile(r"vllm[ _]serve|vllm\.entrypoints|/vllm-openai\b"), pattern("names_in_text.launcher")
-_WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
+_OF_CLUSTER = re.compile(r"(?m)^#SBATCH|\bsrun\b|\b(?:singularity|apptainer) ")
+_KIND, _IMAGE = re.compile(r"(?m)^kind:"), re.compile(r"(?m)^ +(?:repository|image):[ \t]*[\"']?([\w./-]+)")
+_WORKLOAD = re.compile(
+    r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b|^kind:[\s\S]*image:[^\n]*\bmock", re.MULTILINE
+)
 
 Mistake = tuple[int, Mapping[str, str]]
 """An offset, and the rule, message and suggestion of what stands there."""
 
 
 def without_other_services(path: str, text: str) -> str:
-    """YAML with spaces for the services of a Compose file and the workloads of manifests that are not vLLM's."""
-    services = _SERVICES.search(text)
+    """YAML with spaces for Compose services, workloads and parts of a chart's values that are not vLLM's."""
+    services, is_chart = _SERVICES.search(text), False
     first = re.search(r"\n( +)[^\s#{]", services[0]) if services is not None else None
     if services is not None and first is not None:
         keys = re.finditer(rf"(?m)^{first[1]}([^\s#{{:]+)", services[0])
         starts = [(services.start() + key.start(), is_server_image(key[1])) for key in keys]
         ends = [*(at for at, _ in starts[1:]), services.end()]
+    elif is_chart := not _KIND.search(text) and any("vllm" in image for image in _IMAGE.findall(text)):
+        keys = [key.start() for key in re.finditer(r"(?m)^[\w-]+:", text)]
+        ends = [*keys[1:], len(text)]
+        images = (_IMAGE.findall(text[at:end]) for at, end in zip(keys, ends, strict=True))
+        starts = [(at, not named or "vllm" in " ".join(named)) for at, named in zip(keys, images, strict=True)]
     else:
         starts = [(mark.start(), False) for mark in re.finditer(r"(?m)\A|^---", text)]
         ends = [*(at for at, _ in starts[1:]), len(text)]
     blocks = [(at, end, named) for (at, named), end in zip(starts, ends, strict=True)]
-    blocks = [each for each in blocks if first is not None or _WORKLOAD.search(text[each[0] : each[1]])]
+    is_listed = first is not None or is_chart
+    blocks = [each for each in blocks if is_listed or _WORKLOAD.search(text[each[0] : each[1]])]
     bodies = [(at, end, named, text[at:end]) for at, end, named in blocks]
     others = [
         (at, end) for at, end, named, body in bodies if not (named or _OF_SERVER.search(body)) or _MOCK.search(body)
@@ -97,7 +107,8 @@ def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: froz
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
     told = SHOWN.sub(lambda line: " " * len(line[0]), text)
     model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", told)
-    if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
+    is_at_home = _OF_CLUSTER.search(text) is not None  # such containers have the home folder, with its token
+    if model is not None and _WHOLE.search(text) and not is_at_home and not _TOKEN.search(around):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
 

@@ -104,14 +104,17 @@ class Context:
     fleet: tuple[StartedServer, ...] = ()
     """The servers of all linted files."""
     named_card: NamedCard | None = None
+    pinned_releases: frozenset[Release] = frozenset()
+    """The releases that lines of the linted files install or run, also where no server was read."""
     names_api_key: bool = False
     """Whether the file names a key of the API anywhere."""
 
     @property
     def named_releases(self) -> frozenset[Release]:
-        """The releases that the servers of all linted files name; none where one is given for all."""
+        """The releases that all linted files name; none where one is given for all."""
         named = {server.named_release for server in self.fleet} - {None}
-        return frozenset() if self.is_release_given else frozenset(known_release(each) for each in named if each)
+        own = frozenset(known_release(each) for each in named if each) | self.pinned_releases
+        return frozenset() if self.is_release_given else own
 
     @property
     def release(self) -> Release:
@@ -119,9 +122,14 @@ class Context:
         return self.requested_release or (self.plan.release if self.plan else latest())
 
     @property
+    def release_of_series(self) -> Release:
+        """The release by which queries are judged: the newest that the linted files name, else the assumed one."""
+        return max(self.named_releases, key=lambda release: release.index, default=self.release)
+
+    @property
     def series(self) -> frozenset[str]:
         """The series that vLLM exposes: of every release where any is valid, else of the linted one."""
-        return all_exposed_names() if self.any_release else exposed_names(self.release)
+        return all_exposed_names() if self.any_release else exposed_names(self.release_of_series)
 
     def has_series_with_prefix(self, prefix: str) -> bool:
         return any(series.startswith(prefix) for series in self.series)
@@ -270,7 +278,8 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
         if is_model or not _OPEN.search(word.text):
             continue
         head = word if word.text.startswith("--") and "=" in word.text else before
-        flag = table.get(plain_name(head.text)) if head is not None and head.text.startswith("-") else None
+        is_head = head is not None and head.text.startswith("-") and (head is word or "=" not in head.text)
+        flag = table.get(plain_name(head.text)) if head is not None and is_head else None
         takes_value = flag is not None and flag.kind not in ("switch", "bool", "optbool", "maybe")
         if flag is None or not takes_value or flag.dest in fields:
             return True

@@ -130,7 +130,8 @@ def claims_of_several_pods(document: Node, context: Context) -> Findings:
     modes = document.get("spec", "accessModes") if document.text("kind") == "PersistentVolumeClaim" else None
     mounted = re.compile(rf"(?m)claimName:\s*[\"']?{re.escape(document.text('metadata', 'name'))}[\"']?\s*$")
     workloads = [each for each in context.manifests if modes and each.text("kind") in ("Deployment", "StatefulSet")]
-    users = sum(mounted.search(each.source.text[each.offset : each.end]) is not None for each in workloads)
+    mounting = [each for each in workloads if mounted.search(each.source.text[each.offset : each.end])]
+    users = len({each.text("metadata", "name") for each in mounting})  # of one name: alternatives
     if modes is not None and [each.scalar for each in modes.list()] == ["ReadWriteOnce"] and users > 1:
         message = f"{users} workloads mount it, and one node at a time does: pods on other nodes wait"
         found = finding("rollout-stuck", document.source.place(modes.offset), message, "write ReadWriteMany")

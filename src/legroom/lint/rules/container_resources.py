@@ -73,7 +73,7 @@ def _limit_below_files(server: StartedServer, context: Context, limit: int, held
         yield replace(finding("host-memory", server.place, message, "raise the limit"), severity="note")
     shm = server.shm if server.runs == "kubernetes" else None
     size = kubernetes_bytes(shm or "")
-    if shm and not shm.startswith(("host", "KubeRay")) and limit <= held + (size or held):
+    if shm and not shm.startswith(("host", "KubeRay", "the runtime", "mounted")) and limit <= held + (size or held):
         what = f"{human_bytes(size) if size else 'all'} of the {human_bytes(limit)}"
         message = f"what is written to /dev/shm counts into the memory limit, and may take {what}"
         found = finding("host-memory", server.place, message, "raise the limit, and give the emptyDir a sizeLimit")

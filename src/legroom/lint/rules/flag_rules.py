@@ -26,6 +26,7 @@ from legroom.lint.rule import (
     flag_place,
     flag_value,
     flag_word,
+    has_open_words,
     has_same_words,
     rules_by_id,
     similarity,
@@ -124,7 +125,7 @@ def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
     """Whether a problem is no mistake of its author; `strays`: words of no flag, `extension`: another reader."""
     is_stray = not problem.flag.startswith("-")
-    if is_stray and (strays > 2 or server.runs in ("config", "python")):
+    if is_stray and (strays > 2 or server.runs in ("config", "python") or has_open_words(server)):
         return True  # a sentence, or the value of a key that is reported already
     if is_stray and problem.flag.strip("'").startswith(("[", "(")):
         return True  # `vllm serve MODEL [options]`
@@ -132,6 +133,8 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # LLM(...) does not check choices, the command line does
     if extension and problem.kind in ("unknown", "bad_value"):
         return True
+    if problem.flag == "--device" and not server.runs_on_gpus and not server.named_release:
+        return True  # builds for other hardware keep it for longer
     if problem.kind in ("bad_value", "bad_choice") and not problem.value and _is_emptied(server, problem.flag):
         return True  # an empty variable, or a template that was read without its values
     if problem.flag == "--config" and problem.kind == "ignored":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -177,17 +178,19 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
     """Why a limit that is long enough with weights at hand may end the first start; empty where it does not."""
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
+    expected_s = planned_server(plan_document(own.plan)).times.expected_s if own is not None else math.inf
     if "liveness" in kinds and "startup" not in kinds:
+        if limit is not None and limit.seconds >= SAFETY * expected_s:
+            return "there is no startup probe, and a liveness probe this patient restarts a server that hangs late"
         return "there is no startup probe, and a first start that downloads and compiles longer is killed"
     if limit is None or server.runs != "compose" or model.startswith(("/", ".")):
         return ""
     if own is None:
         is_short = limit.seconds < SHORTEST_LIMIT_S
         return "a first start that downloads and compiles longer counts as unhealthy" if is_short else ""
-    times = planned_server(plan_document(own.plan)).times
-    if limit.seconds >= times.expected_s:
+    if limit.seconds >= expected_s:
         return ""
-    return f"with its download a first start takes about {times.expected_s:.0f} s, and counts as unhealthy"
+    return f"with its download a first start takes about {expected_s:.0f} s, and counts as unhealthy"
 
 
 @checks(Node, "key-repeated")
@@ -207,7 +210,8 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     """A Service named `vllm` where no file of its folder switches service links off."""
     name = document.get("metadata", "name")
     is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
-    if name is not None and is_called_vllm and "own-port-here" not in context.platform_signs:
+    is_headless = document.text("spec", "clusterIP") == "None"  # without an address there are no variables
+    if name is not None and is_called_vllm and not is_headless and "own-port-here" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
         found = finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))
