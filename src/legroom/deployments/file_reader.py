@@ -17,7 +17,7 @@ from legroom.deployments.helm_chart import RenderedText, render_chart_template
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource_servers
-from legroom.deployments.other_yaml import embedded_files, other_subjects
+from legroom.deployments.other_yaml import custom_resource_servers, embedded_files, other_subjects
 from legroom.deployments.python_reader import python_subjects
 from legroom.deployments.release_pins import IMAGE, installed_releases, releases_beside, with_release
 from legroom.deployments.server_words import basename
@@ -179,7 +179,10 @@ def _document_subjects(
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
-        return list(model_resource_servers(document)) or kubernetes_subjects(document, config_maps)
+        subjects: list[Subject] = [*model_resource_servers(document)]
+        subjects = subjects or list(kubernetes_subjects(document, config_maps))
+        is_read = any(isinstance(each, StartedServer) for each in subjects)
+        return subjects if is_read else [*subjects, *custom_resource_servers(document, release)]
     if kind == "config":
         return [config_server(document, release)]
     return other_subjects(document, release) if kind == "other" else ()

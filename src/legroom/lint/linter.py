@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -214,7 +214,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             configures_mig=path in with_mig,
             platform_signs=signs | {sign for sign, found in folders.items() if Path(path).parent in found},
             names_api_key=path in with_key,
-            named_card=_only_card(cards[path]) or (_only_card(every_card) if not cards[path] else None),
+            named_cards=tuple(cards[path].values()) or (tuple(every_card.values()) if len(every_card) == 1 else ()),
         )
         is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
         said = {spot for each in (*distinct, *silenced) for spot in _spots(each)} if is_of_lines else set()
@@ -281,20 +281,15 @@ def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
     return found
 
 
-def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
-    """The card where exactly one is named, else None."""
-    return next(iter(named.values())) if len(named) == 1 else None
-
-
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
     """The findings; notes, and findings on commands, that say the same of a file are one, which names all lines."""
     firsts: dict[object, LintFinding] = {}
-    others: dict[LintFinding, list[str]] = {}
+    others: dict[LintFinding, dict[str, None]] = {}
     for each in findings:
         is_repeated = each.severity == "note" or each.rule in ("command-doubtful", "container-command")
         key = (each.place.path, each.rule, each.message) if is_repeated else each
         first = firsts.setdefault(key, each)
-        others.setdefault(first, []).extend([str(each.place.line)] if each.place.line != first.place.line else [])
+        others.setdefault(first, {}).update({str(each.place.line): None} if each.place.line != first.place.line else {})
     also = {first: f" (also at line {', '.join(lines)})" if lines else "" for first, lines in others.items()}
     return [replace(each, message=each.message + also[each]) for each in firsts.values()]
 

@@ -59,10 +59,10 @@ def without_other_services(path: str, text: str) -> str:
         starts = [(services.start() + key.start(), is_server_image(key[1])) for key in keys]
         ends = [*(at for at, _ in starts[1:]), services.end()]
     elif is_chart := not _KIND.search(text) and any("vllm" in image for image in _IMAGE.findall(text)):
-        keys = [key.start() for key in re.finditer(r"(?m)^[\w-]+:", text)]
-        ends = [*keys[1:], len(text)]
-        images = (_IMAGE.findall(text[at:end]) for at, end in zip(keys, ends, strict=True))
-        starts = [(at, not named or "vllm" in " ".join(named)) for at, named in zip(keys, images, strict=True)]
+        tops = [key.start() for key in re.finditer(r"(?m)^[\w-]+:", text)]
+        ends = [*tops[1:], len(text)]
+        images = (_IMAGE.findall(text[start:end]) for start, end in zip(tops, ends, strict=True))
+        starts = [(start, not named or "vllm" in " ".join(named)) for start, named in zip(tops, images, strict=True)]
     else:
         starts = [(mark.start(), False) for mark in re.finditer(r"(?m)\A|^---", text)]
         ends = [*(at for at, _ in starts[1:]), len(text)]

@@ -62,7 +62,7 @@ Findings = Iterator[LintFinding]
 
 @dataclass(frozen=True)
 class NamedCard:
-    """The one GPU that files name outside of any server."""
+    """A GPU that files name outside of any server."""
 
     name: str
     place: Place
@@ -103,7 +103,7 @@ class Context:
     """The manifests of all linted files."""
     fleet: tuple[StartedServer, ...] = ()
     """The servers of all linted files."""
-    named_card: NamedCard | None = None
+    named_cards: tuple[NamedCard, ...] = ()
     pinned_releases: frozenset[Release] = frozenset()
     """The releases that lines of the linted files install or run, also where no server was read."""
     names_api_key: bool = False

@@ -33,15 +33,18 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     if not server.runs_on_gpus:
         return
     release = context.release_of(server)
-    is_judged = not context.has_unknown_release(server) and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in server.env
+    is_known, may_be_long = not context.has_unknown_release(server), "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in server.env
+    is_judged = not may_be_long and (is_known or bool(server.launcher))
     is_judged = is_judged and not (runs_on_rocm(server) and not server.gpu_names)  # without a name it is NVIDIA's
     refusal = refusal_of_server(server, release) if is_judged else None
+    if refusal is not None and not is_known and not refusal.message.startswith("--max-model-len"):
+        return  # what every release checks is the length
     refused = field_refusals(context.parsed_args(server).args, release) if not server.gpu_names else ()
     if refusal is not None and refusal.message in (message for message, _ in refused):
         return  # another rule says it at the flag
     if refusal is not None:
         certain = context.is_release_given or bool(server.named_release)
-        message = f"vLLM {release} will not start: {refusal.message}"
+        message = f"vLLM{f' {release}' if is_known else ''} will not start: {refusal.message}"
         place = flag_place(server, refusal.message.partition(" ")[0])
         yield finding("does-not-fit", place, message, refusal.hint, is_certain=certain)
         return
@@ -53,7 +56,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
             yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
-        elif context.named_card is not None:
+        elif context.named_cards:
             return  # another rule judges it by this card
         elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
             message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
