@@ -30,13 +30,13 @@ from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import TEMPLATE_HINT, Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.releases import Release
 
 DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """The kind of a YAML document. Prometheus rules start no server; lint reads them."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
-_VALUES_FILE = re.compile(r"(^|/)values[\w.-]*\.ya?ml$")
-"""Helm's name for the values of a chart, whose keys are the chart's own."""
+_VALUES_FILE = pattern("file_reader.values_file")
 _ESCAPED = re.compile(r"\\([\\$`])")
 
 

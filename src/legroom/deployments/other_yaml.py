@@ -36,8 +36,7 @@ from legroom.facts.model_sources import is_hub_id
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_ARGUMENTS = pattern("other_yaml.arguments")
-_COMPANIONS = pattern("other_yaml.companions")
+_ARGUMENTS, _COMPANIONS = pattern("other_yaml.arguments"), pattern("other_yaml.companions")
 _SETTINGS = re.compile(r"vllm|(engine|vllm|llm|server|serve)[_-]?(kwargs|args|config|params)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
@@ -45,9 +44,7 @@ _OF_CONTAINER = ("resources", "startupProbe", "livenessProbe")
 _CARD_KEYS = ("accelerator_type", "acceleratorType", "gpu_type", "gpuType", "resource_type")
 _SCRIPTS = (" run", " setup")
 """Keys of scripts in SkyPilot's tasks and in workflows."""
-_ABOUT_VLLM = re.compile(
-    r"vllm|llm_configs:|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE
-)
+_ABOUT_VLLM = pattern("other_yaml.about_vllm")
 _RECIPE = "vllm recipe"
 _OMNI_STAGE = "model_stage"
 """A key of vLLM-Omni's stages, which have other settings than vLLM."""

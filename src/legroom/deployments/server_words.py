@@ -9,8 +9,7 @@ from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.facts import pattern
 from legroom.facts.flags import flag_name, flags_ever
 
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-"""`NAME=value` before a command."""
+ASSIGNMENT = pattern("server_words.assignment")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?)-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")

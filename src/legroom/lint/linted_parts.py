@@ -29,8 +29,7 @@ from legroom.lint.lint_report import Skipped
 from legroom.lint.names_in_text import SHOWN, mistaken_names, without_other_services
 from legroom.vllm.command_line import plain_name
 
-_RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
-"""Marks of rules, a dashboard or a unit in a part that cannot be parsed."""
+_RECOGNIZED = pattern("linted_parts.recognized")
 _NOTHING = {
     "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
     "env": "it sets no variable of vLLM",
@@ -39,8 +38,7 @@ _NOTHING = {
     "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
 }
 """Why a file of a kind has nothing to check."""
-_VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
-"""A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
+_VLLM_SOURCE = pattern("linted_parts.vllm_source")
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
 _OF_COMMIT = re.compile(r"nightly-[0-9a-f]{7}")
 _EXAMPLE = re.compile(r"\.env\.[\w.-]*(example|sample|template)|\.(example|sample)$")
@@ -271,8 +269,7 @@ def _linted_yaml(part: FilePart) -> LintedPart:
 
 
 _READ_VALUE = re.compile(r"\.Values\.([\w.]+)")
-_READ_WHOLE = re.compile(r"\.Values(?!\.\w)|\b(?:include|template)\s+\"[\w.-]*(?<!name)(?<!Name)(?<!abels)(?<!chart)\"")
-"""Values as a whole, or a helper of another file that may read any."""
+_READ_WHOLE = pattern("linted_parts.read_whole")
 _VALUES_OF_SERVER = frozenset({"args", "extraArgs", "env", "envVars", "extraEnv", "resources", "command", "shmSize"})
 _YAML_KEY = re.compile(r"^( *)([A-Za-z][\w-]*):(?=\s|$)")
 

@@ -44,8 +44,7 @@ _SIGNS = {
     "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b|\bVLLM_PORT[\"']?:\s*[\"']?\d",
 }
 _SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
-_RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
-"""A Prometheus relabeling that renames vLLM's series."""
+_RELABELING = pattern("linter.relabeling")
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")

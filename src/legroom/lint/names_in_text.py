@@ -13,26 +13,17 @@ from legroom.facts.releases import Release, known_releases, latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
-_SETS_VARIABLE = pattern("names_in_text.sets_variable")
-SHOWN = re.compile(r"^[ \t]*@?(?:echo|printf)[ \t]+[\"'][^|>;&\n]*(?:&& \\)?$", re.MULTILINE)
-"""A line that a script shows, such as a line of its usage."""
-PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
-"""`X=${X}` reads a variable only to set it."""
+_SETS_VARIABLE, SHOWN = pattern("names_in_text.sets_variable"), pattern("names_in_text.shown")
+PASSED_ON = pattern("names_in_text.passed_on")
 _CLIENTS_OWN = pattern("names_in_text.clients_own")
 """Names that a client of the server, its script or its build has for itself."""
 _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
 _SETTING, _HANDED_ON = pattern("names_in_text.setting"), pattern("names_in_text.handed_on")
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE|ROCM)_\w+)")
-_FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
-"""A flag of several words: `--device` and `--task` are flags of other programs too."""
+_FLAG = pattern("names_in_text.flag")
 _PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
 
-_OWN_RELEASE = re.compile(
-    r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+(?:\.\d+)?)", re.IGNORECASE
-)
-"""vLLM's own number: another image may have its own."""
-_WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
-"""Marks of a file that starts a server, and is no excerpt of one."""
+_OWN_RELEASE, _WHOLE = pattern("names_in_text.own_release"), pattern("names_in_text.whole")
 _TOKEN = pattern("names_in_text.token")
 
 _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
@@ -42,9 +33,7 @@ _MOCK = pattern("names_in_text.mock")
 _ENGINE, _LAUNCHER = re.compile(r"vllm[ _]serve|vllm\.entrypoints|/vllm-openai\b"), pattern("names_in_text.launcher")
 _OF_CLUSTER = re.compile(r"(?m)^#SBATCH|\bsrun\b|\b(?:singularity|apptainer) ")
 _KIND, _IMAGE = re.compile(r"(?m)^kind:"), re.compile(r"(?m)^ +(?:repository|image):[ \t]*[\"']?([\w./-]+)")
-_WORKLOAD = re.compile(
-    r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b|^kind:[\s\S]*image:[^\n]*\bmock", re.MULTILINE
-)
+_WORKLOAD = pattern("names_in_text.workload")
 
 Mistake = tuple[int, Mapping[str, str]]
 """An offset, and the rule, message and suggestion of what stands there."""

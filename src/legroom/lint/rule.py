@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from legroom.deployments import container_images as images
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
@@ -209,8 +209,7 @@ class Context:
         return _parse_server_args(tuple(word.text for word in server.words), self.release_of(server))
 
 
-_FULL_VERSION = re.compile(r"\d+\.\d+\.\d+(\.?post\d+)?")
-"""`0.9` may be any of its patch releases, and a release candidate has only some of the release's flags."""
+_FULL_VERSION = pattern("rule.full_version")
 _COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
 """Other values of --device (until 0.10.0) name a build of vLLM for other hardware, with its own releases."""
 

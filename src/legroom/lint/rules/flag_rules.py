@@ -40,12 +40,8 @@ from legroom.vllm.flag_problems import FlagProblem, explain_unknown
 _BY_KIND = {kind: rule.id for rule in rules_by_id().values() for kind in rule.problems}
 """The rule for each kind of problem that the parser of flags tells."""
 _SHARE = "--gpu-memory-utilization"
-_VARIABLE = pattern("flag_rules.variable")
-_FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
-"""`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: placeholders in capitals."""
-_CHOICE_FOR_READER = pattern("flag_rules.choice_for_reader")
-_MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
-"""`OPTIONS`, `etc` in a document: more arguments may follow."""
+_VARIABLE, _FILLED_IN = pattern("flag_rules.variable"), pattern("flag_rules.filled_in")
+_CHOICE_FOR_READER, _MORE = pattern("flag_rules.choice_for_reader"), pattern("flag_rules.more")
 _QUANTIZED = re.compile(r"(?i)fp[48]|int[48]|[wa]\d+a\d+|awq|gptq|bnb|gguf|quant|[48]bit")
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program with its own flags."""

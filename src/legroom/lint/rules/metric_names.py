@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import InvokedCommand
+from legroom.facts import pattern
 from legroom.facts.metrics import (
     all_exposed_names,
     exposed_names,
@@ -165,8 +166,7 @@ def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> 
     return f"is shown by vLLM {releases}, not by {release}"
 
 
-_GREPPED_NAME = re.compile(r"(?<![A-Za-z0-9_])vllm[_:][a-z0-9_]+")
-"""Not `ray_vllm_...`, which is how Ray shows them."""
+_GREPPED_NAME = pattern("metric_names.grepped_name")
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S, SHORTEST_LIMIT_S
+from legroom.facts import pattern
 from legroom.facts.flags import default
 from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, flag_word, runs_on_rocm
 from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
@@ -18,8 +18,7 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.config_rules import field_refusals
 
-_NO_MEMORY = re.compile(r"exporter|dcgm|monitor|metrics|ray")
-"""Services that look at a card, or start a server that is read itself."""
+_NO_MEMORY = pattern("server_start.no_memory")
 _USUAL_SHARE = 0.9
 """What vLLM takes by default: hardly any other program runs in the rest of a card."""
 _SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9

@@ -10,14 +10,13 @@ from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.server_words import API_SERVERS, expand_variables
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_same_words, similarity
 from legroom.vllm.command_line import plain_name
 
-_VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
-"""vLLM in any spelling; a plugin such as vllm_gaudi has its own modules."""
+_VLLM = pattern("unknown_names.vllm")
 
 
 @checks(InvokedCommand, "module-unknown")
