@@ -11,16 +11,13 @@ from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
-from legroom.facts import pattern
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
 from legroom.units import parse_bytes
 
-_SWITCHES = frozenset(
-    {"--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all", "--quiet"}
-    | {"--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--replace", "--tls-verify"}
-)
+_SWITCHES = frozenset(read_data("file_formats.json")["container_switches"])
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION, _COMPANION = pattern("container_images.named_version"), pattern("container_images.companion")

@@ -30,14 +30,6 @@ from legroom.lint.names_in_text import SHOWN, mistaken_names, without_other_serv
 from legroom.vllm.command_line import plain_name
 
 _RECOGNIZED = pattern("linted_parts.recognized")
-_NOTHING = {
-    "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
-    "env": "it sets no variable of vLLM",
-    "text": "nothing in it is about a server of vLLM",
-    "python": "it starts no vLLM and names none of its series",
-    "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
-}
-"""Why a file of a kind has nothing to check."""
 _VLLM_SOURCE = pattern("linted_parts.vllm_source")
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
 _OF_COMMIT = re.compile(r"nightly-[0-9a-f]{7}")
@@ -138,7 +130,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
     is_empty = is_empty and not doubtful
     yield LintedPart(doubtful)
     yield LintedPart(tuple(_named_addresses(path, text)) if kind not in (None, "document") else ())
-    nothing = nothing or _NOTHING.get(kind or "", "")
+    nothing = nothing or read_data("lint_rules.json")["nothing"].get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 
@@ -265,7 +257,13 @@ def _linted_yaml(part: FilePart) -> LintedPart:
     is_known = part.is_whole and any(kind != "other" for kind, _ in documents)
     versions = [document.text("apiVersion") for kind, document in documents if kind != "rules"]
     is_monitoring = bool(documents) and all(each.startswith("monitoring.coreos.com/") for each in versions)
-    return LintedPart((*part.subjects, *manifests, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)
+    return LintedPart(
+        (*part.subjects, *manifests, *expressions),
+        records,
+        is_known,
+        read_data("lint_rules.json")["nothing"]["yaml"],
+        is_monitoring,
+    )
 
 
 _READ_VALUE = re.compile(r"\.Values\.([\w.]+)")

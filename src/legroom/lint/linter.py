@@ -17,7 +17,7 @@ from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread,
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
-from legroom.facts import pattern
+from legroom.facts import pattern, read_data
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import nearest_release as known_release
@@ -50,13 +50,6 @@ _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
 _OF_TEMPLATE = re.compile(r"(^|/)templates/|(^|/)[\w.-]*values[\w.-]*\.ya?ml$|\.(j2|tpl|tmpl|template)$")
-_LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "model-gated", "host-memory"})
-"""What whoever installs a chart sets: its defaults need not start a server."""
-_ONCE_A_FILE = frozenset(
-    {"api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
-    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated", "host-memory"}
-    | {"release-unsafe", "rollout-stuck"}
-)
 _ALL_RULES = "*"
 _TAG_OF_VALUES = re.compile(r"vllm/vllm-[\w-]+[\"']?\s*\n\s*(?:tag|version):\s*[\"']?v?(0\.\d+\.\d+)")
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
@@ -100,10 +93,7 @@ def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
         row += 1
 
 
-SEARCHED = frozenset(
-    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".job", ".md", ".markdown", ".py", ".env", ".ps1"}
-    | {".promql", ".dockerfile", ".sbatch", ".slurm", ".tf", ".tfvars", ".hcl", ".toml", ".template", ".tmpl", ".j2"}
-)
+SEARCHED = frozenset(read_data("file_formats.json")["linted_suffixes"])
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = pattern("linter.by_name")
 
@@ -295,7 +285,11 @@ def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
 
 def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
     """The finding as a note where a chart's user decides; an error in an example as a warning."""
-    if finding.rule in _LEFT_TO_USER and not is_of_user and _OF_TEMPLATE.search(finding.place.path):
+    if (
+        finding.rule in read_data("lint_rules.json")["left_to_user"]
+        and not is_of_user
+        and _OF_TEMPLATE.search(finding.place.path)
+    ):
         return replace(finding, severity="note")
     return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding
 
@@ -304,7 +298,7 @@ def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
     """What the finding is said about: its rule with its line, the variable it names, or (0) the file as a whole."""
     yield finding.place.path, finding.rule, finding.place.line
     yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
-    if finding.rule in _ONCE_A_FILE:
+    if finding.rule in read_data("lint_rules.json")["once_a_file"]:
         yield finding.place.path, finding.rule, 0
 
 

@@ -7,18 +7,12 @@ from dataclasses import replace
 from legroom.deployments.container_images import is_published_by_vllm, kubernetes_bytes
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
-from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
 from legroom.lint.server_plan import plan_of_server
 from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostSettings, host_needs, number_of, whole_gib
-from legroom.units import GIB, MIB, human_bytes, parse_bytes
+from legroom.units import GIB, MIB, human_bytes
 from legroom.vllm.args import ServeArgs
-
-_SUGGESTIONS = {
-    "docker": "add --ipc=host or --shm-size 4g",
-    "compose": "add shm_size: 4gb (or ipc: host)",
-    "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
-}
 
 
 @checks(StartedServer, "shm-missing")
@@ -27,15 +21,12 @@ def too_little_shared_memory(server: StartedServer, context: Context) -> Finding
     ranks = context.parsed_args(server).args.engine_ranks
     if not server.in_container or ranks < 2 or not server.runs_on_gpus:
         return
-    suggestion = _SUGGESTIONS.get(server.runs, "")
+    suggestion = read_data("lint_rules.json")["advice"]["shm-missing"].get(server.runs, "")
     if server.shm is None:
         yield finding("shm-missing", server.place, f"{ranks} ranks share 64 MiB of /dev/shm", suggestion)
         return
-    try:
-        size = parse_bytes(server.shm)
-    except LegroomError:
-        return
-    if size < 512 * MIB:
+    size = kubernetes_bytes(server.shm)
+    if size is not None and size < 512 * MIB:
         message = f"{ranks} ranks share {human_bytes(size)} of /dev/shm: message queues alone are larger"
         yield finding("shm-missing", server.place, message, suggestion)
 
@@ -122,11 +113,6 @@ def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
 
 
 _CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
-_GIVE_GPUS = {
-    "docker": "add --gpus all, unless Docker's default runtime is NVIDIA's",
-    "compose": "reserve it under deploy.resources.reservations.devices, unless the default runtime is NVIDIA's",
-    "kubernetes": "add nvidia.com/gpu: 1 to its limits",
-}
 
 
 @checks(StartedServer, "gpus-too-few", "gpus-idle")
@@ -144,7 +130,7 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
         and "NVIDIA_VISIBLE_DEVICES" not in server.env
         and not has_open_words(server)
     ):
-        suggestion = _GIVE_GPUS.get(server.runs, "")
+        suggestion = read_data("lint_rules.json")["advice"]["gpus-too-few"].get(server.runs, "")
         # Where NVIDIA's runtime is the default the container sees every GPU: common with Docker, not on nodes.
         found = finding("gpus-too-few", server.place, "the container gets no GPU", suggestion, is_certain=False)
         yield found if server.runs == "kubernetes" else replace(found, severity="note")
