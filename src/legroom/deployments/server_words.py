@@ -92,9 +92,8 @@ def wrapped_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
     names = {word.text.partition("=")[0] for word in words}
     if "--model" not in names or words[0].text.startswith("-") or not any(map(_ONLY_VLLMS.fullmatch, names)):
         return ()
-    first = next(i for i, word in enumerate(words) if word.text.startswith("--model"))
-    before = [i for i, word in enumerate(words[:first]) if not word.text.startswith("-")]
-    return (*serve_words(words[0].offset), *vllm_flags(words[before[-1] + 1 :]))
+    first = next(i for i, word in enumerate(words) if word.text.startswith("--"))
+    return (*serve_words(words[0].offset), *vllm_flags(words[first:]))
 
 
 def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:

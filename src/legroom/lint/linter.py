@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,11 +38,7 @@ _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.-]+\.sh)\b")
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
-_SIGNS = {
-    "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
-    "kustomize": r"(?m)^kind:\s*Kustomization|^patches\w*:|^resources:\s*\n\s*- ",
-    "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b|\bVLLM_PORT[\"']?:\s*[\"']?\d",
-}
+_SIGNS: Mapping[str, str] = read_data("lint_rules.json")["signs"]
 _SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
 _RELABELING = pattern("linter.relabeling")
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
