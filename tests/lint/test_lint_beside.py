@@ -256,6 +256,7 @@ LINES = [
     ("a.yaml", "kind: ConfigMap # vllm\n  if ($request_body ~ 'm') { }\n", "command-doubtful", 2),
     (".env", "VLLM_MODEL=some-org/reasoning-model\n", "path-missing", 1),
     ("pod.yaml", f"kind: Pod\nimage: {IMAGE}\nlivenessProbe:\n  httpGet: {{path: /health}}\n", "probe-missing", 3),
+    ("pod.yaml", f"image: {IMAGE}\nlimits:\n  memory: 4Gi\n  nvidia.com/gpu: 1\n", "host-memory", 3),
     ("pod.yaml", "- name: dshm # vllm\n  emptyDir:\n    medium: Memory\n", "shm-missing", 3),
     ("job.sh", "#!/bin/sh\n#SBATCH --nodes=$1\nvllm serve org/m\n", "command-doubtful", 2),
     ("job.sh", "srun start.py ~/images/vllm_latest.sif --port 80\n", "image-moving", 1),
