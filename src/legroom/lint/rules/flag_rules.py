@@ -129,7 +129,7 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # LLM(...) does not check choices, the command line does
     if extension and problem.kind in ("unknown", "bad_value"):
         return True
-    if problem.flag == "--device" and not server.runs_on_gpus and not server.named_release:
+    if problem.flag == "--device" and not (server.runs_on_gpus or "cpu" in server.device_words or server.named_release):
         return True  # builds for other hardware keep it for longer
     if problem.kind in ("bad_value", "bad_choice") and not problem.value and _is_emptied(server, problem.flag):
         return True  # an empty variable, or a template that was read without its values
