@@ -157,7 +157,7 @@ def limited(limit, shm):
 @pytest.mark.parametrize(("limit", "shm", "count"), [("128Gi", "4Gi", 0), ("32Gi", "4Gi", 1), ("128Gi", "100Gi", 0)])
 def test_a_limit_of_host_memory_holds_the_pages_of_the_checkpoint(limit, shm, count):
     findings = found(limited(limit, shm), rule="host-memory")
-    assert [severity for _, severity in findings] == ["note"] * count
+    assert [severity for _, severity in findings] == ["warning"] * count
 
 
 LINES = {
@@ -235,7 +235,7 @@ def test_a_container_name_of_any_compose_file_is_a_host():
 def test_the_user_data_of_an_instance_is_a_script():
     run = "docker run --gpus all vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-32B --max-model-len 4096"
     text = f'instance_type = "g5.xlarge"\nuser_data = <<-EOF\n#!/bin/bash\n{run}\nEOF\n'
-    assert found(("main.tf", text), rule="does-not-fit") == [("main.tf", "note")]
+    assert found(("main.tf", text), rule="does-not-fit") == [("main.tf", "warning")]
 
 
 VALUES = "vllm:\n  image: {tag: a}\n  args: [--model, m/m]\n  port: 1\nservice: {}\n"

@@ -249,13 +249,30 @@ def test_a_liveness_probe_that_kills_most_first_starts_is_a_warning():
 LINES = [
     ("compose.yml", f"version: '3.8'\nservices:\n  a:\n    image: {IMAGE}\n", "command-doubtful", 1),
     ("compose.yml", f"services:\n  a:\n    image: {IMAGE}\n    command: --model org/m\n", "flag-value", 4),
-    ("a.yaml", "env: # vllm\n- name: HUGGING_FACE_HUB_TOKEN\n", "env-meaning", 2),
     ("compose.yml", "services:\n  ui:\n    environment:\n      - WEBUI_AUTH=False # vllm\n", "api-open", 4),
     ("a.yaml", "kind: Ingress # vllm\n    kubernetes.io/ingress.class: nginx\n", "command-doubtful", 2),
     ("a.yaml", "kind: ScaledObject # vllm\n      metricName: x\n", "command-doubtful", 2),
     ("a.yaml", f"kind: Pod\nimage: {IMAGE}\n- name: OTEL_EXPORTER_OTLP_ENDPOINT\n", "env-meaning", 3),
     ("a.yaml", "kind: ConfigMap # vllm\n  if ($request_body ~ 'm') { }\n", "command-doubtful", 2),
     (".env", "VLLM_MODEL=some-org/reasoning-model\n", "path-missing", 1),
+    ("pod.yaml", f"kind: Pod\nimage: {IMAGE}\nlivenessProbe:\n  httpGet: {{path: /health}}\n", "probe-missing", 3),
+    ("pod.yaml", f"image: {IMAGE}\nlimits:\n  memory: 4Gi\n  nvidia.com/gpu: 1\n", "host-memory", 3),
+    ("pod.yaml", "- name: dshm # vllm\n  emptyDir:\n    medium: Memory\n", "shm-missing", 3),
+    ("job.sh", "#!/bin/sh\n#SBATCH --nodes=$1\nvllm serve org/m\n", "command-doubtful", 2),
+    ("job.sh", "srun start.py ~/images/vllm_latest.sif --port 80\n", "image-moving", 1),
+    ("Dockerfile", "FROM vllm/vllm-openai:v0.20.0\nRUN pip install nixl\n", "image-moving", 2),
+    ("d.yaml", f"apiVersion: apps/v1\nkind: Deployment\nlabels:\n  a: b\nimage: {IMAGE}\n", "manifest-refused", 3),
+    ("isvc.yaml", "kind: InferenceService # vllm\nspec:\n  predictor:\n    model:\n", "manifest-refused", 4),
+    (
+        "isvc.yaml",
+        "kind: InferenceService # vllm\nspec:\n  predictor:\n    model:\n      modelFormat: {name: vLLM}\n"
+        "      nodeSelector: {a: b}\n",
+        "manifest-refused",
+        6,
+    ),
+    ("runtime.yaml", "image: vllm\nformats:\n- name: pytorch\n  autoSelect: true\n", "command-doubtful", 3),
+    ("run.sh", "export VLLM_LOGGING_LEVEL=DEBUG\nvllm serve org/m\n", "env-meaning", 1),
+    ("run.sh", "export VLLM_ENABLE_V1_MULTIPROCESSING=0\nvllm serve org/m\n", "env-meaning", 1),
 ]
 
 

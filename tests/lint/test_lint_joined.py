@@ -40,7 +40,7 @@ CASES = {
     "no GPU at all": (
         "d.yaml",
         deployment(f"{{image: '{IMAGE}', args: [--model, org/m], ports: [{{containerPort: 8000}}]}}"),
-        ("gpus-too-few", "note"),
+        ("gpus-too-few", "warning"),
     ),
     "a root that is read-only": (
         "d.yaml",

@@ -11,25 +11,19 @@ from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
-from legroom.facts import pattern
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
 from legroom.units import parse_bytes
 
-_SWITCHES = frozenset(
-    {"--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all", "--quiet"}
-    | {"--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--replace", "--tls-verify"}
-)
+_SWITCHES = frozenset(read_data("file_formats.json")["container_switches"])
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
-_NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
-"""A version after `vllm`, also before the tag: `server-vllm0.7.0:latest`."""
-_COMPANION = pattern("container_images.companion")
+_NAMED_VERSION, _COMPANION = pattern("container_images.named_version"), pattern("container_images.companion")
 _PROJECT = "vllm-project/"
 """An organization with many images besides vLLM's."""
-_OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack|kserve", re.IGNORECASE)
-"""Projects whose images contain vLLM and have the project's own version."""
+_OWN_VERSIONS = pattern("container_images.own_versions")
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
 _VLLM_FLAGS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")
 """Flags that identify an image with another name as a vLLM server."""
@@ -223,9 +217,7 @@ def image_release(image: str) -> str | None:
 
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
-_FORKS = pattern("container_images.forks")
-_OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
-"""A commit or a date after the version: a private build after the release."""
+_FORKS, _OWN_BUILD = pattern("container_images.forks"), pattern("container_images.own_build")
 
 
 def is_other_build(image: str) -> bool:
@@ -253,8 +245,7 @@ def has_moving_tag(image: str) -> bool:
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
-_MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
-"""`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version. Later in a tag it is Ubuntu's: `cu129-24.04`."""
+_MONTH = pattern("container_images.month")
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 

@@ -12,6 +12,7 @@ from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.deployments.subjects import InvokedCommand, StartedServer, Subject
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.gpus import other_platform, unmodelled_platform
 from legroom.facts.releases import Release, latest, release
 from legroom.masking import is_secret
@@ -21,8 +22,7 @@ from legroom.vllm.command_line import flags_in
 from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
-KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
-"""Variables that matter to memory."""
+KEPT_ENV = pattern("deployment.kept_env")
 _API_KEY = "VLLM_API_KEY"
 _RAY_SERVE = ("run", "deploy", "build")
 """The subcommands of Ray Serve's `serve` that start an application."""

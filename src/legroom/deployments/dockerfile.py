@@ -19,11 +19,9 @@ from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text, without_comment_lines
 from legroom.deployments.subjects import InvokedCommand, StartedServer, Subject, change_servers
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 
-_INSTRUCTION = re.compile(
-    r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
-)
-"""Every instruction with its continued lines."""
+_INSTRUCTION = pattern("dockerfile.instruction")
 
 
 def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:

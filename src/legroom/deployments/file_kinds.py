@@ -7,7 +7,7 @@ import re
 from pathlib import PurePath
 from typing import Literal
 
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 
 Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "text", "document"]
 """`text`: a file of another tool, in which only single lines are judged."""
@@ -21,10 +21,7 @@ def _kind_by(table: str) -> dict[str, Kind]:
 _BY_SUFFIX, _BY_LANGUAGE = _kind_by("suffixes"), _kind_by("languages")
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
-_UNIT_START = re.compile(
-    r"\[(Unit|Service|Install|supervisord|supervisorctl|unix_http_server|inet_http_server|program:[^\]]+)\]\s*$"
-)
-"""The first line of a systemd unit or a supervisord file."""
+_UNIT_START = pattern("file_kinds.unit_start")
 
 
 def kind_of(path: str, text: str) -> Kind:

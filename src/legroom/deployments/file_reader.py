@@ -17,7 +17,7 @@ from legroom.deployments.helm_chart import RenderedText, render_chart_template
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource_servers
-from legroom.deployments.other_yaml import embedded_files, other_subjects
+from legroom.deployments.other_yaml import custom_resource_servers, embedded_files, other_subjects
 from legroom.deployments.python_reader import python_subjects
 from legroom.deployments.release_pins import IMAGE, installed_releases, releases_beside, with_release
 from legroom.deployments.server_words import basename
@@ -30,13 +30,13 @@ from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import TEMPLATE_HINT, Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.releases import Release
 
 DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """The kind of a YAML document. Prometheus rules start no server; lint reads them."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
-_VALUES_FILE = re.compile(r"(^|/)values[\w.-]*\.ya?ml$")
-"""Helm's name for the values of a chart, whose keys are the chart's own."""
+_VALUES_FILE = pattern("file_reader.values_file")
 _ESCAPED = re.compile(r"\\([\\$`])")
 
 
@@ -179,7 +179,10 @@ def _document_subjects(
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
-        return list(model_resource_servers(document)) or kubernetes_subjects(document, config_maps)
+        subjects: list[Subject] = [*model_resource_servers(document)]
+        subjects = subjects or list(kubernetes_subjects(document, config_maps))
+        is_read = any(isinstance(each, StartedServer) for each in subjects)
+        return subjects if is_read else [*subjects, *custom_resource_servers(document, release)]
     if kind == "config":
         return [config_server(document, release)]
     return other_subjects(document, release) if kind == "other" else ()

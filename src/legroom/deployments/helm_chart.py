@@ -13,22 +13,15 @@ from typing import Any
 from legroom.deployments.source_text import OPEN_WORD, Place, Text, read_text
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.records import dataclass, field
 
-_ACTION = re.compile(
-    r"\{\{(-\s)?((?:/\*.{0,4000}?\*/|\"(?:\\.|[^\"\\]){0,999}\"|`[^`]{0,999}`|[^\"`]){0,999}?)(?:\s-\}\}\s*|\}\})",
-    re.DOTALL,
-)
-_TOKEN = re.compile(
-    r"\s*(\"(?:\\.|[^\"\\])*\"|`[^`]*`|:=|[(|=,]|\)(?:\.\w+)*|-?\d+(?:\.\d+)?(?![\w.])"
-    r"|\$\w*(?:\.\w+)*|(?:\.\w+)+|\.|[A-Za-z_]\w*)"
-)
+_ACTION, _TOKEN = pattern("helm_chart.action"), pattern("helm_chart.token")
 _UNKNOWN = object()
 """What only the cluster, the release or a missing file tells."""
 _DROPPED = " # {{ }}"
 """Stands for unknown lines, with which the result stays a template; OPEN_WORD for an unknown value."""
-_OF_METADATA = re.compile(r"labels|annotations|name", re.IGNORECASE)
-"""Templates that neither a container nor its volumes depend on."""
+_OF_METADATA = pattern("helm_chart.of_metadata")
 _Pieces = tuple[tuple[str, Text | None, int], ...]
 """Parts of a text, each with the text and the offset that it comes from."""
 

@@ -11,8 +11,7 @@ from legroom.deployments.source_text import Text
 from legroom.facts import pattern
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<language>[\w+-]*)")
-_SHELL_WORD = pattern("markdown.shell_word")
-_LIKELY_SHELL = pattern("markdown.likely_shell")
+_SHELL_WORD, _LIKELY_SHELL = pattern("markdown.shell_word"), pattern("markdown.likely_shell")
 START = pattern("markdown.start")
 FENCE = "```"
 _TAKEN = "\0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from legroom.deployments import kubernetes_reader
@@ -10,7 +9,7 @@ from legroom.deployments.container_images import kubernetes_bytes
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import flags_ever
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
 from legroom.units import cdiv
@@ -115,8 +114,7 @@ def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[
         )
 
 
-_PROFILE = re.compile(r"(?P<name>[\w.-]+):(?P<count>\d{1,4})")
-"""`nvidia-gpu-h100:8`: a resource profile and its count."""
+_PROFILE = pattern("model_resources.profile")
 
 
 def is_kubeai_model(node: Node) -> bool:

@@ -12,9 +12,15 @@ from dataclasses import replace
 from legroom.deployments.compose_reader import compose_env, compose_words
 from legroom.deployments.container_images import flag_names, kubernetes_bytes
 from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of
-from legroom.deployments.kubernetes_reader import env_list, gpu_limit, start_limit
+from legroom.deployments.kubernetes_reader import env_list, gpu_limit, possible_gpus, start_limit
 from legroom.deployments.markdown import FENCE, START
-from legroom.deployments.model_resources import is_kubeai_model, is_model_spec, kubeai_server, model_spec_server
+from legroom.deployments.model_resources import (
+    has_model_flag,
+    is_kubeai_model,
+    is_model_spec,
+    kubeai_server,
+    model_spec_server,
+)
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, serve_words
 from legroom.deployments.shell.shell_script import read_shell
@@ -23,20 +29,22 @@ from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts import pattern
+from legroom.facts.bundled import find
 from legroom.facts.flags import all_flag_names
 from legroom.facts.gpus import is_known_gpu
+from legroom.facts.model_sources import is_hub_id
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_ARGUMENTS = pattern("other_yaml.arguments")
-_COMPANIONS = pattern("other_yaml.companions")
+_ARGUMENTS, _COMPANIONS = pattern("other_yaml.arguments"), pattern("other_yaml.companions")
 _SETTINGS = re.compile(r"vllm|(engine|vllm|llm|server|serve)[_-]?(kwargs|args|config|params)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _OF_CONTAINER = ("resources", "startupProbe", "livenessProbe")
+_CARD_KEYS = ("accelerator_type", "acceleratorType", "gpu_type", "gpuType", "resource_type")
 _SCRIPTS = (" run", " setup")
 """Keys of scripts in SkyPilot's tasks and in workflows."""
-_ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
+_ABOUT_VLLM = pattern("other_yaml.about_vllm")
 _RECIPE = "vllm recipe"
 _OMNI_STAGE = "model_stage"
 """A key of vLLM-Omni's stages, which have other settings than vLLM."""
@@ -48,6 +56,8 @@ class _Scope:
     """The keys, image and variables of the mappings around a value."""
 
     keys: str = ""
+    key: str = ""
+    """The nearest key as it is written."""
     image: str = ""
     env: Mapping[str, Word] = field(default_factory=dict)
     holder: Node | None = None
@@ -59,7 +69,7 @@ class _Scope:
         for key in _VARIABLES:
             env |= {**compose_env(node.get(key)), **env_list(node.get(key))}
         holder = node if any(node.get(key) is not None for key in _OF_CONTAINER) else self.holder
-        return _Scope(self.keys, _image_name(node) or self.image, env, holder)
+        return _Scope(self.keys, self.key, _image_name(node) or self.image, env, holder)
 
     def given_to(self, server: StartedServer) -> StartedServer:
         """The server with the GPUs, memory limit and start limit of the mapping around it; unchanged without one."""
@@ -92,12 +102,15 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             if is_model_spec(node):
                 yield model_spec_server(node)
                 continue
+            if node.get("model_loading_config") is not None:
+                yield _ray_llm_server(node, release)
+                continue
             yield from _server_of_arguments(node, scope)
             for key, value in node.items():  # `engine_kwargs:` and the like, whose keys are flags
                 if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
                     yield config_server(value, release)
             pending += reversed(
-                [(value, replace(scope, keys=f"{scope.keys} {key.lower()}")) for key, value in node.items()]
+                [(value, replace(scope, keys=f"{scope.keys} {key.lower()}", key=key)) for key, value in node.items()]
             )
         elif node.scalar is None:
             pending += reversed([(item, scope) for item in node.list()])
@@ -114,6 +127,40 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
                 if isinstance(subject, StartedServer) and not subject.image:
                     subject = scope.given_to(replace(subject, image=image))  # noqa: PLW2901
                 yield subject
+
+
+def custom_resource_servers(document: Node, release: Release) -> Iterator[StartedServer]:
+    """The servers that a resource of another controller describes by vLLM's flags, beside its model and its nodes."""
+    spec = document.get("spec")
+    models = [spec.get("model", key) for key in ("name", "id", "uri", "repository")] if spec is not None else []
+    model = next((node for node in models if node is not None and is_hub_id(node.scalar or "")), None)
+    if spec is None or model is None:
+        return
+    pod = next((node for node in document.walk() if node.get("nodeSelector") is not None), spec)
+    for server in other_subjects(document, release):
+        if isinstance(server, StartedServer) and server.words and not has_model_flag(server.words):
+            yield replace(
+                server,
+                words=(*server.words[:2], model.word(), *server.words[2:]),
+                gpus=gpu_limit(spec),
+                gpu_names=possible_gpus(spec, pod, document.get("metadata")),
+                memory_limit_bytes=kubernetes_bytes(spec.text("resources", "limits", "memory")),
+                launcher=f"the controller of {document.text('kind')}",
+                read_as=f"Kubernetes {document.text('kind')} {document.text('metadata', 'name')}".rstrip(),
+            )
+
+
+def _ray_llm_server(node: Node, release: Release) -> StartedServer:
+    """The server of one entry of `llm_configs` of Ray Serve LLM."""
+    model = node.get("model_loading_config", "model_source") or node.get("model_loading_config", "model_id") or node
+    engine = config_server(node.get("engine_kwargs") or node, release)
+    flags = engine.words[2:] if node.get("engine_kwargs") is not None else ()
+    return replace(engine, words=(*engine.words[:2], model.word(), *flags), gpu_names=_named_card(node))
+
+
+def _named_card(node: Node) -> tuple[str, ...]:
+    """The card that a key beside a server's settings names."""
+    return tuple(node.text(key) for key in _CARD_KEYS if is_known_gpu(node.text(key)))
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
@@ -153,16 +200,20 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     words = (*command, *given)
     if scope.keys.startswith(_RECIPE):
         words = tuple(part for word in words for part in _flag_and_value(word))
-    at = server_start(tuple(word.text for word in words))
+    at, launcher = server_start(tuple(word.text for word in words)), ""
     if at is not None and basename(words[at].text) in CONTAINER_TOOLS:
         return  # it is read as a script
     if at is None:
         are_flags = bool(words) and words[0].text.startswith("--")
-        if not are_flags or not _belongs_to_vllm(node, scope) or flag_names(words).isdisjoint(all_flag_names()):
+        keys = " ".join(key for key, _ in node.items() if _ARGUMENTS.fullmatch(key))
+        if not are_flags or not _belongs_to_vllm(node, scope, keys) or flag_names(words).isdisjoint(all_flag_names()):
             return
-        words, at = (*serve_words(words[0].offset), *words), 0
+        is_titled = not has_model_flag(words) and find(scope.key) is not None  # `Qwen3-8B: {vllm_args: ...}`
+        title, launcher = ((Word(scope.key, node.offset, scope.key),), f"what reads {keys}") if is_titled else ((), "")
+        words, at = (*serve_words(words[0].offset), *title, *words), 0
     place = node.source.place
     server = StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
+    server = replace(server, gpu_names=_named_card(node), launcher=launcher)
     yield scope.given_to(server)
 
 
@@ -174,9 +225,9 @@ def _flag_keys(node: Node) -> Iterator[Word]:
             yield Word("" if value.scalar == "true" else value.scalar, value.offset, value.scalar)
 
 
-def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:
-    """Whether the keys or the image around the node name vLLM and none of its companions."""
-    around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
+def _belongs_to_vllm(node: Node, scope: _Scope, keys: str) -> bool:
+    """Whether the keys of or around the flags, or the image, name vLLM and none of its companions."""
+    around = f"{scope.keys} {keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
 
 

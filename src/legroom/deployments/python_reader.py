@@ -32,8 +32,7 @@ _ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArg
 """vLLM's engine classes, and whose defaults each of them has."""
 _MODAL = re.compile(r"\bmodal\.(App|Stub|Image)\b")
 _MODAL_GPU = re.compile(r"""\bgpu\s*=\s*["']([A-Za-z][\w-]*)(?::(\d+))?["']""")
-_KEPT_BY_MODAL = re.compile(r"volumes|Volume|CloudBucketMount|NetworkFileSystem|run_function|download|snapshot")
-"""What keeps weights between the containers of Modal, or puts them into the image."""
+_KEPT_BY_MODAL = pattern("python_reader.kept_by_modal")
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 _NOT_KNOWN = object()
 _UNKNOWN = "$value"

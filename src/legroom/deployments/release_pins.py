@@ -15,8 +15,7 @@ from legroom.errors import LegroomError
 from legroom.facts import pattern
 from legroom.records import dataclass
 
-IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
-"""A vLLM image in a document."""
+IMAGE = pattern("release_pins.image")
 _MOST_FILES_BESIDE = 60
 _SAYS_RELEASE = re.compile(r"\.(txt|toml|py|sh|ya?ml|env)$|[Dd]ockerfile|^\.env")
 _LISTS_PACKAGES = re.compile(r"requirements.*\.txt|pyproject\.toml|Dockerfile")
@@ -28,8 +27,7 @@ _VERSION_VARIABLE = re.compile(rf"(?:^|\s)(\w*VLLM\w*)=[\"']?v?{_VERSION}[\"']?(
 _COMMENT = re.compile(r"\s*(#|//|<!--)")
 _MENTIONED = re.compile(rf"\bvllm[ :]+(?:version )?v?{_VERSION}(?![\d.]*\w)", re.IGNORECASE)
 """`# needs vLLM 0.19` in a comment."""
-_INSTALLING = pattern("file_reader.installing")
-_UNPINNED = pattern("file_reader.unpinned")
+_INSTALLING, _UNPINNED = pattern("file_reader.installing"), pattern("file_reader.unpinned")
 _PLUGIN = pattern("release_pins.plugin")
 _ASKS_VERSION = re.compile(r"""vllm --version|vllm\.__version__|pip3? show vllm|version\(\s*["']vllm""")
 

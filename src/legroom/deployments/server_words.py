@@ -6,16 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 
 from legroom.deployments.shell.lexer import Word, serve_words
+from legroom.facts import pattern
 from legroom.facts.flags import flag_name, flags_ever
 
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-"""`NAME=value` before a command."""
+ASSIGNMENT = pattern("server_words.assignment")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?)-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
 """Options of other programs (`ramalama --runtime vllm serve`), whose arguments follow."""
 _API_SERVER_FILE = "entrypoints/openai/api_server.py"
+_ONLY_VLLMS = pattern("linted_parts.vllm_flag")
+"""Flags that no other program has."""
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
@@ -83,6 +85,15 @@ def dynamo_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
         if word.text == DYNAMO and words[i - 1].text == "-m":
             return (*serve_words(word.offset), *vllm_flags(words[i + 1 :]))
     return ()
+
+
+def wrapped_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """`PROGRAM --model org/m --max-model-len 8192 ...` of a program that hands vLLM's flags on, as `vllm serve`."""
+    names = {word.text.partition("=")[0] for word in words}
+    if "--model" not in names or words[0].text.startswith("-") or not any(map(_ONLY_VLLMS.fullmatch, names)):
+        return ()
+    first = next(i for i, word in enumerate(words) if word.text.startswith("--"))
+    return (*serve_words(words[0].offset), *vllm_flags(words[first:]))
 
 
 def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:

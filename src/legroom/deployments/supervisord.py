@@ -11,13 +11,12 @@ from legroom.deployments.shell.shell_script import subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Subject, change_servers
+from legroom.facts import pattern
 
 _SECTION = re.compile(r"^\[(?P<name>[^\]\n]+)\](?P<body>(?:\n(?!\[)[^\n]*)*)", re.MULTILINE)
-_SETTING = re.compile(r"^(?P<key>\w+)[ \t]*=[ \t]*(?P<value>[^\n]*(?:\n[ \t]+[^\n]*)*)", re.MULTILINE)
-"""An indented line continues the value."""
+_SETTING = pattern("supervisord.setting")
 _COMMENT = re.compile(r"[ \t];[^\n]*")
-_EXPANSION = re.compile(r"%\(\w+\)\w?")
-"""`%(ENV_NAME)s`, replaced at the start."""
+_EXPANSION = pattern("supervisord.expansion")
 _VARIABLE = re.compile(r"(\w+)=(?:\"([^\"]*)\"|'([^']*)'|([^,\s]*))")
 
 

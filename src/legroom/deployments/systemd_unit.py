@@ -13,11 +13,9 @@ from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, without_comment_lines
 from legroom.deployments.subjects import StartedServer, Subject, Unit, change_servers
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 
-_SETTING = re.compile(
-    r"^(?P<key>[A-Za-z]+)[ \t]*=[ \t]*(?P<value>(?:[^\n]*\\\r?\n(?:[ \t]*[#;][^\n]*\n)*)*+[^\n]*)$", re.MULTILINE
-)
-"""systemd ignores comments between continued lines."""
+_SETTING = pattern("systemd_unit.setting")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?(?![A-Za-z])")
 _SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DEFAULT_TIMEOUT_S = 90.0

@@ -7,14 +7,11 @@ import json
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts import read_data
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release
 
-_COMMON_FLAGS = frozenset(
-    {"--model", "--served-model-name", "--max-model-len", "--gpu-memory-utilization", "--kv-cache-dtype"}
-    | {"--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-prefix-caching"}
-    | {"--max-num-seqs", "--max-num-batched-tokens", "--enforce-eager", "--compilation-config", "--kv-transfer-config"}
-)
+_COMMON_FLAGS = frozenset(read_data("file_formats.json")["common_flags"])
 """Common flags: a vLLM config file has at least one of them."""
 
 

@@ -22,8 +22,7 @@ NAMES_ONLY: tuple[Owner, ...] = ("text", "family")
 COMPARED: tuple[Owner, ...] = ("alert", "scaler")
 """Owners of PromQL that fires an alert or scales."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
-_SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
-"""A series name in an autoscaler, also as Google's adapter writes it."""
+_SCALED_BY = pattern("expressions.scaled_by")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
 _FAMILIES = pattern("expressions.families")
@@ -113,9 +112,7 @@ def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
     return expressions, records
 
 
-_DECLARED = re.compile(
-    r"\b(?P<type>Counter|Gauge|Histogram|Summary)\(\s*(?:name\s*=\s*)?[\"'](?P<name>vllm[:_]\w+)[\"']"
-)
+_DECLARED = pattern("expressions.declared")
 _SUFFIXES = {
     "Counter": ("_total",),
     "Gauge": ("",),

@@ -29,18 +29,8 @@ from legroom.lint.lint_report import Skipped
 from legroom.lint.names_in_text import SHOWN, mistaken_names, without_other_services
 from legroom.vllm.command_line import plain_name
 
-_RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
-"""Marks of rules, a dashboard or a unit in a part that cannot be parsed."""
-_NOTHING = {
-    "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
-    "env": "it sets no variable of vLLM",
-    "text": "nothing in it is about a server of vLLM",
-    "python": "it starts no vLLM and names none of its series",
-    "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
-}
-"""Why a file of a kind has nothing to check."""
-_VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
-"""A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
+_RECOGNIZED = pattern("linted_parts.recognized")
+_VLLM_SOURCE = pattern("linted_parts.vllm_source")
 _ABOUT_VLLM = re.compile(r"vllm|\bray start\b", re.IGNORECASE)
 _OF_COMMIT = re.compile(r"nightly-[0-9a-f]{7}")
 _EXAMPLE = re.compile(r"\.env\.[\w.-]*(example|sample|template)|\.(example|sample)$")
@@ -140,7 +130,7 @@ def linted_parts(path: str, text: str, release: Release, around: str = "") -> It
     is_empty = is_empty and not doubtful
     yield LintedPart(doubtful)
     yield LintedPart(tuple(_named_addresses(path, text)) if kind not in (None, "document") else ())
-    nothing = nothing or _NOTHING.get(kind or "", "")
+    nothing = nothing or read_data("lint_rules.json")["nothing"].get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 
@@ -222,8 +212,8 @@ def _is_found(regex: str, text: str) -> bool:
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line is none."""
-    return re.sub(r"(?m)^[ 	]*(?:#(?!!)|//).*$", lambda line: " " * len(line[0]), text)
+    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line and Slurm's are none."""
+    return re.sub(r"(?m)^[ 	]*(?:#(?!!|SBATCH)|//).*$", lambda line: " " * len(line[0]), text)
 
 
 def _linted_part(part: FilePart) -> LintedPart | None:
@@ -267,12 +257,17 @@ def _linted_yaml(part: FilePart) -> LintedPart:
     is_known = part.is_whole and any(kind != "other" for kind, _ in documents)
     versions = [document.text("apiVersion") for kind, document in documents if kind != "rules"]
     is_monitoring = bool(documents) and all(each.startswith("monitoring.coreos.com/") for each in versions)
-    return LintedPart((*part.subjects, *manifests, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)
+    return LintedPart(
+        (*part.subjects, *manifests, *expressions),
+        records,
+        is_known,
+        read_data("lint_rules.json")["nothing"]["yaml"],
+        is_monitoring,
+    )
 
 
 _READ_VALUE = re.compile(r"\.Values\.([\w.]+)")
-_READ_WHOLE = re.compile(r"\.Values(?!\.\w)|\b(?:include|template)\s+\"[\w.-]*(?<!name)(?<!Name)(?<!abels)(?<!chart)\"")
-"""Values as a whole, or a helper of another file that may read any."""
+_READ_WHOLE = pattern("linted_parts.read_whole")
 _VALUES_OF_SERVER = frozenset({"args", "extraArgs", "env", "envVars", "extraEnv", "resources", "command", "shmSize"})
 _YAML_KEY = re.compile(r"^( *)([A-Za-z][\w-]*):(?=\s|$)")
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.deployments.container_images import image_release, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of, plain_path
+from legroom.deployments.release_pins import IMAGE, installed_releases
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
-from legroom.facts import pattern
+from legroom.facts import pattern, read_data
 from legroom.facts.gpus import gpu, gpu_of_instance_type, is_known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import nearest_release as known_release
@@ -35,27 +38,16 @@ _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _ENTRY_SCRIPT = re.compile(r"(?:ENTRYPOINT|CMD|entrypoint:|command:)[^\n]*?([\w.-]+\.sh)\b")
 _RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
-_SIGNS = {
-    "openshift": r"(route|security)\.openshift\.io|SecurityContextConstraints|opendatahub\.io|registry\.redhat\.io",
-    "kustomize": r"(?m)^kind:\s*Kustomization|^patches\w*:|^resources:\s*\n\s*- ",
-    "own-port": r"enableServiceLinks:\s*[\"']?false|- name:\s*[\"']?VLLM_PORT\b|\bVLLM_PORT[\"']?:\s*[\"']?\d",
-}
+_SIGNS: Mapping[str, str] = read_data("lint_rules.json")["signs"]
 _SLICES, _CARD = pattern("linter.slices"), pattern("linter.card")
-_RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
-"""A Prometheus relabeling that renames vLLM's series."""
+_RELABELING = pattern("linter.relabeling")
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _API_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
 _OF_TEMPLATE = re.compile(r"(^|/)templates/|(^|/)[\w.-]*values[\w.-]*\.ya?ml$|\.(j2|tpl|tmpl|template)$")
-_LEFT_TO_USER = frozenset({"model-missing", "gpus-too-few", "path-missing", "model-gated", "host-memory"})
-"""What whoever installs a chart sets: its defaults need not start a server."""
-_ONCE_A_FILE = frozenset(
-    {"api-open", "cache-lost", "code-trusted", "probe-missing", "share-high", "start-too-short"}
-    | {"gpus-too-few", "shm-missing", "probe-path", "model-gated", "host-memory"}
-    | {"release-unsafe", "rollout-stuck"}
-)
 _ALL_RULES = "*"
+_TAG_OF_VALUES = re.compile(r"vllm/vllm-[\w-]+[\"']?\s*\n\s*(?:tag|version):\s*[\"']?v?(0\.\d+\.\d+)")
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
 _OWN_DASHBOARD = "written by legroom export grafana"
 
@@ -97,10 +89,7 @@ def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
         row += 1
 
 
-SEARCHED = frozenset(
-    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".job", ".md", ".markdown", ".py", ".env", ".ps1"}
-    | {".promql", ".dockerfile", ".sbatch", ".slurm", ".tf", ".tfvars", ".hcl", ".toml", ".template", ".tmpl", ".j2"}
-)
+SEARCHED = frozenset(read_data("file_formats.json")["linted_suffixes"])
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = pattern("linter.by_name")
 
@@ -210,7 +199,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             configures_mig=path in with_mig,
             platform_signs=signs | {sign for sign, found in folders.items() if Path(path).parent in found},
             names_api_key=path in with_key,
-            named_card=_only_card(cards[path]) or (_only_card(every_card) if not cards[path] else None),
+            named_cards=tuple(cards[path].values()) or (tuple(every_card.values()) if len(every_card) == 1 else ()),
         )
         is_of_lines = bool(part.subjects) and isinstance(part.subjects[0], DoubtfulLine)
         said = {spot for each in (*distinct, *silenced) for spot in _spots(each)} if is_of_lines else set()
@@ -244,10 +233,22 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
         "declared": frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text)),
         "used_variables": frozenset(used),
         "entry_scripts": frozenset(name for _, text in texts for name in _ENTRY_SCRIPT.findall(text)),
+        "pinned_releases": frozenset(_pinned_releases(texts)),
         "uses_ray": any(_RAY.search(text) for _, text in texts),
         "manifests": tuple(each for each in subjects if isinstance(each, Node)),
         "fleet": tuple(each for each in subjects if isinstance(each, StartedServer) and each.words),
     }
+
+
+def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
+    """The releases that files install, run in vLLM's own images, or give as the tag of one in a chart's values."""
+    for path, text in texts:
+        if kind_of(path, text) in ("document", None) or _TEST_CODE.search(path):
+            continue
+        run = (image_release(image) for image in IMAGE.findall(text) if is_published_by_vllm(image))
+        for version in {*installed_releases(text).pinned, *run, *_TAG_OF_VALUES.findall(text)} - {None}:
+            with suppress(LegroomError):  # older than any known one
+                yield known_release(str(version))
 
 
 def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
@@ -265,27 +266,26 @@ def _cards_in(path: str, text: str) -> dict[str, NamedCard]:
     return found
 
 
-def _only_card(named: Mapping[str, NamedCard]) -> NamedCard | None:
-    """The card where exactly one is named, else None."""
-    return next(iter(named.values())) if len(named) == 1 else None
-
-
 def _said_once(findings: Iterable[LintFinding]) -> list[LintFinding]:
     """The findings; notes, and findings on commands, that say the same of a file are one, which names all lines."""
     firsts: dict[object, LintFinding] = {}
-    others: dict[LintFinding, list[str]] = {}
+    others: dict[LintFinding, dict[str, None]] = {}
     for each in findings:
         is_repeated = each.severity == "note" or each.rule in ("command-doubtful", "container-command")
         key = (each.place.path, each.rule, each.message) if is_repeated else each
         first = firsts.setdefault(key, each)
-        others.setdefault(first, []).extend([str(each.place.line)] if each.place.line != first.place.line else [])
+        others.setdefault(first, {}).update({str(each.place.line): None} if each.place.line != first.place.line else {})
     also = {first: f" (also at line {', '.join(lines)})" if lines else "" for first, lines in others.items()}
     return [replace(each, message=each.message + also[each]) for each in firsts.values()]
 
 
 def _with_file_severity(finding: LintFinding, is_example: bool, is_of_user: bool) -> LintFinding:
     """The finding as a note where a chart's user decides; an error in an example as a warning."""
-    if finding.rule in _LEFT_TO_USER and not is_of_user and _OF_TEMPLATE.search(finding.place.path):
+    if (
+        finding.rule in read_data("lint_rules.json")["left_to_user"]
+        and not is_of_user
+        and _OF_TEMPLATE.search(finding.place.path)
+    ):
         return replace(finding, severity="note")
     return replace(finding, severity="warning") if finding.severity == "error" and is_example else finding
 
@@ -294,7 +294,7 @@ def _spots(finding: LintFinding) -> Iterable[tuple[str, str, int | str]]:
     """What the finding is said about: its rule with its line, the variable it names, or (0) the file as a whole."""
     yield finding.place.path, finding.rule, finding.place.line
     yield from ((finding.place.path, finding.rule, name) for name in re.findall(r"\bVLLM_\w+", finding.message)[:1])
-    if finding.rule in _ONCE_A_FILE:
+    if finding.rule in read_data("lint_rules.json")["once_a_file"]:
         yield finding.place.path, finding.rule, 0
 
 

@@ -13,26 +13,17 @@ from legroom.facts.releases import Release, known_releases, latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.flag_problems import explain_unknown
 
-_SETS_VARIABLE = pattern("names_in_text.sets_variable")
-SHOWN = re.compile(r"^[ \t]*@?(?:echo|printf)[ \t]+[\"'][^|>;&\n]*(?:&& \\)?$", re.MULTILINE)
-"""A line that a script shows, such as a line of its usage."""
-PASSED_ON = re.compile(r"\b([A-Z][A-Z0-9_]+)(?:=|:\s*)[\"']?\$\{?\1\b")
-"""`X=${X}` reads a variable only to set it."""
+_SETS_VARIABLE, SHOWN = pattern("names_in_text.sets_variable"), pattern("names_in_text.shown")
+PASSED_ON = pattern("names_in_text.passed_on")
 _CLIENTS_OWN = pattern("names_in_text.clients_own")
 """Names that a client of the server, its script or its build has for itself."""
 _WITHOUT_PREFIX = ("MAX_MODEL_LEN", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL_SIZE", "MAX_NUM_SEQS", "QUANTIZATION")
 _SETTING, _HANDED_ON = pattern("names_in_text.setting"), pattern("names_in_text.handed_on")
 _OF_ENGINE = re.compile(r"VLLM_((EXTRA_|ADDITIONAL_)?ARGS|(USE|ENABLE|DISABLE|ROCM)_\w+)")
-_FLAG = re.compile(r"(?<![\w-])--[a-z]\w*[-_][a-z][\w-]*+(?!=?\*?\))")
-"""A flag of several words: `--device` and `--task` are flags of other programs too."""
+_FLAG = pattern("names_in_text.flag")
 _PINNED = re.compile(r"vllm[\w./-]*?(?:==|:)v?(0\.\d+\.\d+)", re.IGNORECASE)
 
-_OWN_RELEASE = re.compile(
-    r"(?:vllm(?:\[[\w,-]+\])?==|vllm/vllm-[\w-]+:|/vllm-openai:)v?(0\.\d+\.\d+(?:\.\d+)?)", re.IGNORECASE
-)
-"""vLLM's own number: another image may have its own."""
-_WHOLE = re.compile(r"\bports:|EXPOSE|\s-p \d|\A#!|\[Install\]|repository:|^\w+=", re.MULTILINE)
-"""Marks of a file that starts a server, and is no excerpt of one."""
+_OWN_RELEASE, _WHOLE = pattern("names_in_text.own_release"), pattern("names_in_text.whole")
 _TOKEN = pattern("names_in_text.token")
 
 _SERVICES = re.compile(r"^services:[^\n]*\n(?:[ \t#{].*\n|[ \t]*\n)*(?:[ \t].*)?", re.MULTILINE)
@@ -40,25 +31,33 @@ _OF_SERVER = pattern("names_in_text.of_server")
 """What only the container of a server has: clients name vLLM in their variables alone."""
 _MOCK = pattern("names_in_text.mock")
 _ENGINE, _LAUNCHER = re.compile(r"vllm[ _]serve|vllm\.entrypoints|/vllm-openai\b"), pattern("names_in_text.launcher")
-_WORKLOAD = re.compile(r"^kind:\s*[\"']?(Deployment|StatefulSet|DaemonSet|Job|CronJob|Pod)\b", re.MULTILINE)
+_OF_CLUSTER = re.compile(r"(?m)^#SBATCH|\bsrun\b|\b(?:singularity|apptainer) ")
+_KIND, _IMAGE = re.compile(r"(?m)^kind:"), re.compile(r"(?m)^ +(?:repository|image):[ \t]*[\"']?([\w./-]+)")
+_WORKLOAD = pattern("names_in_text.workload")
 
 Mistake = tuple[int, Mapping[str, str]]
 """An offset, and the rule, message and suggestion of what stands there."""
 
 
 def without_other_services(path: str, text: str) -> str:
-    """YAML with spaces for the services of a Compose file and the workloads of manifests that are not vLLM's."""
-    services = _SERVICES.search(text)
+    """YAML with spaces for Compose services, workloads and parts of a chart's values that are not vLLM's."""
+    services, is_chart = _SERVICES.search(text), False
     first = re.search(r"\n( +)[^\s#{]", services[0]) if services is not None else None
     if services is not None and first is not None:
         keys = re.finditer(rf"(?m)^{first[1]}([^\s#{{:]+)", services[0])
         starts = [(services.start() + key.start(), is_server_image(key[1])) for key in keys]
         ends = [*(at for at, _ in starts[1:]), services.end()]
+    elif is_chart := not _KIND.search(text) and any("vllm" in image for image in _IMAGE.findall(text)):
+        tops = [key.start() for key in re.finditer(r"(?m)^[\w-]+:", text)]
+        ends = [*tops[1:], len(text)]
+        images = (_IMAGE.findall(text[start:end]) for start, end in zip(tops, ends, strict=True))
+        starts = [(start, not named or "vllm" in " ".join(named)) for start, named in zip(tops, images, strict=True)]
     else:
         starts = [(mark.start(), False) for mark in re.finditer(r"(?m)\A|^---", text)]
         ends = [*(at for at, _ in starts[1:]), len(text)]
     blocks = [(at, end, named) for (at, named), end in zip(starts, ends, strict=True)]
-    blocks = [each for each in blocks if first is not None or _WORKLOAD.search(text[each[0] : each[1]])]
+    is_listed = first is not None or is_chart
+    blocks = [each for each in blocks if is_listed or _WORKLOAD.search(text[each[0] : each[1]])]
     bodies = [(at, end, named, text[at:end]) for at, end, named in blocks]
     others = [
         (at, end) for at, end, named, body in bodies if not (named or _OF_SERVER.search(body)) or _MOCK.search(body)
@@ -97,7 +96,8 @@ def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: froz
     gated = "|".join(f"(?:{name})" for name in read_data("model_access.json")["gated"])
     told = SHOWN.sub(lambda line: " " * len(line[0]), text)
     model = re.search(rf"(?i)(?<![\w./])(?<!\w-)(?<!served-model-name[ =])(?:{gated})[\w.-]*", told)
-    if model is not None and _WHOLE.search(text) and not _TOKEN.search(around):
+    is_at_home = _OF_CLUSTER.search(text) is not None  # such containers have the home folder, with its token
+    if model is not None and _WHOLE.search(text) and not is_at_home and not _TOKEN.search(around):
         message = f"{model[0]} is gated, and no file here gives a token: the Hub answers 401"
         yield model.start(), {"rule": "model-gated", "message": message, "suggestion": "set HF_TOKEN from a Secret"}
 

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from legroom.deployments import container_images as images
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
@@ -62,7 +62,7 @@ Findings = Iterator[LintFinding]
 
 @dataclass(frozen=True)
 class NamedCard:
-    """The one GPU that files name outside of any server."""
+    """A GPU that files name outside of any server."""
 
     name: str
     place: Place
@@ -103,15 +103,18 @@ class Context:
     """The manifests of all linted files."""
     fleet: tuple[StartedServer, ...] = ()
     """The servers of all linted files."""
-    named_card: NamedCard | None = None
+    named_cards: tuple[NamedCard, ...] = ()
+    pinned_releases: frozenset[Release] = frozenset()
+    """The releases that lines of the linted files install or run, also where no server was read."""
     names_api_key: bool = False
     """Whether the file names a key of the API anywhere."""
 
     @property
     def named_releases(self) -> frozenset[Release]:
-        """The releases that the servers of all linted files name; none where one is given for all."""
+        """The releases that all linted files name; none where one is given for all."""
         named = {server.named_release for server in self.fleet} - {None}
-        return frozenset() if self.is_release_given else frozenset(known_release(each) for each in named if each)
+        own = frozenset(known_release(each) for each in named if each) | self.pinned_releases
+        return frozenset() if self.is_release_given else own
 
     @property
     def release(self) -> Release:
@@ -119,9 +122,14 @@ class Context:
         return self.requested_release or (self.plan.release if self.plan else latest())
 
     @property
+    def release_of_series(self) -> Release:
+        """The release by which queries are judged: the newest that the linted files name, else the assumed one."""
+        return max(self.named_releases, key=lambda release: release.index, default=self.release)
+
+    @property
     def series(self) -> frozenset[str]:
         """The series that vLLM exposes: of every release where any is valid, else of the linted one."""
-        return all_exposed_names() if self.any_release else exposed_names(self.release)
+        return all_exposed_names() if self.any_release else exposed_names(self.release_of_series)
 
     def has_series_with_prefix(self, prefix: str) -> bool:
         """Whether vLLM exposes a series whose name begins so, in the linted release or in any (see `series`)."""
@@ -202,8 +210,7 @@ class Context:
         return _parse_server_args(tuple(word.text for word in server.words), self.release_of(server))
 
 
-_FULL_VERSION = re.compile(r"\d+\.\d+\.\d+(\.?post\d+)?")
-"""`0.9` may be any of its patch releases, and a release candidate has only some of the release's flags."""
+_FULL_VERSION = pattern("rule.full_version")
 _COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
 """Other values of --device (until 0.10.0) name a build of vLLM for other hardware, with its own releases."""
 
@@ -271,7 +278,8 @@ def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
         if is_model or not _OPEN.search(word.text):
             continue
         head = word if word.text.startswith("--") and "=" in word.text else before
-        flag = table.get(plain_name(head.text)) if head is not None and head.text.startswith("-") else None
+        is_head = head is not None and head.text.startswith("-") and (head is word or "=" not in head.text)
+        flag = table.get(plain_name(head.text)) if head is not None and is_head else None
         takes_value = flag is not None and flag.kind not in ("switch", "bool", "optbool", "maybe")
         if flag is None or not takes_value or flag.dest in fields:
             return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.bundled import find, mirrored
 from legroom.facts.model_sources import load
 from legroom.facts.releases import Release
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Plan
 
-_SLICE = re.compile(r"mig|time-?slic|shared|vgpu", re.IGNORECASE)
-"""Shares of a GPU whose size the name does not say."""
+_SLICE = pattern("server_plan.slice")
 _ANY_GPU = "h200"
 """Used where no GPU is named: weights and host memory do not depend on it."""
 

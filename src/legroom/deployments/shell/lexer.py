@@ -16,8 +16,7 @@ from legroom.records import dataclass
 
 OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
-_CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|(?<=[ \t])[`^][ \t]*\r?\n")
-"""Documents often have a comment after the backslash. Windows' shells write ` and ^ instead."""
+_CONTINUED = pattern("lexer.continued")
 _PLACEHOLDER = pattern("lexer.placeholder")
 """`<your model>`, `<org>/<model>`, `{your model}`, `{{ model }}`; shell has a comma, semicolon or space in braces."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")

@@ -84,6 +84,9 @@ def subjects_of(
     elif words := server_words.dynamo_as_serve(command.words):
         place = source.place(words[0].offset)
         yield StartedServer(runs, words, command.env, source.place, place, launcher=server_words.DYNAMO)
+    elif runs == "shell" and (words := server_words.wrapped_as_serve(command.words)):
+        place = source.place(words[0].offset)
+        yield StartedServer(runs, words, command.env, source.place, place, launcher=name)
     elif depth < 4:
         for i, word in enumerate(command.words):
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")

@@ -9,6 +9,7 @@ from itertools import takewhile
 from legroom.deployments.server_words import ASSIGNMENT, expand_variables
 from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines, split_words
 from legroom.deployments.source_text import Text
+from legroom.facts import pattern
 from legroom.records import dataclass, field
 
 Simple = tuple[list[Word], list[Word]]
@@ -106,19 +107,14 @@ def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
     return "", words
 
 
-_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
-"""`${NAME[@]}`, and a slice of it."""
-_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::(\d+)(?::(\d+))?)?\})")
-"""`$@`, and a slice of it."""
+_ARRAY, _ARGUMENTS = pattern("simple_commands.array"), pattern("simple_commands.arguments")
 _ARRAY_START = re.compile(r"(\w+)\+?=\(")
 _DECLARES = ("export", "declare", "readonly", "local", "typeset")
 _BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
-"""`${NAME:+--flag}`: used if NAME is set."""
+_ALTERNATIVE = pattern("simple_commands.alternative")
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _PLACEHOLDERS = ("...", "…")
-_VALUE_OF_FLAG = re.compile(r"""(--[\w-]+[ =]+["']?)\$(\{(\w+)\}|(\w+))""")
-"""`--quantization $QUANTIZATION` inside a longer text."""
+_VALUE_OF_FLAG = pattern("simple_commands.value_of_flag")
 _MAX_DEPTH = 8
 """Nested calls and expansions; with the limits below it bounds the work for a script that calls or doubles itself."""
 _MAX_PIECES = 1_000

@@ -77,21 +77,20 @@ def _served_names(server: StartedServer, context: Context) -> tuple[str, ...]:
 
 @checks(StartedServer, "does-not-fit")
 def server_on_card_named_elsewhere(server: StartedServer, context: Context) -> Findings:
-    """A server that does not fit the only card that these files name."""
-    card = context.named_card
+    """A server that does not fit any card that its file names, or the only one that all files do."""
     is_example = kind_of(server.place.path, "") == "document"  # it may name a card of another example
-    if card is None or server.gpu_names or server.launcher or not server.runs_on_gpus or is_example:
+    if not context.named_cards or server.gpu_names or not server.runs_on_gpus or is_example:
         return
-    named = replace(server, gpu_names=(card.name,), memory_limit_bytes=None)
+    named = replace(server, gpu_names=tuple(card.name for card in context.named_cards), memory_limit_bytes=None)
     own = file_plan_of(named, context.release_of(server))
-    plan = own.plans[0] if own is not None and own.plans else None
+    card, plan = context.named_cards[0], own.plans[0] if own is not None and own.plans else None
     failure = plan.memory.failure if plan is not None else None
     is_of_card = failure is None or failure.id not in NO_CARD_HELPS or "capab" in failure.message
-    if plan is not None and plan.verdict == "does_not_fit" and is_of_card:
+    if plan is not None and own is not None and own.verdict == "does_not_fit" and is_of_card:
         reason = failure.message if failure else plan.reason
         message = f"it does not fit {card.name}, which {card.place.path}:{card.place.line} names: {reason}"
         found = finding("does-not-fit", server.place, message, "legroom plan --file FILE --gpu NAME shows what does")
-        yield replace(found, severity="note")
+        yield replace(found, severity="warning" if card.place.path == server.place.path else "note")
 
 
 @checks(Node, "path-missing")
@@ -130,7 +129,8 @@ def claims_of_several_pods(document: Node, context: Context) -> Findings:
     modes = document.get("spec", "accessModes") if document.text("kind") == "PersistentVolumeClaim" else None
     mounted = re.compile(rf"(?m)claimName:\s*[\"']?{re.escape(document.text('metadata', 'name'))}[\"']?\s*$")
     workloads = [each for each in context.manifests if modes and each.text("kind") in ("Deployment", "StatefulSet")]
-    users = sum(mounted.search(each.source.text[each.offset : each.end]) is not None for each in workloads)
+    mounting = [each for each in workloads if mounted.search(each.source.text[each.offset : each.end])]
+    users = len({each.text("metadata", "name") for each in mounting})  # of one name: alternatives
     if modes is not None and [each.scalar for each in modes.list()] == ["ReadWriteOnce"] and users > 1:
         message = f"{users} workloads mount it, and one node at a time does: pods on other nodes wait"
         found = finding("rollout-stuck", document.source.place(modes.offset), message, "write ReadWriteMany")

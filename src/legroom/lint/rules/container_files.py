@@ -9,15 +9,14 @@ from functools import cache
 from legroom.deployments.container_images import is_published_by_vllm, is_server_image
 from legroom.deployments.container_parts import Mount
 from legroom.deployments.subjects import StartedServer
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_value, flag_word, has_open_words
 from legroom.lint.rules.container_start import runs_plain_image
 from legroom.vllm.args import ServeArgs, other_value
 
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
-_OLD_MODEL = re.compile(r"(distil|xlm-?)?(gpt2|(al|ro)?berta?|t5|bart)", re.IGNORECASE)
-"""The only models of the Hub that have no organization."""
+_OLD_MODEL = pattern("container_files.old_model")
 _DEFAULT_CACHE = "/root/.cache/huggingface"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE", "HF_HUB_OFFLINE")
 _PATH_FLAGS = ("--chat-template", "--tokenizer", "--ssl-keyfile", "--ssl-certfile", "--tool-parser-plugin", "--config")

@@ -7,18 +7,12 @@ from dataclasses import replace
 from legroom.deployments.container_images import is_published_by_vllm, kubernetes_bytes
 from legroom.deployments.subjects import StartedServer
 from legroom.drawing.text import plural
-from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_place, flag_word, has_open_words
 from legroom.lint.server_plan import plan_of_server
-from legroom.memory.host_needs import HostSettings, host_needs
-from legroom.units import MIB, human_bytes, parse_bytes
+from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostSettings, host_needs, number_of, whole_gib
+from legroom.units import GIB, MIB, human_bytes
 from legroom.vllm.args import ServeArgs
-
-_SUGGESTIONS = {
-    "docker": "add --ipc=host or --shm-size 4g",
-    "compose": "add shm_size: 4gb (or ipc: host)",
-    "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
-}
 
 
 @checks(StartedServer, "shm-missing")
@@ -27,15 +21,12 @@ def too_little_shared_memory(server: StartedServer, context: Context) -> Finding
     ranks = context.parsed_args(server).args.engine_ranks
     if not server.in_container or ranks < 2 or not server.runs_on_gpus:
         return
-    suggestion = _SUGGESTIONS.get(server.runs, "")
+    suggestion = read_data("lint_rules.json")["advice"]["shm-missing"].get(server.runs, "")
     if server.shm is None:
         yield finding("shm-missing", server.place, f"{ranks} ranks share 64 MiB of /dev/shm", suggestion)
         return
-    try:
-        size = parse_bytes(server.shm)
-    except LegroomError:
-        return
-    if size < 512 * MIB:
+    size = kubernetes_bytes(server.shm)
+    if size is not None and size < 512 * MIB:
         message = f"{ranks} ranks share {human_bytes(size)} of /dev/shm: message queues alone are larger"
         yield finding("shm-missing", server.place, message, suggestion)
 
@@ -65,16 +56,27 @@ def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findin
 
 
 def _limit_below_files(server: StartedServer, context: Context, limit: int, held: int) -> Findings:
-    """A note on a limit that holds the processes, and not /dev/shm beside them or the pages of the checkpoint."""
+    """A limit that holds the processes, and not the weights, /dev/shm beside them or the pages of the checkpoint."""
     own = plan_of_server(server, context.release_of(server))
-    if own is not None and own.checkpoint_bytes > limit:
-        message = f"the checkpoint has {human_bytes(own.checkpoint_bytes)}, more than the {human_bytes(limit)} of the "
-        message += "host's memory: its pages are read again where two ranks need them"
-        yield replace(finding("host-memory", server.place, message, "raise the limit"), severity="note")
+    size = own.checkpoint_bytes if own is not None else 0
+    space = number_of(server.env["VLLM_CPU_KVCACHE_SPACE"].text) * GIB if "VLLM_CPU_KVCACHE_SPACE" in server.env else 0
+    in_ram = size + space + 2 * LEAST_PROCESS_BYTES  # of the API server and the engine
+    if "cpu" in server.device_words and limit < in_ram and (size or space):
+        message = f"weights, KV cache and processes take {human_bytes(in_ram)} of the host's memory, and the container "
+        message += f"may use {human_bytes(limit)}"
+        yield finding("host-memory", server.place, message, f"allow at least {human_bytes(whole_gib(in_ram))}")
+    elif size > limit:
+        message = f"the checkpoint has {human_bytes(size)}, more than the {human_bytes(limit)} of the "
+        message += "host's memory: its pages are dropped while it loads, and another rank or start reads them again"
+        yield finding("host-memory", server.place, message, "raise the limit", is_certain=False)
     shm = server.shm if server.runs == "kubernetes" else None
-    size = kubernetes_bytes(shm or "")
-    if shm and not shm.startswith(("host", "KubeRay")) and limit <= held + (size or held):
-        what = f"{human_bytes(size) if size else 'all'} of the {human_bytes(limit)}"
+    shm_bytes = kubernetes_bytes(shm or "")
+    if (
+        shm
+        and not shm.startswith(("host", "KubeRay", "the runtime", "mounted"))
+        and limit <= held + (shm_bytes or held)
+    ):
+        what = f"{human_bytes(shm_bytes) if shm_bytes else 'all'} of the {human_bytes(limit)}"
         message = f"what is written to /dev/shm counts into the memory limit, and may take {what}"
         found = finding("host-memory", server.place, message, "raise the limit, and give the emptyDir a sizeLimit")
         yield replace(found, severity="note")
@@ -111,11 +113,6 @@ def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
 
 
 _CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
-_GIVE_GPUS = {
-    "docker": "add --gpus all, unless Docker's default runtime is NVIDIA's",
-    "compose": "reserve it under deploy.resources.reservations.devices, unless the default runtime is NVIDIA's",
-    "kubernetes": "add nvidia.com/gpu: 1 to its limits",
-}
 
 
 @checks(StartedServer, "gpus-too-few", "gpus-idle")
@@ -133,9 +130,10 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
         and "NVIDIA_VISIBLE_DEVICES" not in server.env
         and not has_open_words(server)
     ):
-        suggestion = _GIVE_GPUS.get(server.runs, "")
-        # Where NVIDIA's runtime is the node's default the container sees every GPU.
-        yield replace(finding("gpus-too-few", server.place, "the container gets no GPU", suggestion), severity="note")
+        suggestion = read_data("lint_rules.json")["advice"]["gpus-too-few"].get(server.runs, "")
+        # Where NVIDIA's runtime is the default the container sees every GPU: common with Docker, not on nodes.
+        found = finding("gpus-too-few", server.place, "the container gets no GPU", suggestion, is_certain=False)
+        yield found if server.runs == "kubernetes" else replace(found, severity="note")
     word, gpus = server.env.get(_CUDA_DEVICES), server.gpus
     shown = [part.strip() for part in word.text.split(",")] if word is not None else []
     if word is not None and gpus and all(map(str.isdecimal, shown)) and max(map(int, shown)) >= gpus:

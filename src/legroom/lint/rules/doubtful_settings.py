@@ -19,7 +19,7 @@ from legroom.vllm.args import other_value
 @checks(StartedServer, "eager")
 def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findings:
     """A server with --enforce-eager, which decodes slower without CUDA graphs."""
-    if not context.parsed_args(server).args.enforce_eager:
+    if not context.parsed_args(server).args.enforce_eager or not server.runs_on_gpus:
         return
     plan = context.plan_of(server)
     graphs = plan.layout.cuda_graph_bytes if plan else 0

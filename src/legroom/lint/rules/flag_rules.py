@@ -26,6 +26,7 @@ from legroom.lint.rule import (
     flag_place,
     flag_value,
     flag_word,
+    has_open_words,
     has_same_words,
     rules_by_id,
     similarity,
@@ -39,12 +40,8 @@ from legroom.vllm.flag_problems import FlagProblem, explain_unknown
 _BY_KIND = {kind: rule.id for rule in rules_by_id().values() for kind in rule.problems}
 """The rule for each kind of problem that the parser of flags tells."""
 _SHARE = "--gpu-memory-utilization"
-_VARIABLE = pattern("flag_rules.variable")
-_FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
-"""`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: placeholders in capitals."""
-_CHOICE_FOR_READER = pattern("flag_rules.choice_for_reader")
-_MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
-"""`OPTIONS`, `etc` in a document: more arguments may follow."""
+_VARIABLE, _FILLED_IN = pattern("flag_rules.variable"), pattern("flag_rules.filled_in")
+_CHOICE_FOR_READER, _MORE = pattern("flag_rules.choice_for_reader"), pattern("flag_rules.more")
 _QUANTIZED = re.compile(r"(?i)fp[48]|int[48]|[wa]\d+a\d+|awq|gptq|bnb|gguf|quant|[48]bit")
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program with its own flags."""
@@ -124,7 +121,7 @@ def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
     """Whether a problem is no mistake of its author; `strays`: words of no flag, `extension`: another reader."""
     is_stray = not problem.flag.startswith("-")
-    if is_stray and (strays > 2 or server.runs in ("config", "python")):
+    if is_stray and (strays > 2 or server.runs in ("config", "python") or has_open_words(server)):
         return True  # a sentence, or the value of a key that is reported already
     if is_stray and problem.flag.strip("'").startswith(("[", "(")):
         return True  # `vllm serve MODEL [options]`
@@ -132,6 +129,8 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # LLM(...) does not check choices, the command line does
     if extension and problem.kind in ("unknown", "bad_value"):
         return True
+    if problem.flag == "--device" and not (server.runs_on_gpus or "cpu" in server.device_words or server.named_release):
+        return True  # builds for other hardware keep it for longer
     if problem.kind in ("bad_value", "bad_choice") and not problem.value and _is_emptied(server, problem.flag):
         return True  # an empty variable, or a template that was read without its values
     if problem.flag == "--config" and problem.kind == "ignored":

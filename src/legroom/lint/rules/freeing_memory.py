@@ -12,8 +12,7 @@ from legroom.lint.rule import Context, Findings, checks, finding
 
 _SERVING = pattern("freeing_memory.serving")
 _INNER = re.compile(r"\b(pgrep|pidof)\b|\bnvidia-smi\b.*-apps|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
-_AWK_BODY = re.compile(r"\{[^{}]*\}")
-"""`{print $2}` names a column, not a pattern."""
+_AWK_BODY = pattern("freeing_memory.awk_body")
 
 
 @checks(InvokedCommand, "kill-by-pattern")
@@ -54,8 +53,7 @@ def doubtful_commands(command: InvokedCommand, context: Context) -> Findings:
 
 
 _TEXT_OR_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\"[^\"]*\"|'[^']*'", re.DOTALL)
-_SHELL_SYNTAX = re.compile(r"\s(&&|\|\|?|>>?|2>&1|&)(\s|$)|^[-@:+!]*(source|cd|export|\.)\s|^[-@:+!]*~")
-"""What only a shell understands; systemd runs the first word with the others as its arguments."""
+_SHELL_SYNTAX = pattern("freeing_memory.shell_syntax")
 
 
 @checks(Unit, "unit-sandbox", "unit-orphans", "env-meaning")

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import InvokedCommand
+from legroom.facts import pattern
 from legroom.facts.metrics import (
     all_exposed_names,
     exposed_names,
@@ -36,14 +37,15 @@ def hidden_metric(expression: Expression, context: Context) -> Findings:
     """A series that the release shows only under --show-hidden-metrics-for-version."""
     if expression.owner in NAMES_ONLY or context.any_release:
         return
-    declared = metrics_of(context.release)
+    declared = metrics_of(context.release_of_series)
     shown = {name for metric in declared if not metric.hidden for name in metric.exposed}
     names = {name for metric in declared if metric.hidden for name in metric.exposed} - shown - set(context.records)
     for series in series_names(expression.text):
         if series.text in names:
             role = role_of(series.text)
-            instead = name_of(role, context.release) if role else None
-            message = f"vLLM {context.release} hides {series.text} unless --show-hidden-metrics-for-version is given"
+            instead = name_of(role, context.release_of_series) if role else None
+            hiding = f"vLLM {context.release_of_series} hides {series.text}"
+            message = f"{hiding} unless --show-hidden-metrics-for-version is given"
             suggestion = f"write {instead}" if instead else ""
             yield finding("metric-hidden", expression.locate(series.offset), message, suggestion, len(series.text))
 
@@ -65,7 +67,7 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
             continue
         if any(name in exposed_names(release) for release in context.named_releases):
             continue  # a server of these files shows it
-        instead = nearest(name, context.release) or ""
+        instead = nearest(name, context.release_of_series) or ""
         if "success" in instead and "success" not in name:
             instead = ""  # a series of failures is not one of successes
         if expression.owner == "family":
@@ -80,7 +82,7 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
         rule = "metric-unknown" if instead or spans else "metric-foreign"
         if rule == "metric-foreign" and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is a recorded series of another file
-        better = ratio_instead(name, context.release).replace("vllm:", f"{prefix}vllm:") if is_query else ""
+        better = ratio_instead(name, context.release_of_series).replace("vllm:", f"{prefix}vllm:") if is_query else ""
         suggestion = f"write {better or prefix + instead}"
         if not better and not instead:
             reason = (
@@ -107,7 +109,7 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
 def _metric_families(expression: Expression, context: Context) -> set[str]:
     """Family names that a program may use: it often adds `_sum` and `_count` to a histogram's name itself."""
     kinds = {"text": ("histogram",), "family": ("histogram", "counter")}.get(expression.owner, ())
-    metrics = (metric for metric in metrics_of(context.release) if metric.type in kinds)
+    metrics = (metric for metric in metrics_of(context.release_of_series) if metric.type in kinds)
     return {metric.name.removesuffix("_total") if metric.type == "counter" else metric.name for metric in metrics}
 
 
@@ -159,12 +161,12 @@ def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> 
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
-    assumed = "" if context.is_release_given else ", which is assumed"
-    return f"is shown by vLLM {releases}, not by {context.release}{assumed}"
+    is_told = context.is_release_given or context.named_releases
+    release = f"{context.release_of_series}{'' if is_told else ', which is assumed'}"
+    return f"is shown by vLLM {releases}, not by {release}"
 
 
-_GREPPED_NAME = re.compile(r"(?<![A-Za-z0-9_])vllm[_:][a-z0-9_]+")
-"""Not `ray_vllm_...`, which is how Ray shows them."""
+_GREPPED_NAME = pattern("metric_names.grepped_name")
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
@@ -186,7 +188,7 @@ def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
         is_certain = unknown == names and all(map(context.has_series_with_prefix, rights.values()))
         for name, right in rights.items():
             place = command.locate(word.offset + max(word.raw.find(name), 0))
-            message = f"no series of vLLM {context.release} has {name} in its name"
+            message = f"no series of vLLM {context.release_of_series} has {name} in its name"
             suggestion = f"write {right}" if context.has_series_with_prefix(right) else ""
             yield finding("metric-grep", place, message, suggestion, len(name), is_certain=is_certain)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.facts import pattern
+from legroom.facts import pattern, read_data
 from legroom.facts.metrics import MetricType, releases_of, role_of, type_of
 from legroom.lint.expressions import COMPARED, NAMES_ONLY, Expression
 from legroom.lint.promql_reader import (
@@ -116,11 +116,7 @@ _UNREACHED_S = {"inter_token": 5.0, "ttft": 100.0}
 """Latencies in seconds that no usable server has; a whole request may take up to 1000 s."""
 _MINUTES = (60, 120, 180, 240, 300, 480, 600, 900, 1200, 1500, 1800, 2400, 2700, 3000, 3600, 5400, 7200)
 """Whole minutes: a threshold that was written in seconds on purpose."""
-_DIVIDED_BY = {
-    "prefix_hits": "prefix_cache_queries",
-    "prefix_queries": "prefix_cache_queries",
-    "spec_accepted": "spec_decode_num_draft_tokens",
-}
+_DIVIDED_BY = read_data("lint_rules.json")["divided_by"]
 _SHARE_OF = {"vllm:spec_decode_num_accepted_tokens_total": "spec_accepted"}
 _UP = (">", ">=")
 

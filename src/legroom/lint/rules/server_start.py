@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S, SHORTEST_LIMIT_S
+from legroom.facts import pattern
 from legroom.facts.flags import default
 from legroom.lint.rule import Context, Findings, Severity, checks, finding, flag_place, flag_word, runs_on_rocm
 from legroom.lint.server_plan import ServerPlan, file_plan_of, plan_of_server, refusal_of_server
@@ -17,8 +18,7 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.config_rules import field_refusals
 
-_NO_MEMORY = re.compile(r"exporter|dcgm|monitor|metrics|ray")
-"""Services that look at a card, or start a server that is read itself."""
+_NO_MEMORY = pattern("server_start.no_memory")
 _USUAL_SHARE = 0.9
 """What vLLM takes by default: hardly any other program runs in the rest of a card."""
 _SMALL_CARD_BYTES, _COMMON_CARD_BYTES = 24 * 10**9, 80 * 10**9
@@ -32,15 +32,18 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
     if not server.runs_on_gpus:
         return
     release = context.release_of(server)
-    is_judged = not context.has_unknown_release(server) and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in server.env
+    is_known, may_be_long = not context.has_unknown_release(server), "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in server.env
+    is_judged = not may_be_long and (is_known or bool(server.launcher))
     is_judged = is_judged and not (runs_on_rocm(server) and not server.gpu_names)  # without a name it is NVIDIA's
     refusal = refusal_of_server(server, release) if is_judged else None
+    if refusal is not None and not is_known and not refusal.message.startswith("--max-model-len"):
+        return  # what every release checks is the length
     refused = field_refusals(context.parsed_args(server).args, release) if not server.gpu_names else ()
     if refusal is not None and refusal.message in (message for message, _ in refused):
         return  # another rule says it at the flag
     if refusal is not None:
         certain = context.is_release_given or bool(server.named_release)
-        message = f"vLLM {release} will not start: {refusal.message}"
+        message = f"vLLM{f' {release}' if is_known else ''} will not start: {refusal.message}"
         place = flag_place(server, refusal.message.partition(" ")[0])
         yield finding("does-not-fit", place, message, refusal.hint, is_certain=certain)
         return
@@ -52,7 +55,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
             yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
-        elif context.named_card is not None:
+        elif context.named_cards:
             return  # another rule judges it by this card
         elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
             message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
@@ -177,17 +180,19 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
 def _why_first_start_is_long(server: StartedServer, own: ServerPlan | None, model: str) -> str:
     """Why a limit that is long enough with weights at hand may end the first start; empty where it does not."""
     limit, kinds = server.start_limit, {probe.kind for probe in server.probes}
+    expected_s = planned_server(plan_document(own.plan)).times.expected_s if own is not None else math.inf
     if "liveness" in kinds and "startup" not in kinds:
+        if limit is not None and limit.seconds >= SAFETY * expected_s:
+            return "there is no startup probe, and a liveness probe this patient restarts a server that hangs late"
         return "there is no startup probe, and a first start that downloads and compiles longer is killed"
     if limit is None or server.runs != "compose" or model.startswith(("/", ".")):
         return ""
     if own is None:
         is_short = limit.seconds < SHORTEST_LIMIT_S
         return "a first start that downloads and compiles longer counts as unhealthy" if is_short else ""
-    times = planned_server(plan_document(own.plan)).times
-    if limit.seconds >= times.expected_s:
+    if limit.seconds >= expected_s:
         return ""
-    return f"with its download a first start takes about {times.expected_s:.0f} s, and counts as unhealthy"
+    return f"with its download a first start takes about {expected_s:.0f} s, and counts as unhealthy"
 
 
 @checks(Node, "key-repeated")
@@ -207,7 +212,8 @@ def service_sets_vllm_port(document: Node, context: Context) -> Findings:
     """A Service named `vllm` where no file of its folder switches service links off."""
     name = document.get("metadata", "name")
     is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
-    if name is not None and is_called_vllm and "own-port-here" not in context.platform_signs:
+    is_headless = document.text("spec", "clusterIP") == "None"  # without an address there are no variables
+    if name is not None and is_called_vllm and not is_headless and "own-port-here" not in context.platform_signs:
         message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
         suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
         found = finding("service-named-vllm", document.source.place(name.offset), message, suggestion, len("vllm"))

@@ -10,15 +10,13 @@ from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.server_words import API_SERVERS, expand_variables
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.drawing.text import plural
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.linted_parts import DoubtfulLine, UnclaimedFlags
-from legroom.lint.rule import Context, Findings, checks, finding, has_same_words, similarity
-from legroom.vllm.args import other_values
+from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_same_words, similarity
 from legroom.vllm.command_line import plain_name
 
-_VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
-"""vLLM in any spelling; a plugin such as vllm_gaudi has its own modules."""
+_VLLM = pattern("unknown_names.vllm")
 
 
 @checks(InvokedCommand, "module-unknown")
@@ -48,11 +46,10 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 @checks(StartedServer, "env-meaning")
 def misunderstood_variables(server: StartedServer, context: Context) -> Findings:
     """Variables of vLLM and its libraries that cost more than they give, or do nothing."""
-    args = context.parsed_args(server).args
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         value = expand_variables(word.text, {}) if word is not None else ""
-        is_met = (flag and other_values(args, flag)) or row.get("unless") in server.env
+        is_met = (flag and flag_word(server, flag)) or row.get("unless") in server.env
         if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met:
             continue
         is_built = server.runs not in ("docker", "compose", "kubernetes") or (
