@@ -231,6 +231,7 @@ def test_the_plan_of_the_command_tells_where_memory_runs_out_if_the_text_does_no
     found = diagnosed(MLLAMA).findings[0]
     assert found.cause == "profiling_activation_peak"
     assert found.fixes[0].flags["max_num_seqs"] < 256
+    assert "all their images" in found.fixes[0].why
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from legroom.diagnosis.fixes.step_savings import (
 )
 from legroom.units import GIB, gib, human_bytes
 
+_DUMMY_IMAGES = "The V0 engine profiles max_num_seqs sequences with all their images at once."
+
 
 def examine(case: Case) -> Assessment | None:
     """Assesses an OOM of the profile run or sampler warm-up, or a profiled peak that left too little KV cache."""
@@ -141,7 +143,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:
         yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
-    if case.engine.generation != "V1" and not case.has("sampler_warmup_oom"):
+    is_long = planner.known.args.max_model_len is None and not case.has("sampler_warmup_oom")
+    if case.engine.generation != "V1" and is_long:
         yield known_fix("shorter_dummy_batch_of_rope")
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 
@@ -163,8 +166,13 @@ def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
 def _profiles_media(planner: FixPlanner) -> bool:
     """Whether the dummy batch has images or videos: by the traceback, vLLM's lines, or in V0 the model's name."""
     case, name = planner.case, planner.known.args.model
-    is_vision = case.engine.generation == "V0" and re.search(r"(?i)[-_.]VL\b|vision|omni|llava|internvl|pixtral", name)
+    is_vision = _is_v0(planner) and re.search(r"(?i)[-_.]VL\b|vision|omni|llava|internvl|pixtral", name)
     return bool(case.frames & {"frame_vision"} or is_vision) or case.has("mm_profile_too_short", "encoder_budget")
+
+
+def _is_v0(planner: FixPlanner) -> bool:
+    """Whether the log or the release shows the V0 engine."""
+    return planner.case.engine.generation == "V0" or (planner.known.release_known and planner.may_be_before_v1)
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
@@ -174,7 +182,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     if media and case.engine.generation == "V0":
         # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
         seqs = max((args.max_num_seqs or 256) // 16, 1)
-        why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
+        why = _DUMMY_IMAGES
         limits = {"max_num_seqs": seqs, "limit_mm_per_prompt": {"image": 1, "video": 0}}
         return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
     flags: dict[str, Any] = {"max_num_seqs": reduced_limit(planner, args.max_num_seqs or 256)}
@@ -210,7 +218,8 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     """Fix: a lower --max-num-seqs; None where the memory model says that the server still would not start."""
     dummies = planner.case.number("sampler_warmup_oom", "dummy_requests_count")
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
-    why = "Logits and their copies grow with sequences x vocabulary."
+    of_images = dummies is None and _is_v0(planner) and _profiles_media(planner)
+    why = _DUMMY_IMAGES if of_images else "Logits and their copies grow with sequences x vocabulary."
     flags, trades = {"max_num_seqs": reduced_limit(planner, seqs)}, "fewer requests run at once"
     if dummies is not None:  # vLLM's own number, after every check of the pool was passed
         return Fix("max_num_seqs", why, flags, trades=trades, command=planner.command(flags), is_unplanned=True)
