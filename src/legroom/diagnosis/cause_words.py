@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from legroom.diagnosis.pasted_command import sentence_lines
@@ -46,7 +46,7 @@ class WordEvidence:
 
     def proof(self, cause: str) -> Evidence:
         """The line that points most to this cause; its fact `clause` quotes the part that does."""
-        gains = _gains(self.counts, self.concepts, cause)
+        gains = _gains(self.vector, cause)
         number, line = max(self.lines, key=lambda each: _gain_of(each[1], gains))
         line = line.strip()
         step = _QUOTED_CHARS // 2
@@ -54,16 +54,18 @@ class WordEvidence:
         facts = {"clause": max(quotes, key=lambda quote: _gain_of(quote, gains))}
         return Evidence("words_told", "platform", number, line[:400], facts, is_told=True)
 
-    @property
-    def concepts(self) -> tuple[str, ...]:
-        """What the lines speak of."""
-        return concepts("\n".join(line for _, line in self.lines))
-
-    @property
+    @cached_property
     def counts(self) -> Counter[str]:
         """Each word of the lines and how often it stands there; a title counts several times."""
         title = self.lines[:1] * (_TITLE_COUNTS - 1) if len(self.lines) > 1 else ()
         return Counter(word for _, line in (*title, *self.lines) for word in words(line))
+
+    @cached_property
+    def vector(self) -> Mapping[str, float]:
+        """The known words and the concepts of the lines with their weights; empty where no word is known."""
+        rarity = _classifier().rarity
+        spoken_of = concepts("\n".join(line for _, line in self.lines))
+        return description_vector(self.counts, spoken_of, rarity) if rarity.keys() & self.counts.keys() else {}
 
 
 def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None:
@@ -71,10 +73,9 @@ def word_evidence(text: str, printed: Iterable[Evidence]) -> WordEvidence | None
     shown = {item.line for item in printed if item.role in _PRINTED and not item.id.endswith("_told")}
     numbered = enumerate(sentence_lines(text.split("\n")), 1)
     told = WordEvidence({}, tuple((at, line) for at, line in numbered if line and at not in shown))
-    if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(counts := told.counts) < _FEWEST_WORDS:
+    if sum(len(line) for _, line in told.lines) > _MOST_CHARS or len(told.counts) < _FEWEST_WORDS:
         return None
-    likelihoods = _likelihoods(counts, told.concepts)
-    return replace(told, likelihoods=likelihoods) if likelihoods else None
+    return replace(told, likelihoods=_likelihoods(told.vector)) if told.vector else None
 
 
 def words(text: str) -> Iterator[str]:
@@ -147,12 +148,9 @@ def _classifier() -> _Classifier:
     return _Classifier(tuple(fitted["causes"]), tuple(fitted["intercepts"]), rarity, weights)
 
 
-def _likelihoods(counts: Mapping[str, int], spoken_of: Sequence[str]) -> dict[str, float]:
-    """How likely each cause makes these words and concepts, up to one factor; empty where no word is known."""
+def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
+    """How likely each cause makes these words and concepts, up to one factor."""
     fitted = _classifier()
-    if not fitted.rarity.keys() & counts.keys():
-        return {}
-    vector = description_vector(counts, spoken_of, fitted.rarity)
     columns = zip(
         *(tuple(share * weight for weight in fitted.weights[token]) for token, share in vector.items()), strict=True
     )
@@ -160,11 +158,10 @@ def _likelihoods(counts: Mapping[str, int], spoken_of: Sequence[str]) -> dict[st
     return {cause: math.exp(score - max(scores)) for cause, score in zip(fitted.causes, scores, strict=True)}
 
 
-def _gains(counts: Mapping[str, int], spoken_of: Sequence[str], cause: str) -> dict[str, float]:
+def _gains(vector: Mapping[str, float], cause: str) -> dict[str, float]:
     """How much each word and concept speaks for this cause rather than for the average cause."""
     fitted = _classifier()
     at = fitted.causes.index(cause)
-    vector = description_vector(counts, spoken_of, fitted.rarity)
     mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in vector}
     return {token: share * (fitted.weights[token][at] - mean[token]) for token, share in vector.items()}
 
