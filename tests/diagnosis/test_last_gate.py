@@ -200,3 +200,11 @@ def test_what_was_set_before_another_run_is_the_present_value() -> None:
     )
     command = " ".join(first(text).fixes[0].command)
     assert "/models/own" in command and "--gpu-memory-utilization 0.97" in command and "0.9 " not in command
+
+
+def test_a_prompt_that_alone_exceeds_the_limit_is_to_be_shorter() -> None:
+    refusal = (
+        "This model's maximum context length is 4096 tokens. However, you requested 5200 tokens (5000 in the messages, "
+        "200 in the completion)."
+    )
+    assert any("Shorten the prompt" in fix.why for fix in first(refusal).fixes)

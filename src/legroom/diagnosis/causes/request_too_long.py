@@ -42,7 +42,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     parts = _PARTS.search(error.window) if error is not None else None
     limit = error.facts.get("limit_count", error.facts.get("limit2_count")) if error is not None else None
     shorter = known_fix("shorter_request")
-    if parts is not None and isinstance(limit, int) and (left := limit - int(parts[1])) > 0:
+    left = limit - int(parts[1]) if parts is not None and isinstance(limit, int) else 0
+    if parts is not None and left > 0:
         why = (
             f"The prompt takes {int(parts[1]):,} of the {limit:,} tokens; the request asks for {int(parts[2]):,} more."
         )
@@ -52,7 +53,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         flags = {"max_model_len": round_up(tokens_needed, 1024)}
         why = f"The request needs {tokens_needed:,} tokens, if the model was made for as many."
         yield planner.plan_change("max_model_len", flags, why, trades="one request may take more of the pool")
-    yield shorter if parts is None else None
+    yield shorter if left <= 0 else None
 
 
 CAUSE = Cause(entry="LR408", phase="serving", domain="settings")
