@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import read_log
-from legroom.render.diagnosis_text import readings_text
 
 
 def first(text: str) -> Finding:
@@ -30,3 +29,31 @@ def test_a_cpuset_is_a_limit_that_is_widened() -> None:
     found = first(kernel)
     assert "NUMA" in found.fixes[0].steps[0]
     assert "cpuset" in found.why
+
+
+def test_the_gpus_of_a_try_that_failed_are_the_present_and_the_next_are_twice_as_many() -> None:
+    text = (
+        "vLLM: we used 2 GPUs, which died:\n(original error: CUDA out of memory. Tried to allocate 768.00 "
+        "MiB. GPU 0 has a total capacity of 95.01 GiB of which 438.31 MiB is free. Including non-PyTorch memory, this "
+        "process has 94.57 GiB memory in use.)\n"
+    )
+    log = f"{text}ERROR [gpu_model_runner.py:5403] Failed to load model - not enough GPU memory.\n"
+    assert way(log).flags == {"tensor_parallel_size": 4}
+
+
+def test_nothing_of_the_hint_in_an_error_is_a_setting_of_the_user() -> None:
+    log = (
+        "ERROR [gpu_model_runner.py:5403] Failed to load model - not enough GPU memory.\nTry lowering\n"
+        "--gpu-memory-utilization to free memory for weights, increasing\n--tensor-parallel-size, or using "
+        "--quantization.\n(original error: CUDA out of memory. Tried to allocate 768.00 MiB.)\n"
+    )
+    assert not any("--quantization ''" in " ".join(fix.command) for fix in first(log).fixes)
+    assert "''" not in str([fix.command for fix in first(log).fixes])
+
+
+def test_what_stands_behind_a_comment_sign_is_no_setting() -> None:
+    text = (
+        "vllm serve, --gpu-memory-utilization 0.27\nAvailable KV cache memory: 1.27 GiB\nGPU KV cache size: 23,680 "
+        "tokens   # block_size=128 -> 185 blocks\nRunning: 6 reqs, Waiting: 3 reqs, GPU KV cache usage: 100.0%\n"
+    )
+    assert not any("--block-size" in fix.command for fix in first(text).fixes)

@@ -33,7 +33,7 @@ _BY_SIGN = (
 _LITTLE_LEFT = 20
 """Ray's monitor and earlyoom act at a twentieth of the RAM."""
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
-_LIMITED = re.compile(r"(?i)cgroup|memcg|failcnt|kube|\bpods?\b|OOMKilled|137|limit|oom_kill event|\bjob\b|signal 9|status=9|-9\b")
+_LIMITED = re.compile(r"(?i)kube|\bpods?\b|OOMKilled|137|limit|oom_kill event|\bjob\b|signal 9|status=9|-9\b")
 """What names the memory limit of a container or job, or the exit code that its platform reports."""
 
 
