@@ -57,3 +57,72 @@ def test_what_stands_behind_a_comment_sign_is_no_setting() -> None:
         "tokens   # block_size=128 -> 185 blocks\nRunning: 6 reqs, Waiting: 3 reqs, GPU KV cache usage: 100.0%\n"
     )
     assert not any("--block-size" in fix.command for fix in first(text).fixes)
+
+
+def test_where_nothing_is_left_for_the_pool_the_draft_goes_first_and_no_way_exceeds_the_printed_length() -> None:
+    found = first(
+        'vllm serve some/model --max-model-len 250000 --speculative-config \'{"method": "mtp"}\'\nAvailable KV cache '
+        "memory: 0.01 GiB\nValueError: To serve at least one request with the models's max seq len (250000), 3.19 GiB "
+        "KV cache is needed, which is larger than the available KV cache memory (0.01 GiB). Based on the available "
+        "memory, the estimated maximum model length is 256.\n"
+    )
+    assert found.fixes[0].flags == {"speculative_config": None}
+    assert all(fix.flags.get("max_model_len", 0) <= 256 for fix in found.fixes)
+    assert "KiB a token" not in found.why
+
+
+def test_the_draft_that_does_not_fit_is_taken_out() -> None:
+    text = "vLLM v0.19.1: the model loaded fine, then the MTP head does not fit.\n"
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.37 GiB. GPU has 2.25 GiB free.\n"
+    frame = '  File "/x/vllm/model_executor/model_loader/base_loader.py", line 9, in load_model\n'
+    assert way(text + frame + error).flags == {"speculative_config": None}
+
+
+def test_requests_that_survive_a_preemption_are_what_the_pool_holds() -> None:
+    text = (
+        "vllm serve some/model --gpu-memory-utilization 0.27\nGPU KV cache size: 23,680 tokens\n"
+        "Running: 6 reqs, Waiting: 0 reqs, GPU KV cache usage: 100.0%\n"
+        "Running: 3 reqs, Waiting: 3 reqs, GPU KV cache usage: 99.5%\n"
+    )
+    assert way(text).flags == {"max_num_seqs": 3}
+
+
+def test_trl_s_config_takes_its_own_names_and_no_others() -> None:
+    text = (
+        "GRPOConfig(vllm_gpu_memory_utilization=0.20): ValueError: To serve at least one request with the models's max "
+        "seq len (12288), 1.69 GiB KV cache is needed, which is larger than the available KV cache memory (0.87 GiB)\n"
+    )
+    fixes = first(text).fixes
+    assert "vllm_max_model_length=6144" in fixes[0].steps[0]
+    assert not any("kv_cache_dtype" in step for fix in fixes for step in fix.steps)
+
+
+def test_no_number_is_told_that_the_text_does_not_give() -> None:
+    found = first("vLLM serves a 7B model on an A100 80GB; under load a request ends with CUDA out of memory.")
+    assert not any("1.00 GiB" in fix.why for fix in found.fixes)
+
+
+def test_a_step_names_no_flag_that_the_release_lacks() -> None:
+    text = "Jetson AGX Orin, vllm==0.7.0, --gpu-memory-utilization 0.8: NvMapMemAlloc error 12, out of memory"
+    assert not any("--kv-cache-memory-bytes" in step for fix in first(text).fixes for step in fix.steps)
+
+
+def test_the_share_of_one_memory_is_never_raised() -> None:
+    text = "Jetson AGX Orin, vLLM with --gpu-memory-utilization 0.2: NvMapMemAlloc error 12, out of memory"
+    assert not any(fix.flags.get("gpu_memory_utilization", 0) > 0.2 for fix in first(text).fixes)
+
+
+def test_what_a_message_advises_is_the_first_step() -> None:
+    error = (
+        "RuntimeError: Worker failed with error 'Format of weight is not supported. {}', please check the stack trace"
+    )
+    log = f"ERROR 10-11 11:37:35 [core.py:708] {error} above for the root cause\n"
+    found = way(log.format("Please try to update the version of CANN"))
+    assert found.steps[0] == "as the message says: Please try to update the version of CANN"
+    assert "Worker failed" not in found.why
+
+
+def test_a_fix_by_a_printed_limit_is_surer_than_what_helped_others() -> None:
+    printed = "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (196). Each decode sequence requires"
+    told = "vLLM serves a 7B model on an A100 80GB; under load a request ends with CUDA out of memory."
+    assert way(printed).confidence > 0.8 > way(told).confidence
