@@ -126,3 +126,16 @@ def test_a_fix_by_a_printed_limit_is_surer_than_what_helped_others() -> None:
     printed = "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (196). Each decode sequence requires"
     told = "vLLM serves a 7B model on an A100 80GB; under load a request ends with CUDA out of memory."
     assert way(printed).confidence > 0.8 > way(told).confidence
+
+
+def test_the_pool_of_the_cpu_backend_is_enlarged_by_the_variable_that_the_message_names() -> None:
+    found = first(
+        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored "
+        "in KV cache (21840). Try increasing `VLLM_CPU_KVCACHE_SPACE` or decreasing `max_model_len` at start.\n"
+    )
+    assert any("VLLM_CPU_KVCACHE_SPACE: 6.1 times" in step for fix in found.fixes for step in fix.steps)
+
+
+def test_a_setting_that_was_left_to_its_default_is_given() -> None:
+    text = "vLLM with a model of 128k, without explicitly setting [--max-model-len]: CUDA out of memory in warm-up."
+    assert "--max-model-len" in way(text).steps[0]

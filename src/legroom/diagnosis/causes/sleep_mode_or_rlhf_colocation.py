@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from legroom.units import GIB, gib
 
 _SERVER_BESIDE = "another process, such as a server awake beside it,"
 _START_CHECKS = ("free_below_desired", "free_below_desired_bare")
+_OFFLOADED = re.compile(r"_offload[= ][Tt]rue|--adam_offload|--offload_optimizer true|paged_adamw")
 _LEAST_SHARE = 0.3
 """Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
 
@@ -142,6 +144,8 @@ def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
     is_asleep = case.has("cumem_oom", "sleep_freed", "frame_wake", "sleep_on")
     is_asleep = is_asleep or any(settings["sleep"].partition("=")[0] in item.text for item in case.evidence)
     ways = settings["offload"] if is_asleep else f"{settings['sleep']}; {settings['offload']}"
+    if is_asleep and any(_OFFLOADED.search(item.text) for item in case.evidence):
+        return () if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}",)
     own = f"and its own part off the card: {ways}"
     return (own,) if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", own)
 

@@ -28,7 +28,6 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
-_PRINTED = ("sampler_warmup_oom", "encoder_cache_short", "free_below_desired_bare", *message_group("host_limits"))
 _OTHER_PACKAGE = re.compile(r"(?i)\b(?:safetensors|transformers|torch|flashinfer|triton|verl|trl|sglang|numpy|ray)\b")
 _STEP_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
@@ -103,7 +102,7 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
             why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
             return Fix("other_engine_feature_off", why, flags, proven=True)
     if is_memory and (unset := planner.case.first("unset_told")) is not None:
-        name = str(unset.facts["name"]).replace("-", "_")
+        name = str(unset.facts["what"]).replace("-", "_")
         if getattr(planner.known.args, name, 0) is None and (kind := kinds_of_changes().get(name)):
             step = f"give {flag_name(name)} explicitly, no larger than your requests need"
             return Fix(kind, "By the text it fails where the setting is left to its default.", steps=(step,))
@@ -340,7 +339,7 @@ def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
         return "figures" if fix.proven or (fix.kind == "flag" and fix.flags) else "lookalike"
     if fix.plan is not None:
         return "experience" if _is_tight(fix) else "plan"
-    if planner.case.has(*_COUNTED, *_PRINTED) and not fix.flags.keys() & _ONLY_BY_PLAN:
+    if planner.case.has(*message_group("printed_limits")) and not fix.flags.keys() & _ONLY_BY_PLAN:
         return "printed"
     accounting, oom = planner.accounting, planner.case.oom
     has_sizes = accounting.pool_bytes is not None or oom is not None or planner.case.has("free_below_desired")

@@ -41,7 +41,12 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
         return _more_pool_bytes_fix(planner, args) or _scaled_pool_fix(planner, "kv_cache_memory_bytes")
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
         return _more_cpu_space_fix(planner, args)
-    return None
+    told = planner.case.first("kv_tokens_short")
+    wanted, fits = (told.number(name) or 0 if told else 0 for name in ("max_model_len_count", "fits_len_count"))
+    if told is None or _CPU_SPACE_VARIABLE not in told.window or not 0 < fits < wanted:
+        return None
+    steps = (f"{_CPU_SPACE_VARIABLE}: {wanted / fits * 1.02:.1f} times what it is now, in GiB of RAM",)
+    return Fix("kv_cache_memory_bytes", "The message names it: on the CPU backend it is the pool.", steps=steps)
 
 
 def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
