@@ -104,14 +104,14 @@ def _explanation(case: Case) -> str:
     """What one request of max_model_len needs, what the pool has, and the length that fits."""
     wanted, needed, has = _printed_shortage(case)
     if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
-        fixed, fits = _length_independent_bytes(case), longest_fitting_len(case)
+        fixed, held = _length_independent_bytes(case), longest_fitting_len(case) or 0
         short = f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
         short += f"{human_bytes(needed - has)} short."
-        is_noise = has < 10 * _ROUNDED or abs((fits or 0) * needed - wanted * has) > wanted * (has // 50 + 2 * _ROUNDED)
-        if not fits or (is_noise and not fixed):
-            return f"{short} {fits:,} tokens fit, by vLLM's own estimate." if fits else short
+        is_noise = has < 10 * _ROUNDED or abs(held * needed - wanted * has) > wanted * (has // 50 + 2 * _ROUNDED)
+        if not held or (is_noise and not fixed):
+            return f"{short} {held:,} tokens fit, by vLLM's own estimate." if held else short
         rate = f"{(needed - fixed) / max(wanted, 1) / 1024:,.1f} KiB a token"
-        return f"{short} At {rate}{f' and {gib(fixed)} whatever its length' if fixed else ''}, {fits:,} tokens fit."
+        return f"{short} At {rate}{f' and {gib(fixed)} whatever its length' if fixed else ''}, {held:,} tokens fit."
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
@@ -229,12 +229,9 @@ def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
         why, trades = f"A shorter request fits into {gib(has)}.", "requests longer than this are refused"
         return Fix("max_model_len", why, steps=(step,), trades=trades)
     part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
-    return Fix(
-        "max_model_len",
-        f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length.",
-        steps=(f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",),
-        trades="requests longer than this are refused",
-    )
+    why = f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length."
+    steps = (f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",)
+    return Fix("max_model_len", why, steps=steps, trades="requests longer than this are refused")
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:

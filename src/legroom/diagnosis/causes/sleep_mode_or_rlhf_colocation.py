@@ -144,10 +144,9 @@ def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
     is_asleep = case.has("cumem_oom", "sleep_freed", "frame_wake", "sleep_on")
     is_asleep = is_asleep or any(settings["sleep"].partition("=")[0] in item.text for item in case.evidence)
     ways = settings["offload"] if is_asleep else f"{settings['sleep']}; {settings['offload']}"
-    if is_asleep and any(_OFFLOADED.search(item.text) for item in case.evidence):
-        return () if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}",)
-    own = f"and its own part off the card: {ways}"
-    return (own,) if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", own)
+    is_moved = is_asleep and any(_OFFLOADED.search(item.text) for item in case.evidence)
+    own = () if is_moved else (f"and its own part off the card: {ways}",)
+    return own if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", *own)
 
 
 CAUSE = Cause(entry="LR407", usual_at=("wake",))

@@ -101,8 +101,8 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
             flags = {name: value for name, value in flags.items() if value is None}
             why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
             return Fix("other_engine_feature_off", why, flags, proven=True)
-    if is_memory and (unset := planner.case.first("unset_told")) is not None:
-        name = str(unset.facts["what"]).replace("-", "_")
+    if is_memory and (default := planner.case.first("unset_told")) is not None:
+        name = str(default.facts["what"]).replace("-", "_")
         if getattr(planner.known.args, name, 0) is None and (kind := kinds_of_changes().get(name)):
             step = f"give {flag_name(name)} explicitly, no larger than your requests need"
             return Fix(kind, "By the text it fails where the setting is left to its default.", steps=(step,))
