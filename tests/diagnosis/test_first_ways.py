@@ -139,3 +139,8 @@ def test_the_pool_of_the_cpu_backend_is_enlarged_by_the_variable_that_the_messag
 def test_a_setting_that_was_left_to_its_default_is_given() -> None:
     text = "vLLM with a model of 128k, without explicitly setting [--max-model-len]: CUDA out of memory in warm-up."
     assert "--max-model-len" in way(text).steps[0]
+
+
+def test_cards_that_stand_idle_beside_the_first_one_are_used() -> None:
+    text = "vLLM on 4x NVIDIA L4 GPUs: CUDA out of memory, it loads the entire some-30B model on GPU 0 only."
+    assert way(text).flags["tensor_parallel_size"] == 4
