@@ -46,8 +46,8 @@ def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_
     return "disputed_message" if is_disputed else "message"
 
 
-FixGround = Literal["plan", "figures", "experience", "lookalike"]
-"""What a fix rests on: a plan of it, figures of the log, or what helped others."""
+FixGround = Literal["plan", "figures", "printed", "experience", "lookalike"]
+"""What a fix rests on: a plan of it, figures of the log, a message that prints its limit, or what helped others."""
 
 
 @cache

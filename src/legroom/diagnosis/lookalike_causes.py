@@ -89,11 +89,8 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
 
 def _fixes_of_any_engine(fixes: Iterable[Fix], name: str) -> Iterator[Fix]:
     """The fixes without the steps that only vLLM has, else the search for the line among the engine's issues."""
-    search = Fix(
-        "report",
-        "Its project knows its own builds and flags.",
-        steps=(f"search the issues of {name} on GitHub for the marked line",),
-    )
+    steps: tuple[str, ...] = (f"search the issues of {name} on GitHub for the marked line",)
+    search = Fix("report", "Its project knows its own builds and flags.", steps=steps)
     for fix in fixes:
         steps = tuple(step for step in fix.steps if not _ONLY_VLLM.search(step))
         if steps and not fix.flags:

@@ -268,18 +268,13 @@ def _releases_by_capability() -> str:
 def _no_kernel_image_step(line: MatchedLine) -> str:
     """The release to install, or how to build from source, for this card."""
     if target := _AMD_TARGET.search(line.evidence.text):
-        return (
-            f"build for it: PYTORCH_ROCM_ARCH={target[0]} pip install -e . --no-build-isolation, with a torch that has "
-            "it too; or as another of its family: HSA_OVERRIDE_GFX_VERSION=10.3.0 (gfx103x), 11.0.0 (gfx110x)"
-        )
+        return reason("build_for_amd", {"target": target[0]})
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
     last = last_build_with(capability) if capability != (0, 0) else None
     if capability == (0, 0):
-        return (
-            "python -c 'import torch; print(torch.cuda.get_device_capability())' tells the card's generation: "
-            f"{_releases_by_capability()}; others: {source.format('MAJOR.MINOR').removeprefix('or ')}"
-        )
+        others = source.format("MAJOR.MINOR").removeprefix("or ")
+        return reason("build_by_generation", {"releases": _releases_by_capability(), "others": others})
     if last is None:
         return source.format(f"{capability[0]}.{capability[1]}").removeprefix("or ")
     build, after = last

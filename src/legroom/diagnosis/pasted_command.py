@@ -43,8 +43,8 @@ _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
 _PROSE_END = re.compile("[`，。；：（）]")
-_COMMENT = re.compile(r"^[ \t]*#[ \t]*[a-z]\w*[ \t]*=[^=\n]*$", re.MULTILINE)
-"""A setting of a Python call that is commented out."""
+_COMMENT = re.compile(r"^[ \t]*#[ \t]*[a-z]\w*[ \t]*=[^=\n]*$|(?<=\S)[ \t]{1,80}#[ \t][^\n]*$", re.MULTILINE)
+"""A setting of a Python call that is commented out, and what stands behind a line's own content."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -148,13 +148,14 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     counts = {
         NUMBERS.get(count.lower(), count) for match in prose("card_count").findall(plain) for count in match if count
     }
-    if len(counts) == 1 and args.tensor_parallel_size is None:
+    if len(counts) == 1 and args.tensor_parallel_size is None and not prose("unsplit").search(plain):
         args = replace(args, tensor_parallel_size=int(*counts))
     if args.dtype is None and prose("float32").search(plain):
         args = replace(args, dtype="float32")
     known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
     known = known or _named_models(plain)
-    return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
+    name = model["model"] if model else args.model or (known.pop() if len(known) == 1 else "")
+    return replace(args, model=name.rstrip(".,;:"))
 
 
 def _named_models(plain: str) -> set[str]:

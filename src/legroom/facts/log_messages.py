@@ -150,6 +150,12 @@ class Launcher:
     """Template of one setting, with `{name}` and `{value}`."""
     names: Mapping[str, str]
     """Templates of the settings that have another name there, by vLLM's Python name."""
+    has_no_others: bool = False
+    """Whether it takes the settings of `names` alone."""
+
+    def lacks(self, settings: Mapping[str, object]) -> bool:
+        """Whether it takes one of these settings under no name."""
+        return self.has_no_others and not settings.keys() - {"model"} <= self.names.keys()
 
     def words(self, settings: Mapping[str, object]) -> str:
         """vLLM's settings, by Python name, written as this program takes them."""
@@ -170,7 +176,9 @@ def launcher_in(text: str) -> Launcher | None:
     if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
         rows = [row for row in rows if row["name"].startswith("the compose file")]
     found = next((row for row in rows if re.search(row["mark"], text)), None)
-    return Launcher(found["name"], found["setting"], found["names"]) if found is not None else None
+    if found is None:
+        return None
+    return Launcher(found["name"], found["setting"], found["names"], found.get("has_no_others", False))
 
 
 def trainer_settings(line: str) -> Mapping[str, str] | None:

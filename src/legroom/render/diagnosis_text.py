@@ -210,7 +210,7 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     if fix.trades:
         costs = f"{heading('costs', language)}: {in_language(fix.trades, language)}"
         yield from wrap(costs, style.width, _MARGIN)
-    if fix.plan is not None:
+    if fix.plan is not None and fix.plan.layout != fix.before:
         yield ""
         yield from _before_and_after_bars(fix, style, language)
 

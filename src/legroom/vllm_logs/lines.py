@@ -64,7 +64,10 @@ class LineWidth:
         if self.at_words:
             return f"{line.rstrip()} {following.lstrip()}"
         # A blank at the break is lost in pasted text.
-        return f"{line} {following}" if line[-1:] in ",;" and following[:1].isalnum() else line + following
+        is_lost = line[-1:] in ",;" and following[:1].isalnum()
+        words = [line.rsplit(" ", 1)[-1].lower(), following.split(" ", 1)[0].lower()]
+        is_lost = is_lost or (min(map(len, words)) > 6 and {*words} <= _message_words())
+        return f"{line} {following}" if is_lost else line + following
 
 
 def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -62,13 +62,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "Expandable segments join free pieces into one."
     if several:
         why += " With several ranks they clash with custom all-reduce, which goes off with them."
-    join = Fix(
-        "allocator_conf",
-        why,
-        flags={"disable_custom_all_reduce": True} if several else {},
-        env=env,
-        trades="slower all-reduce" if several else "",
-    )
+    flags = {"disable_custom_all_reduce": True} if several else {}
+    join = Fix("allocator_conf", why, flags, env, trades="slower all-reduce" if several else "")
     need = planner.oom_shortage_bytes
     lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
     joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0

@@ -23,6 +23,8 @@ _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi
 """The command that lists the processes on a card that is not NVIDIA's."""
 _SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
+_USABLE_PART = 5
+"""A budget below a fifth of the wanted one hardly holds the model that the wanted one was for."""
 _UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
 
@@ -56,11 +58,9 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     strength, desired = Strength.NAMED, _desired_bytes(case)
     free, total = _free_and_total_bytes(case)
     if free is None or total is None or desired is None:
-        return Assessment(
-            Strength.SUGGESTED if case.platform.unified and case.has("page_cache_told") else Strength.LIKELY,
-            proof(check),
-            "The card had less free memory at start-up than the share vLLM was told to take.",
-        )
+        is_cache = case.platform.unified and case.has("page_cache_told")
+        why = "The card had less free memory at start-up than the share vLLM was told to take."
+        return Assessment(Strength.SUGGESTED if is_cache else Strength.LIKELY, proof(check), why)
     if case.platform.unified and free > total // 6 and is_page_cache_counted(case):
         strength = Strength.SUGGESTED  # on shared memory the page cache counts as used
     elif case.platform.trainer:
@@ -485,7 +485,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
             f"{planner.utilization:g} are asked for here, and the shares of one card add up to less than 1",
             "an orphan of an earlier run has to end: by its PID, its title is VLLM::EngineCore or VLLM::Worker",
         ]
-    elif share is not None:
+    elif share is not None and share * _USABLE_PART >= planner.utilization:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
     if planner.total_bytes is None or planner.case.platform.unified or platform == "XPU":
         steps += known_fix("page_cache_is_counted").steps

@@ -33,6 +33,8 @@ _BY_SIGN = (
 _LITTLE_LEFT = 20
 """Ray's monitor and earlyoom act at a twentieth of the RAM."""
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
+_LIMITED = re.compile(r"(?i)kube|\bpods?\b|OOMKilled|137|limit|oom_kill event|\bjob\b|signal 9|status=9|-9\b")
+"""What names the memory limit of a container or job, or the exit code that its platform reports."""
 
 
 def is_of_container(case: Case) -> bool:
@@ -125,6 +127,7 @@ def _explanation(case: Case) -> str:
         facts = [largest.facts, *(item.facts for item in killed)]
         victims = (item[name] for item in facts for name in ("victim", "bare_victim", "prose_victim") if item.get(name))
         scope = "the container's limit" if is_of_container(case) else "the machine's RAM"
+        scope = "the memory of the NUMA nodes that its cpuset allows" if _is_of_cpuset(case) else scope
         return f"The kernel killed {next(victims, 'a process')} because {scope} was used up.{size}"
     on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
     if on_node:
@@ -143,7 +146,8 @@ def _explanation(case: Case) -> str:
         return f"The system could not map a file of {size}: RAM, address space or an overcommit limit is exhausted."
     signal = case.first("sigkill", "killed_word")
     if signal and _MEMORY.search(signal.text) and not case.has("cpu_share_told", "host_ram_told", "pinned_failed"):
-        return "The platform reports that the container or job went over its memory limit and was killed."
+        by_limit = "The platform reports that the container or job went over its memory limit and was killed."
+        return by_limit if _names_limit(case) else "The text says that the system ended the process for want of RAM."
     if used_up := _ram_used_up(case):
         return f"Of {gib(used_up[0])} of RAM {gib(used_up[1])} were available: the machine's memory was used up."
     rows = read_data("diagnosis_texts.json")["host_explanations"]
@@ -232,10 +236,21 @@ def _ram_used_up(case: Case) -> tuple[int, int] | None:
 
 def _is_of_machine(case: Case) -> bool:
     """Whether the kernel's lines, or `free -h`, say that the machine's own RAM was used up."""
-    marks = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
+    marks = ("Out of memory: Killed", "CONSTRAINT_NONE", "global_oom")
     return _ram_used_up(case) is not None or any(
         mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks
     )
+
+
+def _is_of_cpuset(case: Case) -> bool:
+    """Whether the kernel names the NUMA nodes that the process may use, not the whole machine."""
+    return any("CONSTRAINT_CPUSET" in item.text for item in case.evidence)
+
+
+def _names_limit(case: Case) -> bool:
+    """Whether the text names the limit of a container or job, or a kill as its platform reports it."""
+    own = case.all("sigkill", "killed_process", "oom_killer", "host_ram_told")
+    return bool(case.host_limit_bytes) or is_of_container(case) or any(_LIMITED.search(item.text) for item in own)
 
 
 def _swaps(planner: FixPlanner) -> bool:
@@ -282,18 +297,19 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     """Fix: a higher memory limit or more RAM; on Ray, its memory monitor's threshold."""
     case, made = planner.case, planner.failed_plan or planner.plan_by_config
     limit = case.host_limit_bytes or 0
-    steps = [
-        "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
-        "free -g; dmesg | grep -i oom shows who was killed",
-    ]
+    steps = [*known_fix("more_ram_of_container").steps]
     if made is not None and limit < made.host.limit_bytes:
         steps[0] = _raise_limit(made.host.limit_bytes)
-    if _is_of_machine(case):
+    if _is_of_cpuset(case):
+        steps[:1] = known_fix("wider_cpuset").steps
+    elif _is_of_machine(case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
+    elif not _names_limit(case):
+        steps[:1] = known_fix("more_ram_of_machine").steps
     if case.has("ray_node_memory"):
         steps = list(known_fix("ray_node_ram").steps)
-    if planner.known.args.swap_space and _swaps(planner):
-        steps.append("lower what pins host memory: --swap-space")
+    if _swaps(planner):
+        steps.append(known_fix("less_pinned_swap").steps[0])
     why, sender = "The host or the container needs more RAM than it has.", known_fix("find_the_sender")
     if _is_bare_sigkill(case):
         why, steps = sender.why, [*sender.steps, *steps]

@@ -90,7 +90,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("more_swap")
     startup = planner.case.startup
     whole = int(startup.max_concurrency) if startup.max_concurrency else 0
-    seqs = max(most * 3 // 4, min(whole, most)) if most else whole
+    # Once requests were preempted, those that still run are what the pool holds.
+    stats = [item for item in case.all("engine_stats") if _count_or_ratio(item, "waiting") > 0]
+    left = min((int(count) for item in stats if (count := _count_or_ratio(item, "running")) > 0), default=0)
+    survive = left if 0 < left < most and not case.has("swap_exhausted") else 0
+    seqs = survive or (max(most * 3 // 4, min(whole, most)) if most else whole)
     why, trades = f"The pool holds {seqs} of the requests that run, to their end.", "more requests wait"
     fewer = planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades=trades) if seqs else None
     shares = [{"gpu_memory_utilization": number / 100} for number in range(95, int(planner.utilization * 100), -1)]
@@ -100,14 +104,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         doubled = round(2 * planner.utilization, 2) if planner.utilization < 0.5 else MAX_UTILIZATION
         share = {"gpu_memory_utilization": min(doubled, MAX_UTILIZATION)}
         larger = planner.plan_change("raise_util", share, "The pool is what the share leaves beside the weights.")
+        larger = planner.relative_to_share(larger) if larger and not planner.utilization_known else larger
     why, trades = "Twice the tokens in the same pool.", "keys and values in 8 bits"
     twice = planner.plan_change("kv_cache_dtype", {"kv_cache_dtype": "fp8"}, why, trades=trades)
     waiting = max((int(_count_or_ratio(item, "waiting")) for item in case.all("engine_stats")), default=0)
-    if planner.failed_plan is None and 3 * waiting > most > 0 and seqs < _FEW_SEQUENCES:
+    if planner.failed_plan is None and 3 * waiting > most > 0 and seqs < _FEW_SEQUENCES and not survive:
         yield twice  # a few per cent of the card hold none of those that wait
     # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps. Without
     # the number that runs, what fits is known for requests of full length only.
-    yield from (fewer, larger) if seqs >= _FEW_SEQUENCES and most else (larger, fewer if most or not larger else None)
+    is_server = survive or (seqs >= _FEW_SEQUENCES and most)
+    yield from (fewer, larger) if is_server else (larger, fewer if most or not larger else None)
     yield known_fix("bounded_requests")
     yield twice
     yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")

@@ -11,7 +11,7 @@ from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
-from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix
+from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib, human_bytes
 from legroom.vllm.args import env_flag
@@ -68,7 +68,7 @@ def longest_fitting_len(case: Case) -> int | None:
         if (fits := case.number(id_, "fits_len_count") or 0) > 0:
             return fits
     wanted, needed, has = _printed_shortage(case)
-    if wanted is None or needed is None or has is None or needed <= 0 or has <= _ROUNDED:
+    if wanted is None or needed is None or has is None or needed <= 0 or has <= 4 * _ROUNDED:
         return _tokens_of_blocks(case)
     return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
 
@@ -104,13 +104,14 @@ def _explanation(case: Case) -> str:
     """What one request of max_model_len needs, what the pool has, and the length that fits."""
     wanted, needed, has = _printed_shortage(case)
     if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
-        fixed = _length_independent_bytes(case)
-        return (
-            f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
-            f"{gib(needed - has)} short. At {(needed - fixed) / max(wanted, 1) / 1024:,.1f} KiB a token"
-            f"{f' and {gib(fixed)} whatever its length' if fixed else ''}, "
-            f"{longest_fitting_len(case) or 0:,} tokens fit."
-        )
+        fixed, held = _length_independent_bytes(case), longest_fitting_len(case) or 0
+        short = f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
+        short += f"{human_bytes(needed - has)} short."
+        is_noise = has < 10 * _ROUNDED or abs(held * needed - wanted * has) > wanted * (has // 50 + 2 * _ROUNDED)
+        if not held or (is_noise and not fixed):
+            return f"{short} {held:,} tokens fit, by vLLM's own estimate." if held else short
+        rate = f"{(needed - fixed) / max(wanted, 1) / 1024:,.1f} KiB a token"
+        return f"{short} At {rate}{f' and {gib(fixed)} whatever its length' if fixed else ''}, {held:,} tokens fit."
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
@@ -130,6 +131,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
     larger = larger_pool_fix(planner)
+    if 0 < (planner.case.number("kv_bytes_short", "available_bytes") or 0) < GIB // 10:
+        yield without_draft(planner)  # nothing is left, and a draft is what can be taken out
     # An explicit pool that holds a small part of the length, or less than was measured, is the error.
     needed = planner.case.number("kv_bytes_short", "needed_bytes") or 0
     has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
@@ -179,6 +182,8 @@ def _half_the_bytes_fix(planner: FixPlanner, fits: int) -> Fix | None:
     """Keys and values in 8 bits with twice the length that fits; None where other bytes than theirs fill the pool."""
     if planner.failed_plan is not None or not fits or _length_independent_bytes(planner.case):
         return None
+    if fits < _SHORT_CONTEXT_TOKENS and _is_hardly_usable(planner.case):
+        return None
     step = 1024 if fits >= 2048 else 16
     flags = {"kv_cache_dtype": "fp8", "max_model_len": int(2 * fits * 0.99) // step * step}
     why = f"Keys and values in 8 bits take half the bytes, so that twice {fits:,} tokens fit."
@@ -224,12 +229,9 @@ def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
         why, trades = f"A shorter request fits into {gib(has)}.", "requests longer than this are refused"
         return Fix("max_model_len", why, steps=(step,), trades=trades)
     part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
-    return Fix(
-        "max_model_len",
-        f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length.",
-        steps=(f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",),
-        trades="requests longer than this are refused",
-    )
+    why = f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length."
+    steps = (f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",)
+    return Fix("max_model_len", why, steps=steps, trades="requests longer than this are refused")
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:

@@ -81,23 +81,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         larger = replace(larger, proven=named)
         yield from (newer, limit, larger) if size == 0 else (larger, limit)
         return
-    kernel = Fix(
-        "other_engine_feature_off",
-        "With a flash-attention kernel the encoder does not need patches x patches.",
-        flags={"mm_encoder_attn_backend": "FLASH_ATTN"} if planner.release_is_within("0.12.0", "") else {},
-        steps=(
-            "pip install flash-attn, built for the installed torch: the log then names a flash backend for the encoder",
-        ),
-    )
+    has_flag = planner.release_is_within("0.12.0", "")
+    kernel = replace(known_fix("encoder_kernel"), flags={"mm_encoder_attn_backend": "FLASH_ATTN"} if has_flag else {})
     oom = planner.case.oom
     is_square = oom is not None and oom.platform == "CUDA" and planner.case.ledger.larger_than_card
     yield from (kernel, limit) if is_square else (limit, kernel)
-    yield planner.plan_change(
-        "max_num_batched_tokens",
+    flags, why = (
         smaller_step_flags(planner, max(planner.step_tokens // 2, 1024)),
         "Fewer media tokens are encoded at once.",
-        trades="long prompts take more steps",
     )
+    yield planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 def _bounded_media_fix(planner: FixPlanner) -> Fix:

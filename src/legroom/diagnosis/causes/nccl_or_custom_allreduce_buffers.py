@@ -11,7 +11,6 @@ from legroom.units import GIB
 
 _SET_BY_VLLM = ("0.4.3", "0.10.1.1")
 """Releases that set NCCL_CUMEM_ENABLE=0 themselves (worker_base.py, then env_override.py)."""
-_DEFAULT_BUFFERS = "unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set"
 
 
 def examine(case: Case) -> Assessment | None:
@@ -39,11 +38,7 @@ def examine(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: smaller or fewer buffers, a lower utilization, a free GPU."""
     if planner.case.has("nccl_register"):
-        yield Fix(
-            "disable_custom_allreduce_or_nccl_env",
-            "The default buffers are small enough to be registered, once the process may lock as much as it wants.",
-            steps=(_DEFAULT_BUFFERS, "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node"),
-        )
+        yield known_fix("default_nccl_buffers")
         return
     if told := planner.case.first("nccl_release_told"):
         steps = (f"pip install 'nvidia-nccl-cu12=={told.facts['what']}', or VLLM_NCCL_SO_PATH to its libnccl.so.2",)
@@ -51,14 +46,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
     if _vllm_sets_nccl_variable(planner) or planner.case.phase == "serving":
         if room is not None:
-            yield replace(room, steps=(_DEFAULT_BUFFERS,))
+            yield replace(room, steps=known_fix("no_nccl_cumem").steps)
     else:
-        yield Fix(
-            "disable_custom_allreduce_or_nccl_env",
-            "cuMem costs memory for every captured graph; the default NCCL_BUFFSIZE is enough.",
-            env={"NCCL_CUMEM_ENABLE": "0"},
-            steps=(_DEFAULT_BUFFERS,),
-        )
+        yield known_fix("no_nccl_cumem")
         yield room
     yield known_fix("no_custom_all_reduce")
     yield known_fix("who_filled_the_card")

@@ -18,7 +18,6 @@ from legroom.diagnosis.fixes.hardware_fixes import (
 )
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
 from legroom.diagnosis.fixes.step_savings import (
-    DECIDING_STEPS,
     LARGEST_DEFAULT_TOKENS,
     large_steps_fix,
     savings_fix,
@@ -124,11 +123,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     if (given := planner.case.first("cpu_space_given")) is not None:
         free = given.number("free_bytes") or 0
-        yield Fix(
-            "kv_cache_memory_bytes",
-            f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free.",
-            env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))},
-        )
+        why = f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free."
+        yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))})
         return
     yield larger_pool_fix(planner)
     yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
@@ -174,12 +170,9 @@ def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
     profiled = any("Profiling CUDA graph memory" in item.text for item in planner.case.all("capturing"))
     if planner.known.args.enforce_eager or not (profiled if size is None else size > -(accounting.pool_bytes or 0)):
         return None
-    return planner.plan_change(
-        "eager_or_fewer_graphs",
-        {"enforce_eager": True},
-        f"The pool is charged with the CUDA graphs{f' ({gib(size)})' if size else ''}; without them it has that more.",
-        trades="slower decoding, most of all for small batches",
-    )
+    why = f"The pool is charged with the CUDA graphs{f' ({gib(size)})' if size else ''}; without them it has that more."
+    trades = "slower decoding, most of all for small batches"
+    return planner.plan_change("eager_or_fewer_graphs", {"enforce_eager": True}, why, trades=trades)
 
 
 def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -245,15 +238,9 @@ def _without_block_override_fix(planner: FixPlanner) -> Fix:
     flags = {"num_gpu_blocks_override": None}
     plan = planner.plan_with(flags)
     room = f" The plan has {plan.memory.kv.num_blocks:,}." if plan is not None else ""
-    return Fix(
-        "kv_cache_memory_bytes",
-        f"Without the flag vLLM measures what is left and takes as many blocks as fit.{room}",
-        flags=flags,
-        plan=plan,
-        before=planner.failed_plan.layout if plan is not None and planner.failed_plan is not None else None,
-        command=planner.command(flags),
-        proven=True,
-    )
+    why = f"Without the flag vLLM measures what is left and takes as many blocks as fit.{room}"
+    before = planner.failed_plan.layout if plan is not None and planner.failed_plan is not None else None
+    return Fix("kv_cache_memory_bytes", why, flags, plan=plan, before=before, proven=True)
 
 
 def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
@@ -312,7 +299,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     share = MAX_UTILIZATION if planner.utilization >= 0.5 else round(2 * planner.utilization, 3)
     why, trades = reason("budget_taken_unknown"), "less of the card is left for what vLLM does not count"
     flags = {"gpu_memory_utilization": share}
-    return planner.plan_change("raise_util", flags, why, steps=DECIDING_STEPS, trades=trades)
+    return planner.plan_change("raise_util", flags, why, steps=known_fix("what_decides").steps, trades=trades)
 
 
 def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
@@ -335,14 +322,9 @@ def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
         return None
     if weights is not None and -pool > weights and planner.utilization_known:
         size, facts = max(weights // 4, GIB) // MIB * MIB, {"short": gib(-pool), "share": f"{planner.utilization:g}"}
-        return planner.plan_change(
-            "kv_cache_memory_bytes",
-            {"kv_cache_memory_bytes": size},
-            reason("charged_beyond_share", {**facts, "weights": gib(weights)}),
-            steps=(
-                "nvidia-smi shows who holds the rest; or take a share above what the neighbour and this server hold",
-            ),
-        )
+        why = reason("charged_beyond_share", {**facts, "weights": gib(weights)})
+        steps = ("nvidia-smi shows who holds the rest; or take a share above what the neighbour and this server hold",)
+        return planner.plan_change("kv_cache_memory_bytes", {"kv_cache_memory_bytes": size}, why, steps=steps)
     # Weights that loaded are below the card's total, so the pool lacks at most the rest of the card and a peak.
     share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * UNKNOWN_CARD_BYTES)
     is_unexplained = weights is None and -pool > BESIDE_BYTES + share_bytes

@@ -35,12 +35,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: none needed, a larger pool, or prefix caching off."""
     yield known_fix("watch_waiting")
     yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.")
-    yield Fix(
-        "other_engine_feature_off",
-        "If prompts share nothing, caching only costs hashing.",
-        flags={"enable_prefix_caching": False},
-        command=planner.command({"enable_prefix_caching": False}),
-    )
+    yield known_fix("no_prefix_caching")
 
 
 CAUSE = Cause(entry="LR404", phase="serving")

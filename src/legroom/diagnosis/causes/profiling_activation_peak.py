@@ -23,6 +23,8 @@ from legroom.diagnosis.fixes.step_savings import (
 )
 from legroom.units import GIB, gib, human_bytes
 
+_V0_MEDIA_LENGTH = 32768
+"""Two images of the most tokens that Qwen-VL makes of one (16,384)."""
 _DUMMY_IMAGES = "The V0 engine profiles max_num_seqs sequences with all their images at once."
 
 
@@ -180,11 +182,12 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     case, args = planner.case, planner.known.args
     media = _profiles_media(planner)
     if media and case.engine.generation == "V0":
-        # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
-        seqs = max((args.max_num_seqs or 256) // 16, 1)
-        why = _DUMMY_IMAGES
-        limits = {"max_num_seqs": seqs, "limit_mm_per_prompt": {"image": 1, "video": 0}}
-        return planner.plan_change("max_num_seqs", limits, why, trades="fewer requests and media at once")
+        # Every dummy sequence brings its images: as many as whole ones fit into a step, which is as long as a prompt.
+        smaller, length = smaller_media_fix(planner, _DUMMY_IMAGES), planner.in_force("max_model_len") or 0
+        seqs: dict[str, Any] = {"max_num_seqs": max((args.max_num_seqs or 256) // 16, 1)}
+        shorter = {"max_model_len": _V0_MEDIA_LENGTH} if not 0 < length <= _V0_MEDIA_LENGTH else seqs
+        limits = {**(shorter if "mm_processor_kwargs" in smaller.flags else seqs), **smaller.flags}
+        return planner.plan_change("max_num_seqs", limits, _DUMMY_IMAGES, trades="fewer requests and media at once")
     flags: dict[str, Any] = {"max_num_seqs": reduced_limit(planner, args.max_num_seqs or 256)}
     if case.engine.generation != "V0" or planner.step_tokens > DEFAULT_STEP_TOKENS:  # V0 takes whole prompts in a step
         flags |= smaller_step_flags(planner, smaller_step_tokens(planner), flags["max_num_seqs"])

@@ -41,9 +41,7 @@ def examine(case: Case) -> Assessment | None:
 def _explanation(case: Case) -> str:
     """Why the failed allocation is a kernel's workspace or a second copy of weights, with its size where printed."""
     if case.has("kernel_workspace"):
-        return (
-            "A kernel's workspace did not fit beside the weights: its size follows the kernel and the tokens of a step."
-        )
+        return reason("kernel_workspace")
     return reason("second_copy", {"wanted": f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""})
 
 

@@ -104,6 +104,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if (of_logits or is_large) and planner.failed_plan is None and not in_chunks:
         yield smaller
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
+    why = why if oom is not None else "How much was missing is not printed: the pool has to leave more beside it."
     yield planner.lower_utilization(need, why)
     yield smaller
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from legroom.units import GIB, gib
 
 _SERVER_BESIDE = "another process, such as a server awake beside it,"
 _START_CHECKS = ("free_below_desired", "free_below_desired_bare")
+_OFFLOADED = re.compile(r"_offload[= ][Tt]rue|--adam_offload|--offload_optimizer true|paged_adamw")
 _LEAST_SHARE = 0.3
 """Public launch scripts of trainers that share cards with their engine set 0.3 to 0.7."""
 
@@ -25,12 +27,9 @@ def examine(case: Case) -> Assessment | None:
         who = "the trainer or its optimizer" if _has_trainer(case) else _SERVER_BESIDE
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
         if _is_first_mapping(case):
-            why = (
-                "Sleep mode's allocator maps the pool beside what the profile run kept, and the card has no more room."
-            )
-        return Assessment(
-            Strength.NAMED, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why
-        )
+            why = reason("first_mapping")
+        proven = proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom"))
+        return Assessment(Strength.NAMED, proven, why)
     if _freed_nothing(case):
         why = "Sleep freed nothing: it gives back only what sleep mode's own allocator holds, and that holds nothing."
         return Assessment(Strength.SHOWN, proof(case.first("sleep_freed"), case.first_failure), why)
@@ -48,17 +47,11 @@ def examine(case: Case) -> Assessment | None:
         if trainer.id == "training_step":
             why = "It failed in a training step, which no server has: the trainer ran out of memory."
         # A server of its own, which the trainer only calls, fails as any server does.
-        return Assessment(
-            Strength.POSSIBLE if case.has("sampler_warmup_oom") else Strength.NAMED,
-            proof(trainer, case.first_failure),
-            why,
-        )
+        strength = Strength.POSSIBLE if case.has("sampler_warmup_oom") else Strength.NAMED
+        return Assessment(strength, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
-        return Assessment(
-            Strength.POSSIBLE,
-            proof(case.first("sleep_on")),
-            "Sleep mode is on; its pool cannot give memory back to others.",
-        )
+        why = "Sleep mode is on; its pool cannot give memory back to others."
+        return Assessment(Strength.POSSIBLE, proof(case.first("sleep_on")), why)
     return None
 
 
@@ -101,7 +94,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not _has_trainer(planner.case):
         order = known_fix("others_sleep_first")
     off: Fix | None = known_fix("no_sleep_mode")
-    off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
+    # Beside a trainer the engine would hold its share through every training step.
+    is_apart = not _has_trainer(planner.case)
+    off = off if is_apart and planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if _freed_nothing(planner.case):
         yield known_fix("sleep_mode_on")
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
@@ -137,26 +132,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _trainer_offload_fix(case: Case) -> Fix:
     """The trainer's own part leaves the card while the engine is awake."""
-    why = (
-        "Weights, gradients and optimizer of the trainer stay on the card beside the engine unless they are moved off."
-    )
     steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
-    return Fix("sequence_starts_or_wait", why, steps=steps, trades="copies over the bus between the phases")
+    return replace(known_fix("trainer_off_the_card"), steps=steps)
 
 
 def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
     """Where to set the utilization in the framework that runs the engine, and how its own part leaves the card."""
     settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
     if settings is None:
-        own = (
-            "the trainer's own part off the card while the engine runs: FSDP's CPU offload of parameters and optimizer"
-        )
-        return (own,) if _has_trainer(case) else ()
+        return known_fix("trainer_off_the_card").steps if _has_trainer(case) else ()
     is_asleep = case.has("cumem_oom", "sleep_freed", "frame_wake", "sleep_on")
     is_asleep = is_asleep or any(settings["sleep"].partition("=")[0] in item.text for item in case.evidence)
     ways = settings["offload"] if is_asleep else f"{settings['sleep']}; {settings['offload']}"
-    own = f"and its own part off the card: {ways}"
-    return (own,) if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", own)
+    is_moved = is_asleep and any(_OFFLOADED.search(item.text) for item in case.evidence)
+    own = () if is_moved else (f"and its own part off the card: {ways}",)
+    return own if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", *own)
 
 
 CAUSE = Cause(entry="LR407", usual_at=("wake",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
@@ -52,22 +53,12 @@ def _is_uneven(values: dict[str, int]) -> bool:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: fewer layers on the outer stages, a length that fits, TP within the KV heads."""
-    partition = _layer_partition(planner)
-    write = "VLLM_PP_LAYER_PARTITION: one number of layers a stage, smaller at both ends; their sum is the layer count"
-    yield Fix(
-        "more_or_fewer_gpus_tp_pp",
-        "Fewer layers on the first and last stage leave room there for embeddings and head.",
-        env={"VLLM_PP_LAYER_PARTITION": partition} if partition else {},
-        steps=() if partition else (f"write {write}",),
-    )
-    fits = longest_fitting_len(planner.case)
-    if fits:
-        yield planner.plan_change(
-            "max_model_len",
-            {"max_model_len": max(fits // 1024 * 1024, 128)},
-            "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
-            trades="requests longer than this are refused",
-        )
+    partition, fewer = _layer_partition(planner), known_fix("fewer_layers_at_both_ends")
+    yield replace(fewer, env={"VLLM_PP_LAYER_PARTITION": partition}, steps=()) if partition else fewer
+    if fits := longest_fitting_len(planner.case):
+        flags = {"max_model_len": max(fits // 1024 * 1024, 128)}
+        why = "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages."
+        yield planner.plan_change("max_model_len", flags, why, trades="requests longer than this are refused")
     yield known_fix("fewer_kv_copies")
 
 

@@ -30,10 +30,7 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED if is_named else other, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
     if oom and refuses_one_block(case):
-        why = (
-            f"Nothing was allocated on the card of {gib(oom.total_bytes or 0)} when {gib(oom.wanted_bytes)} were "
-            "refused: the card is not full. The driver, or the virtual machine below it, refuses a block of that size."
-        )
+        why = reason("block_refused", {"total": gib(oom.total_bytes or 0), "wanted": gib(oom.wanted_bytes)})
         return Assessment(Strength.NAMED, proof(case.first("torch_oom"), case.first("wsl")), why)
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
         sizes = map(gib, (oom.free_bytes or 0, oom.total_bytes or 0, oom.wanted_bytes))
@@ -88,6 +85,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     share = {"gpu_memory_utilization": round(max(planner.utilization - 0.1, 0.3), 2)}
     steps = tuple(f"or {step}" for step in known_fix("pool_in_bytes").steps)
     lower = planner.plan_change("lower_util", share, why, steps=steps, trades="a smaller KV pool")
+    lower = lower if share["gpu_memory_utilization"] < planner.utilization else None
     if pool is not None:
         lower = planner.lower_utilization(pool // 4, why)
     weights, total = planner.accounting.weights_bytes, planner.total_bytes
@@ -95,7 +93,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if refuses_one_block(case):
         yield known_fix("smaller_blocks")
     elif case.platform.integrated or (is_page_cache_counted(case) and (weights or 0) > (total or math.inf)):
-        yield from (_larger_gpu_share_fix(case), lower, drop)
+        yield from (known_fix("larger_gpu_share"), lower, drop)
     elif can_start_with_lower_utilization(case) or (case.platform.unified and 3 * free > checked > 0):
         yield from (utilization_within_free_memory(planner), drop, wait)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
@@ -109,21 +107,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield known_fix("pool_in_bytes")  # the cache is measured as vLLM's
             lower = None  # a smaller budget holds even fewer blocks
         yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
-
-
-def _larger_gpu_share_fix(case: Case) -> Fix:
-    """Fix: more RAM for an integrated AMD GPU, by kernel parameter or BIOS."""
-    total = case.oom.total_bytes if case.oom else case.number("free_below_desired", "total_bytes")
-    shown = f" Here that is {gib(total)}." if total else ""
-    return Fix(
-        "more_host_ram_or_shm",
-        f"An integrated AMD GPU may use only the share of the RAM that the kernel or the BIOS gives it.{shown}",
-        steps=(
-            "give it more: the kernel parameter ttm.pages_limit=N, in pages of 4 KiB (25165824 is 96 GiB; older "
-            "kernels: amdgpu.gttsize in MiB), or a larger UMA frame buffer in the BIOS; then reboot",
-            "if weights alone fill that share, take a checkpoint in 8 or 4 bits: no flag of vLLM bounds them",
-        ),
-    )
 
 
 CAUSE = Cause(entry="LR502", domain="host")

@@ -10,6 +10,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand, other_hardware, split_over_more_gpus
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.step_savings import without_draft
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
 
@@ -137,12 +138,12 @@ def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:
 
 def _without_draft_fix(planner: FixPlanner) -> Fix | None:
     """No draft model, where the weights of the main model alone are below the card; its head is loaded after them."""
-    has_draft = planner.known.args.speculative_config is not None or planner.case.has("spec_on", "spec_told")
     total, weights = planner.total_bytes, planner.accounting.weights_bytes
-    if not has_draft or total is None or weights is None or weights > total - BESIDE_BYTES // 2:
+    is_last = planner.case.has("weights_loaded", "draft_told")  # by the text itself the main model was there
+    if not is_last and (total is None or weights is None or weights > total - BESIDE_BYTES // 2):
         return None
     steps = ("or a checkpoint whose draft head is quantized, or shares embedding and lm_head with the model",)
-    return replace(known_fix("no_draft_model"), steps=steps, is_unplanned=not planner.flags_known)
+    return without_draft(planner, steps)
 
 
 def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:

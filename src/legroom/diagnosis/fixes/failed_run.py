@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,7 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
         deduced = total is not None and not hints.gpu
     card = _find_gpu(case, hints, total)
     given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
-    ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen)
+    ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen) or _told_ranks(case) > 1
     return KnownDeployment(
         args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
     )
@@ -120,10 +121,21 @@ def _visible_gpus(args: ServeArgs) -> int | None:
 
 
 def _listed_gpus(case: Case) -> int | None:
-    """GPUs of the machine by nvidia-smi's or collect_env's list, or by a sentence; None where none counts them."""
-    listed = [item.facts for item in case.all("gpus_listed")]
+    """GPUs of the machine by nvidia-smi's or collect_env's list, or a sentence that has them; None without a count."""
+    listed = [item.facts for item in case.all("gpus_listed") if not _TRIED_ON.search(item.text)]
     counts = [int(fact) + (name == "index_count") for facts in listed for name, fact in facts.items()]
     return max(counts, default=None)
+
+
+_TRIED_ON = re.compile(r"(?i)\b(?:tried|used?|using)(?: \w{1,20}){0,2} [2-8] (?:x )?(?:GPUs|cards)\b")
+_SPLIT = re.compile(r"(?i)\b(?:splits?|splitting|shards?|sharded)\b|\bper[- ](?:GPU|card)\b")
+
+
+def _told_ranks(case: Case) -> int:
+    """GPUs over which the failed run was split, by a sentence; 1 where none tells, or only the first one was used."""
+    told = [item for item in case.all("gpus_listed") if "gpus_count" in item.facts and not case.has("first_card_told")]
+    told = [item for item in told if _TRIED_ON.search(item.text) or _SPLIT.search(item.text)]
+    return max((int(item.facts["gpus_count"]) for item in told), default=1)
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
@@ -159,7 +171,7 @@ def count_ranks(case: Case) -> int:
     highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # a rank uses the device with its number
     # Until V1 the first rank ran in the engine's own process, beside its workers.
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
-    highest = max(highest, len(workers))
+    highest = max(highest, len(workers), _told_ranks(case) - 1)
     if any("Worker_TP" in item.process for item in case.evidence):
         highest = max(highest, 1)  # a worker is numbered where there are several
     return 1 << highest.bit_length() if highest < MAX_RANKS else 1

@@ -12,7 +12,8 @@ from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
-from legroom.facts.flags import env_history, env_names, flag_name, flags_of
+from legroom.facts.flags import env_history, env_names, flag_name, flags_ever, flags_of
+from legroom.facts.log_messages import message_group
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
 
@@ -27,6 +28,8 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
+_OTHER_PACKAGE = re.compile(r"(?i)\b(?:safetensors|transformers|torch|flashinfer|triton|verl|trl|sglang|numpy|ray)\b")
+_STEP_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 
 
@@ -79,8 +82,8 @@ def _is_shown(case: Case, when: Mapping[str, Sequence[str]]) -> bool:
     """Whether the text shows what a dead end needs: lines, the lack of others, a site, or pieces too small to join."""
     if ("has" in when and not case.has(*when["has"])) or case.has(*when.get("lacks", ())):
         return False
-    pieces = (case.ledger.unused_bytes or 0) + (case.ledger.free_bytes or 0)
-    is_scarce = "scarce" not in when or pieces < (case.ledger.wanted_bytes or 0)
+    unused, free = case.ledger.unused_bytes, case.ledger.free_bytes or 0
+    is_scarce = "scarce" not in when or (unused is not None and unused + free < (case.ledger.wanted_bytes or 0))
     return is_scarce and case.site in when.get("sites", (case.site,)) and case.site not in when.get("other_sites", ())
 
 
@@ -98,8 +101,15 @@ def _reported_fix(planner: FixPlanner, is_memory: bool) -> Fix | None:
             flags = {name: value for name, value in flags.items() if value is None}
             why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
             return Fix("other_engine_feature_off", why, flags, proven=True)
+    if is_memory and (default := planner.case.first("unset_told")) is not None:
+        name = str(default.facts["what"]).replace("-", "_")
+        if getattr(planner.known.args, name, 0) is None and (kind := kinds_of_changes().get(name)):
+            step = f"give {flag_name(name)} explicitly, no larger than your requests need"
+            return Fix(kind, "By the text it fails where the setting is left to its default.", steps=(step,))
     release = planner.case.first("release_told")
     if release is None or planner.case.has(*_COUNTED) or release.facts["what"] == planner.case.startup.vllm:
+        return None
+    if _OTHER_PACKAGE.search(release.text) and "vllm" not in release.text.lower():
         return None
     why, what = "The text itself says that it worked with this release.", release.facts["what"]
     steps = (f"pip install 'vllm=={what}' (image: vllm/vllm-openai:v{what})",)
@@ -165,6 +175,10 @@ def _certainly_starts(fix: Fix) -> bool:
 
 def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
+    steps = tuple(step for step in fix.steps if planner.case.launcher or _release_has(planner, step))
+    if fix.steps and not (steps or fix.flags or fix.env):
+        return None
+    fix = replace(fix, steps=steps)
     if not (fix.flags or fix.env):
         return fix
     is_blind = _is_blind_share(planner, fix)
@@ -187,6 +201,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
         planned = planner.relative_to_share(planned)
         if not (planned.flags or planned.env):
             return planned
+    if planner.case.launcher is not None and not planner.flags_known and planner.case.launcher.lacks(planned.flags):
+        return None
     if (step := _launcher_step(planner, planned)) is not None:
         return replace(planned, command=(), comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
@@ -221,6 +237,12 @@ def _launcher_step(planner: FixPlanner, fix: Fix) -> str | None:
             f"{launcher.words(settings)} in the code of {owner}, which does not take it: where it makes EngineArgs(...)"
         )
     return f"in {launcher.name}: {launcher.words(settings)}"
+
+
+def _release_has(planner: FixPlanner, step: str) -> bool:
+    """Whether the release has one of the flags of vLLM's that a step names; true where it names none."""
+    known = [name for name in _STEP_FLAG.findall(step) if name in flags_ever()] if planner.known.release_known else []
+    return not known or any(name in flags_of(planner.known.release) for name in known)
 
 
 def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
@@ -317,6 +339,8 @@ def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
         return "figures" if fix.proven or (fix.kind == "flag" and fix.flags) else "lookalike"
     if fix.plan is not None:
         return "experience" if _is_tight(fix) else "plan"
+    if planner.case.has(*message_group("printed_limits")) and not fix.flags.keys() & _ONLY_BY_PLAN:
+        return "printed"
     accounting, oom = planner.accounting, planner.case.oom
     has_sizes = accounting.pool_bytes is not None or oom is not None or planner.case.has("free_below_desired")
     is_sized = has_sizes and not (fix.flags.keys() & _PEAK_FLAGS and accounting.peak_bytes is None)

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from legroom.diagnosis.finding import Fix, FixKind
+from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
@@ -41,7 +41,12 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
         return _more_pool_bytes_fix(planner, args) or _scaled_pool_fix(planner, "kv_cache_memory_bytes")
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
         return _more_cpu_space_fix(planner, args)
-    return None
+    told = planner.case.first("kv_tokens_short")
+    wanted, fits = (told.number(name) or 0 if told else 0 for name in ("max_model_len_count", "fits_len_count"))
+    if told is None or _CPU_SPACE_VARIABLE not in told.window or not 0 < fits < wanted:
+        return None
+    steps = (f"{_CPU_SPACE_VARIABLE}: {wanted / fits * 1.02:.1f} times what it is now, in GiB of RAM",)
+    return Fix("kv_cache_memory_bytes", "The message names it: on the CPU backend it is the pool.", steps=steps)
 
 
 def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
@@ -134,7 +139,9 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
 
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     """The pixels that the text bounds an image by, else one image and no video a prompt, and max_pixels where known."""
-    flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
+    # A limit of 0 refuses what the text serves.
+    told = " ".join(item.text.lower() for item in planner.case.evidence if item.role != "frame")
+    flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": int(" video" in told)}}
     named = " ".join([planner.known.args.model, *(item.text for item in planner.case.all("frame_vision"))]).lower()
     if patches := planner.case.number("pixels_told", "patches_count"):
         flags = {"mm_processor_kwargs": {"max_pixels": patches * 28 * 28}}
@@ -155,15 +162,6 @@ _LITERAL = re.compile(
 )
 """pydantic's refusal of a number that is not among those it lists."""
 
-REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
-    "len_not_positive": ("max_model_len", "Without it vLLM takes the model's own length."),
-    "unknown_quantization": ("quantization", "Without it vLLM reads the method from the checkpoint."),
-    "sleep_unsupported": ("enable_sleep_mode", "This platform has no sleep mode."),
-    "offloading_unsupported": ("kv_offloading_size", "This platform cannot offload the KV cache."),
-    "block_size_refused": ("block_size", "Without it vLLM takes a block size that the attention backend has."),
-}
-"""Message -> the flag to remove, and the effect."""
-
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     """The flag change for each refusal of vLLM's in the text: unknown flags first, a value that it names last."""
@@ -179,7 +177,7 @@ def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     if only_v0 is not None and str(only_v0.facts.get("flag", "")).startswith("--"):
         name = str(only_v0.facts["flag"])
         yield _flag_fix(planner, {dest_name(name): None}, f"{name} is of the V0 engine; V1 does not have it.")
-    for id_, (name, why) in REMOVED_FLAGS.items():
+    for id_, (name, why) in read_data("diagnosis_texts.json")["removed_flags"].items():
         if case.has(id_):
             yield _flag_fix(planner, {name: None}, why)
     yield named_value_fix(planner, case.first_failure.window if case.first_failure is not None else "")
@@ -231,12 +229,8 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
 
 def _positional_model_fix(planner: FixPlanner, word: str) -> Fix:
     """`vllm serve` takes the model by position; the api_server module only as --model."""
-    return Fix(
-        "flag",
-        f"{word} stands where the parser expects a flag. `vllm serve` takes the model like that, the module "
-        "vllm.entrypoints.openai.api_server only as --model.",
-        steps=(f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",),
-    )
+    steps = (f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",)
+    return Fix("flag", reason("model_by_position", {"word": word}), steps=steps)
 
 
 def _flag_problem(planner: FixPlanner, name: str) -> FlagProblem | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.finding import Fix, known_fix
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.facts.releases import first_release, release
@@ -14,12 +15,6 @@ DEFAULT_STEP_TOKENS = 2048
 """vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
 LARGEST_DEFAULT_TOKENS = 8192
 """vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
-DECIDING_STEPS = (
-    "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
-    "after the first is up",
-    "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
-)
-"""Steps that distinguish the reasons of the bare error."""
 
 
 def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
@@ -52,6 +47,13 @@ def smaller_step_tokens(planner: FixPlanner) -> int:
     return DEFAULT_STEP_TOKENS if given > DEFAULT_STEP_TOKENS else max(given // 2, 512)
 
 
+def without_draft(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
+    """Fix: no draft model or MTP head; None where the text shows none."""
+    has_draft = planner.known.args.speculative_config is not None or planner.case.has("spec_on", "spec_told")
+    fix = replace(known_fix("no_draft_model"), steps=steps, is_unplanned=not planner.flags_known)
+    return fix if has_draft else None
+
+
 def large_steps_fix(planner: FixPlanner, more: Fix | None = None) -> Fix | None:
     """Fix: fewer tokens a step, with the flags of `more`; None unless more than any default were asked for."""
     if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
@@ -80,7 +82,7 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
         "graphs have to become smaller too.",
         "slower decoding, and long prompts take more steps",
     )
-    steps: tuple[str, ...] = () if is_known else DECIDING_STEPS
+    steps: tuple[str, ...] = () if is_known else known_fix("what_decides").steps
     fix = planner.plan_change("raise_util", flags, why, steps=steps, trades=trades)
     if fix is not None or planner.failed_plan is None:
         return fix

@@ -1,0 +1,146 @@
+"""The first way out: what the text names, with its own amounts, for its program, platform and release."""
+
+from __future__ import annotations
+
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.log_diagnosis import read_log
+
+
+def first(text: str) -> Finding:
+    return read_log([text.encode()], "log").runs[0].findings[0]
+
+
+def way(text: str) -> Fix:
+    return first(text).fixes[0]
+
+
+def test_the_limit_of_a_container_is_raised_only_where_one_is_named() -> None:
+    machine = "vLLM on 4 GPUs, 64 GB of RAM: while it loads the weights the system OOM killer kills the process."
+    assert "RAM or swap" in way(machine).steps[0]
+    pod = "vLLM in a pod: while it loads the weights the pod is OOMKilled."
+    assert "container's memory limit" in way(pod).steps[0]
+
+
+def test_a_cpuset_is_a_limit_that_is_widened() -> None:
+    kernel = (
+        "[99] oom-kill:constraint=CONSTRAINT_CPUSET,nodemask=(null),cpuset=vllm,mems_allowed=1,global_oom\n"
+        "[99] Out of memory: Killed process 77 (VLLM::Worker_TP) total-vm:9kB, anon-rss:9000000kB\n"
+    )
+    found = first(kernel)
+    assert "NUMA" in found.fixes[0].steps[0]
+    assert "cpuset" in found.why
+
+
+def test_the_gpus_of_a_try_that_failed_are_the_present_and_the_next_are_twice_as_many() -> None:
+    text = (
+        "vLLM: we used 2 GPUs, which died:\n(original error: CUDA out of memory. Tried to allocate 768.00 "
+        "MiB. GPU 0 has a total capacity of 95.01 GiB of which 438.31 MiB is free. Including non-PyTorch memory, this "
+        "process has 94.57 GiB memory in use.)\n"
+    )
+    log = f"{text}ERROR [gpu_model_runner.py:5403] Failed to load model - not enough GPU memory.\n"
+    assert way(log).flags == {"tensor_parallel_size": 4}
+
+
+def test_nothing_of_the_hint_in_an_error_is_a_setting_of_the_user() -> None:
+    log = (
+        "ERROR [gpu_model_runner.py:5403] Failed to load model - not enough GPU memory.\nTry lowering\n"
+        "--gpu-memory-utilization to free memory for weights, increasing\n--tensor-parallel-size, or using "
+        "--quantization.\n(original error: CUDA out of memory. Tried to allocate 768.00 MiB.)\n"
+    )
+    assert not any("--quantization ''" in " ".join(fix.command) for fix in first(log).fixes)
+    assert "''" not in str([fix.command for fix in first(log).fixes])
+
+
+def test_what_stands_behind_a_comment_sign_is_no_setting() -> None:
+    text = (
+        "vllm serve, --gpu-memory-utilization 0.27\nAvailable KV cache memory: 1.27 GiB\nGPU KV cache size: 23,680 "
+        "tokens   # block_size=128 -> 185 blocks\nRunning: 6 reqs, Waiting: 3 reqs, GPU KV cache usage: 100.0%\n"
+    )
+    assert not any("--block-size" in fix.command for fix in first(text).fixes)
+
+
+def test_where_nothing_is_left_for_the_pool_the_draft_goes_first_and_no_way_exceeds_the_printed_length() -> None:
+    found = first(
+        'vllm serve some/model --max-model-len 250000 --speculative-config \'{"method": "mtp"}\'\nAvailable KV cache '
+        "memory: 0.01 GiB\nValueError: To serve at least one request with the models's max seq len (250000), 3.19 GiB "
+        "KV cache is needed, which is larger than the available KV cache memory (0.01 GiB). Based on the available "
+        "memory, the estimated maximum model length is 256.\n"
+    )
+    assert found.fixes[0].flags == {"speculative_config": None}
+    assert all(fix.flags.get("max_model_len", 0) <= 256 for fix in found.fixes)
+    assert "KiB a token" not in found.why
+
+
+def test_the_draft_that_does_not_fit_is_taken_out() -> None:
+    text = "vLLM v0.19.1: the model loaded fine, then the MTP head does not fit.\n"
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.37 GiB. GPU has 2.25 GiB free.\n"
+    frame = '  File "/x/vllm/model_executor/model_loader/base_loader.py", line 9, in load_model\n'
+    assert way(text + frame + error).flags == {"speculative_config": None}
+
+
+def test_requests_that_survive_a_preemption_are_what_the_pool_holds() -> None:
+    text = (
+        "vllm serve some/model --gpu-memory-utilization 0.27\nGPU KV cache size: 23,680 tokens\n"
+        "Running: 6 reqs, Waiting: 0 reqs, GPU KV cache usage: 100.0%\n"
+        "Running: 3 reqs, Waiting: 3 reqs, GPU KV cache usage: 99.5%\n"
+    )
+    assert way(text).flags == {"max_num_seqs": 3}
+
+
+def test_trl_s_config_takes_its_own_names_and_no_others() -> None:
+    text = (
+        "GRPOConfig(vllm_gpu_memory_utilization=0.20): ValueError: To serve at least one request with the models's max "
+        "seq len (12288), 1.69 GiB KV cache is needed, which is larger than the available KV cache memory (0.87 GiB)\n"
+    )
+    fixes = first(text).fixes
+    assert "vllm_max_model_length=6144" in fixes[0].steps[0]
+    assert not any("kv_cache_dtype" in step for fix in fixes for step in fix.steps)
+
+
+def test_no_number_is_told_that_the_text_does_not_give() -> None:
+    found = first("vLLM serves a 7B model on an A100 80GB; under load a request ends with CUDA out of memory.")
+    assert not any("1.00 GiB" in fix.why for fix in found.fixes)
+
+
+def test_a_step_names_no_flag_that_the_release_lacks() -> None:
+    text = "Jetson AGX Orin, vllm==0.7.0, --gpu-memory-utilization 0.8: NvMapMemAlloc error 12, out of memory"
+    assert not any("--kv-cache-memory-bytes" in step for fix in first(text).fixes for step in fix.steps)
+
+
+def test_the_share_of_one_memory_is_never_raised() -> None:
+    text = "Jetson AGX Orin, vLLM with --gpu-memory-utilization 0.2: NvMapMemAlloc error 12, out of memory"
+    assert not any(fix.flags.get("gpu_memory_utilization", 0) > 0.2 for fix in first(text).fixes)
+
+
+def test_what_a_message_advises_is_the_first_step() -> None:
+    error = (
+        "RuntimeError: Worker failed with error 'Format of weight is not supported. {}', please check the stack trace"
+    )
+    log = f"ERROR 10-11 11:37:35 [core.py:708] {error} above for the root cause\n"
+    found = way(log.format("Please try to update the version of CANN"))
+    assert found.steps[0] == "as the message says: Please try to update the version of CANN"
+    assert "Worker failed" not in found.why
+
+
+def test_a_fix_by_a_printed_limit_is_surer_than_what_helped_others() -> None:
+    printed = "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (196). Each decode sequence requires"
+    told = "vLLM serves a 7B model on an A100 80GB; under load a request ends with CUDA out of memory."
+    assert way(printed).confidence > 0.8 > way(told).confidence
+
+
+def test_the_pool_of_the_cpu_backend_is_enlarged_by_the_variable_that_the_message_names() -> None:
+    found = first(
+        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored "
+        "in KV cache (21840). Try increasing `VLLM_CPU_KVCACHE_SPACE` or decreasing `max_model_len` at start.\n"
+    )
+    assert any("VLLM_CPU_KVCACHE_SPACE: 6.1 times" in step for fix in found.fixes for step in fix.steps)
+
+
+def test_a_setting_that_was_left_to_its_default_is_given() -> None:
+    text = "vLLM with a model of 128k, without explicitly setting [--max-model-len]: CUDA out of memory in warm-up."
+    assert "--max-model-len" in way(text).steps[0]
+
+
+def test_cards_that_stand_idle_beside_the_first_one_are_used() -> None:
+    text = "vLLM on 4x NVIDIA L4 GPUs: CUDA out of memory, it loads the entire some-30B model on GPU 0 only."
+    assert way(text).flags["tensor_parallel_size"] == 4
