@@ -229,8 +229,9 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
     from legroom.render.simulation_text import timeline_words
+    from legroom.simulation.flag_search import lasting_verdict
     from legroom.simulation.from_plan import hardware
-    from legroom.simulation.replay_outcome import load_verdict
+    from legroom.simulation.replay_outcome import Goal
     from legroom.simulation.step_time import fixed_cost, roofline, step_band
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
@@ -240,6 +241,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     plan = plan_of_request(planned, advice=False) if planned is not None else None
     fields = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
     given = {name: request.get(name) for name in fields} | {"num_blocks": request.get("blocks")}
+    trace = trace.of_engine(plan.settings.data_parallel_size if plan else 1)
     settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
     work = hardware(plan) if plan and trace.in_seconds and not step_ms else None
@@ -248,7 +250,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
         why = "arrivals are in seconds, and how long a step takes is not known"
         raise LegroomError(why, "give `plan` to have it estimated, or `step_ms`")
     timeline = replay(trace, settings, cost=cost)
-    load = load_verdict(timeline)
+    load = lasting_verdict(timeline, Goal(), cost)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
     notes = [step_band(plan, work).text] if plan and work else []
     return document | ({"words": timeline_words(timeline, load, notes)} if "language" in request else {})
