@@ -3,7 +3,7 @@ import { callOnce, engine } from "../engine.js";
 import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { commandLine, count, gib, held, signed } from "../units.js";
+import { atOnce, commandLine, count, gib, held, signed } from "../units.js";
 import { save } from "./picture_file.js";
 import { versionOf } from "./source.jsx";
 
@@ -192,7 +192,7 @@ export function Pack({ setup, plan }) {
                 <p class="soft">
                   {server.name}: {gib(server.peak_bytes, 1)}, KV {gib(server.pool_bytes, 1)},{" "}
                   {t("pack.holds", {
-                    requests: held(server.kv.max_concurrency),
+                    requests: held(atOnce(server)),
                     length: count(server.args.max_model_len),
                   })}
                 </p>

@@ -224,7 +224,7 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
         return laid_out
     for share in reversed([each for each in UTILIZATIONS if each < laid_out.settings.gpu_memory_utilization]):
         lower = plan(laid_out.target, replace(laid_out.args, gpu_memory_utilization=share))
-        if lower.memory.kv.max_concurrency * lower.settings.data_parallel_size < goal.concurrency:
+        if lower.holds < goal.concurrency:
             break
         if lower.verdict == "fits":
             return lower

@@ -53,9 +53,7 @@ class Fit:
     @property
     def holds(self) -> float:
         """Requests of the full length at once, over all data-parallel engines."""
-        if self.plan is None:
-            return 0.0
-        return self.plan.memory.kv.max_concurrency * self.plan.settings.data_parallel_size
+        return self.plan.holds if self.plan else 0.0
 
 
 _DATA_CENTRE_GPUS = ("b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000")

@@ -78,10 +78,9 @@ def _capacity_text(packed: Packed | None) -> str:
     """How many requests of the full context the server holds at once; empty where it does not start."""
     if packed is None or packed.plan.memory.failure:
         return ""
-    kv = packed.plan.memory.kv
-    if kv.shape.is_empty:
+    if packed.plan.memory.kv.shape.is_empty:
         return "keeps no KV cache"
-    return f"{kv.max_concurrency:.2f} x {packed.plan.settings.max_model_len:,} tokens"
+    return f"{packed.plan.holds:.2f} x {packed.plan.settings.max_model_len:,} tokens"
 
 
 def _failing(result: PackResult) -> list[Packed]:
