@@ -184,7 +184,7 @@ def _rate_range(rate: Mapping[str, float]) -> str:
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Name and text of each figure of the KV cache, and the host memory."""
-    engines = f" on each of {plan.settings.data_parallel_size} engines" if plan.settings.data_parallel_size > 1 else ""
+    engines = f", on each of {plan.settings.data_parallel_size} engines" if plan.settings.data_parallel_size > 1 else ""
     yield "KV cache", pool_text(plan.memory.kv, "block") + engines
     yield "concurrency", holds_text(plan)
     # Tokens per request at higher concurrency than the full length allows.
