@@ -153,7 +153,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.packing.needs import PackedServer, default_name, with_own_names_and_ports
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.planning.packing.placement import offered_cards
-    from legroom.render.pack_text import change_texts, pack_headline
+    from legroom.render.pack_text import change_texts, pack_headline, split_texts
     from legroom.vllm.args import ServeArgs
 
     card, used_bytes = card_and_used_bytes(machine_of_request(request), latest(), ServeArgs())
@@ -166,7 +166,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     cards = offered_cards([card] * (request.get("gpus") or 1), (), used_bytes)
     result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
     changes = changes_that_fit(result)
-    ways = change_texts(changes) if result.verdict == "does_not_fit" else []
+    ways = change_texts(changes) if result.verdict == "does_not_fit" else split_texts(result)
     return pack_json(result, changes) | {"words": {"headline": pack_headline(result), "changes": ways}}
 
 
