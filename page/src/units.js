@@ -57,4 +57,4 @@ export const atOnce = ({ kv, args }, pool = kv) => pool.max_concurrency * (args.
 export const heldOf = (t, later, first, wanted) =>
   first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first, wanted) }) : held(later);
 
-export const rateRange = (rate) => (rate ? `${count(rate.low)} – ${count(rate.high)}` : "–");
+export const rateRange = (rate) => (rate ? `${count(rate.estimate)} (${count(rate.low)}–${count(rate.high)})` : "–");

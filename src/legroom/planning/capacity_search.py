@@ -32,6 +32,7 @@ from legroom.vllm.traits import traits
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
+_ANSWERS = 4
 USUAL_UTILIZATION = 0.94
 """From 0.95 on little is left for what vLLM does not count, and capture or serving fails: diagnosis warns of it."""
 _ROOMY_SHARE = 0.025
@@ -78,9 +79,13 @@ class SearchAnswer:
     """Why one GPU is not enough, where no number was given and the best plan has more."""
 
 
-def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
+def search_flags(
+    targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = _ANSWERS
+) -> SearchAnswer:
     """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
     found = _search(targets, args, goal, max_answers)
+    if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
+        return search_flags(targets, args, goal)  # one that costs more may be sure to fit
     if found.best is None or not _is_full(found.best, args):
         return found
     # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.

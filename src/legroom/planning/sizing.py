@@ -124,6 +124,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "total_bytes": fit.gpu.total_bytes,
         "count": fit.count,
         "verdict": plan.verdict if plan else "does_not_fit",
+        "reason": plan.reason if plan and plan.verdict == "tight" else "",
         "usd_per_hour": usd,
         "limiting": fit.limiting,
         "limiting_bytes": fit.limiting_bytes or None,

@@ -126,8 +126,11 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
 
 
 def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
-    """The range of tokens a second of `users` together, of which each has `rate`; a dot where that is None."""
-    return f"{users * rate.low:,.0f} to {users * rate.high:,.0f}" if rate else style.pick("·", "-")
+    """Tokens a second of `users` together, of which each has `rate`, and their range; a dot where that is None."""
+    if rate is None:
+        return style.pick("·", "-")
+    low, estimate, high = (users * each for each in (rate.low, rate.estimate, rate.high))
+    return f"{estimate:,.0f} ({low:,.0f}{style.pick('–', '-')}{high:,.0f})"
 
 
 def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
@@ -264,20 +267,21 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         remarks.append(f"no price is known for: {', '.join(unpriced)}")
     for reason in dict.fromkeys(fleet.reason for fleet in fleets if fleet.reason):
         remarks.append(_reason_with_gpus(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))
-    smaller = [] if any(fleet.gpus == 1 for fleet in holding) else _smaller_checkpoints(fleets)
-    if smaller and not {card.model for card in report.cards}.intersection(smaller):
-        remarks.append(f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}")
+    remarks += filter(None, [smaller_weights_text(report, fleets)])
     for remark in remarks:
         yield from wrap(remark, style.width, "  ", "    ")
 
 
-def _smaller_checkpoints(fleets: Sequence[SizedFleet]) -> list[str]:
-    """Published quantized checkpoints of the planned model with its role, such as instruct; empty without a plan."""
+def smaller_weights_text(report: FleetReport, fleets: Sequence[SizedFleet]) -> str:
+    """That a published quantized checkpoint with the model's role was not tried; empty where that is no help."""
     planned = next((fleet.plan for fleet in fleets if fleet.plan), None)
-    if planned is None:
-        return []
+    if planned is None or any(fleet.gpus == 1 for fleet in fleets):
+        return ""
     role, names = checkpoint_role(planned.target.model.name), quantized_checkpoints(planned.target, planned.args)
-    return [each.name for each in names if checkpoint_role(each.name) == role]
+    smaller = [each.name for each in names if checkpoint_role(each.name) == role]
+    if not smaller or {card.model for card in report.cards}.intersection(smaller):
+        return ""
+    return f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}"
 
 
 _MOST_ROWS = 20
@@ -318,7 +322,16 @@ def _card_name(each: CardModel) -> str:
 def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
     wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
-    head = ("model", "weights", "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []), "gives up")
+    head = (
+        "model",
+        "params",
+        "weights",
+        "users",
+        "longest",
+        _ONE_USER,
+        *([f"all {wanted:g}"] if wanted > 1 else []),
+        "gives up",
+    )
     rows = [tuple(style.paint(word, "dim") for word in head)]
     for each in models:
         if (plan := each.fit.plan) is None:
@@ -326,9 +339,11 @@ def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> 
         has_cache = not plan.memory.kv.shape.is_empty
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
+        losses += [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
         pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         name, weights = style.paint(_card_name(each), "bold"), gib(plan.layout.weights.bytes, 1)
-        rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
+        figures = f"{each.parameters / 1e9:.1f}B", weights, *pool, *rates[: len(head) - 6]
+        rows.append((_marked_tight(name, plan, style), *figures, ", ".join(losses)))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
 
 

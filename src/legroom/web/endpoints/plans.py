@@ -94,6 +94,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
         if request.get("mix") or request.get("trace"):
             from legroom.facts.gpus import list_prices
             from legroom.planning.sizing import named_gpus
+            from legroom.render.size_text import smaller_weights_text
             from legroom.simulation.fleet_size import FleetTask, ServingLoad, fleet_report
             from legroom.simulation.replay_outcome import Goal
 
@@ -101,8 +102,10 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
             goal = Goal(request.get("first_token_s"), None, None, each_ms / 1000 if each_ms else None)
             load, args = ServingLoad.of_trace(_trace_of_request(request), goal), deployment.args
             task = FleetTask.of([args.model], deployment.release, args, load, request.get("max_gpus") or 32)
-            document = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf).as_json()
-            return document | {"words": [row["reason"] or "" for row in document["rows"]]}
+            report = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf)
+            fleets, document = [fleet for card in report.cards for fleet in card.fleets], report.as_json()
+            reasons = [row["reason"] or "" for row in document["rows"]]
+            return document | {"words": {"reasons": reasons, "smaller": smaller_weights_text(report, fleets)}}
         context = request.get("context") or deployment.args.max_model_len or 4096
         most = request.get("max_gpus") or 32
         found = size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards"))
