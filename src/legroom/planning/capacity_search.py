@@ -32,7 +32,6 @@ from legroom.vllm.traits import traits
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
-_ANSWERS = 4
 USUAL_UTILIZATION = 0.94
 """From 0.95 on little is left for what vLLM does not count, and capture or serving fails: diagnosis warns of it."""
 _ROOMY_SHARE = 0.025
@@ -79,9 +78,7 @@ class SearchAnswer:
     """Why one GPU is not enough, where no number was given and the best plan has more."""
 
 
-def search_flags(
-    targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = _ANSWERS
-) -> SearchAnswer:
+def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
     """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
     found = _search(targets, args, goal, max_answers)
     if max_answers == 1 and found.best is not None and found.best.verdict == "tight":

@@ -17,17 +17,8 @@ from legroom.records import dataclass
 Document = dict[str, Any]
 
 _SENTENCES = (
-    "words",
-    "gives_up",
-    "reason",
-    "why",
-    "trades",
-    "comment",
-    "steps",
-    "action",
-    "why_fails",
-    "notes",
-    "needed",
+    *("words", "gives_up", "reason", "why", "trades", "comment"),
+    *("steps", "action", "why_fails", "notes", "needed"),
 )
 """Keys below which a document has sentences of legroom."""
 
