@@ -21,6 +21,9 @@ const AREAS = {
   live: LiveArea,
   catalog: CatalogArea,
 };
+// Questions about a plan, each a fold below it.
+const FOLDS = ["size", "pack"];
+const PLACES = ["plan", "models", ...FOLDS, ...Object.keys(AREAS).slice(2)];
 const THEMES = ["auto", "light", "dark"];
 
 // Simulations bring the charts along: loaded when somebody opens them.
@@ -45,14 +48,15 @@ function App() {
   const [language, setLanguage] = useState(() => preference("language", preferredLanguage()));
   const [theme, setTheme] = useState(() => preference("theme", "auto"));
   const address = useAddress();
-  const area = address.area in AREAS ? address.area : "plan";
+  const place = PLACES.includes(address.area) ? address.area : "plan";
+  const area = FOLDS.includes(place) ? "plan" : place;
   const [visited, setVisited] = useState([area]);
   useEffect(() => setVisited((now) => (now.includes(area) ? now : [...now, area])), [area]);
   useEffect(() => {
     document.documentElement.lang = language;
-    document.title = `${translate(language, `area.${area}`)} · legroom`;
-  }, [language, area]);
-  useEffect(() => scrollTo({ top: 0 }), [area]);
+    document.title = `${translate(language, `area.${place}`)} · legroom`;
+  }, [language, place]);
+  useEffect(() => scrollTo({ top: 0 }), [place]);
   useEffect(() => applyTheme(theme), [theme]);
   const pickLanguage = (next) => {
     keepPreference("language", next);
@@ -64,16 +68,16 @@ function App() {
   };
   return (
     <LanguageContext.Provider value={language}>
-      <Header area={area} theme={theme} onTheme={pickTheme} onLanguage={pickLanguage} />
+      <Header area={place} theme={theme} onTheme={pickTheme} onLanguage={pickLanguage} />
       <Progress />
       <main id="main" tabIndex={-1}>
-        {address.area && area !== address.area && <p class="note fair">{translate(language, "area.unknown", { name: address.area })}</p>}
+        {address.area && place !== address.area && <p class="note fair">{translate(language, "area.unknown", { name: address.area })}</p>}
         {Object.entries(AREAS)
           .filter(([name]) => name === area || visited.includes(name))
           .map(([name, Area]) => (
             <div key={name} class="area" hidden={name !== area}>
               <Boundary>
-                <Area active={name === area} params={name === area ? address.params : null} item={name === area ? address.item : ""} />
+                <Area active={name === area} fold={place} params={name === area ? address.params : null} item={name === area ? address.item : ""} />
               </Boundary>
             </div>
           ))}
@@ -101,7 +105,7 @@ function Header({ area, theme, onTheme, onLanguage }) {
       </a>
       <a class="brand" href="#/plan"><img src="./icon.svg" alt="" width="24" height="24" /> legroom</a>
       <nav aria-label={t("areas")}>
-        {Object.keys(AREAS).map((name) => (
+        {PLACES.map((name) => (
           <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>{t(`area.${name}`)}</a>
         ))}
       </nav>

@@ -177,13 +177,15 @@ export function withFound(setup, change) {
   return { ...next, found, before: { from: picked(base, REPLACED), to: picked(next, REPLACED) } };
 }
 
-// What "which GPUs hold it" is asked: for the wish where there is one, and never bound by flags that a search chose.
+// What "which GPUs hold it" is asked: for the wish where there is one, and never bound by flags that a search chose. How
+// many GPUs there are, and how the model is split over them, is the answer.
 export function sizeRequestOf(setup, plan) {
   const { want_context, want_users } = setup;
-  const { max_model_len, max_num_seqs, gpu_memory_utilization, ...rest } = typed(setup).flags;
+  const { tensor_parallel_size, pipeline_parallel_size, data_parallel_size, ...flags } = typed(setup).flags;
+  const { max_model_len, max_num_seqs, gpu_memory_utilization, ...rest } = flags;
   if (want_context && want_users)
     return { ...modelRequestOf({ ...setup, flags: rest }), context: want_context, concurrency: want_users };
-  return { ...modelRequestOf({ ...setup, flags: typed(setup).flags }), context: plan?.args.max_model_len ?? null };
+  return { ...modelRequestOf({ ...setup, flags }), context: plan?.args.max_model_len ?? null };
 }
 
 // What Models is asked after a plan: its card and its wish, as they were typed.

@@ -51,7 +51,10 @@ export function memoryOf(gpus, name) {
 // Requests at once as vLLM prints them; what is below a wish is never rounded up to it.
 export const held = (requests, below = Infinity) => Math.min(requests, below - 0.01).toFixed(2);
 
+// Over all data-parallel engines; vLLM prints what one of them holds.
+export const atOnce = ({ kv, args }, pool = kv) => pool.max_concurrency * (args.data_parallel_size ?? 1);
+
 export const heldOf = (t, later, first, wanted) =>
   first < wanted && later >= wanted ? t("models.first_start", { held: held(later), first: held(first, wanted) }) : held(later);
 
-export const rateRange = (rate) => (rate ? `${count(rate.low)} – ${count(rate.high)}` : "–");
+export const rateRange = (rate) => (rate ? `${count(rate.estimate)} (${count(rate.low)}–${count(rate.high)})` : "–");

@@ -94,7 +94,9 @@ def test_what_cannot_fit_is_code_1_with_the_sum_and_the_change(capsys):
     assert document["verdict"] == "does_not_fit"
     assert document["headroom_bytes"] < 0
     assert main(["pack", "--gpu", "rtx4090", *servers]) == 1
-    assert "are needed: weights, activations, CUDA contexts" in " ".join(capsys.readouterr().out.split())
+    assert "are needed, and a card has 23.64 GiB: weights, activations, CUDA contexts" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_an_unknown_release_is_read_as_the_nearest_and_said(capsys):

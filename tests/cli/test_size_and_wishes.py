@@ -329,3 +329,14 @@ def test_the_length_that_is_named_in_place_of_a_wish_is_held(capsys, model, leng
 def test_a_budget_below_every_row_says_what_the_cheapest_costs(capsys: pytest.CaptureFixture[str]) -> None:
     main(["size", "llama-3.1-8b", "--gpu", "l4", "--budget", "$0.01"])
     assert re.search(r"left out; the cheapest costs \$0\.\d\d\)", capsys.readouterr().out)
+
+
+def test_a_table_of_gpus_says_what_a_dollar_holds_and_what_its_speeds_leave_out(capsys):
+    words = ["size", "llama-3.1-8b", "--context", "8k", "--concurrency", "4", "--gpu", "l40s"]
+    assert main([*words, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["held_per_usd"] == pytest.approx(row["max_concurrency"] / row["usd_per_hour"], abs=0.01)
+    assert main(words) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "held/$: requests at once for a dollar an hour" in table
+    assert "each of 4: all decoding at this length at once; prompts between make it slower" in table

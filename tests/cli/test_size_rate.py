@@ -335,3 +335,26 @@ def test_users_become_a_rate_by_their_pause_and_the_time_of_an_answer(capsys):
     table = " ".join(capsys.readouterr().out.split())
     assert "60 users who ask again 30 s after an answer" in table
     assert "tok/s each" in table
+
+
+def test_the_table_says_what_a_count_must_be_enough_for_and_what_a_dollar_buys(capsys):
+    load = ("--users", "60", "--prompt", "300", "--answer", "200", "--gpu", "h200")
+    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *load))
+    assert row["users_per_usd"] == pytest.approx(60 / row["usd_per_hour"]["high"], abs=0.01)
+    assert main(["size", "llama-3.1-8b", *load]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "users/$" in table
+    assert "could finish 5% more requests a second than it gets; with fewer GPUs users wait longer" in table
+
+
+def test_a_model_that_is_too_large_for_a_node_is_said_to_be_that(capsys):
+    load = ("--users", "9", "--prompt", "99", "--answer", "9", "--gpu", "h100")
+    assert main(["size", "deepseek-v3", *load, "--json"]) == 1
+    reason = json.loads(capsys.readouterr().out)["rows"][0]["reason"]
+    assert reason == "does not start on 8 GPUs of one node (weights too big)"
+
+
+def test_more_users_than_requests_are_refused(capsys):
+    load = ["simulate", "--synthetic", "users=5000 requests=2000", "--blocks", "4000", "--step-ms", "30"]
+    assert main(load) == 2
+    assert "2,000 requests are too few to show how long 5,000 users wait" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals, 
 from legroom.planning.packing.placement import Card, Shift
 from legroom.planning.plan import Target, plan
 from legroom.planning.search_space import CapacityGoal
+from legroom.render.pack_text import pack_text
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, is_given
 
@@ -147,6 +148,21 @@ def test_a_server_that_no_card_holds_alone_is_offered_to_be_split():
     assert change.flags == {"tensor_parallel_size": 2}
     assert change.result.verdict != "does_not_fit"
     assert len(change.result.request.cards) == change.gpus
+
+
+def test_servers_that_one_card_does_not_hold_are_split_over_the_cards_that_are_there():
+    large = [server(model, max_model_len=8192) for model in ("llama-3.1-70b", "qwen2.5-72b")]
+    result = meet_goals(pack(PackRequest(tuple(large), cards(count=8))))
+    assert result.verdict == "fits"
+    assert result.splits == {"llama-3.1-70b": 2, "qwen2.5-72b": 2}
+    assert "llama-3.1-70b: --tensor-parallel-size 2, as one card does not hold it" in pack_text(result)
+    assert meet_goals(pack(PackRequest(tuple(large), cards(count=3)))).verdict == "does_not_fit"
+
+
+def test_cards_that_hold_the_same_are_shown_once():
+    text = pack_text(pack(PackRequest((server(tensor_parallel_size=2), server("qwen2.5-7b")), cards(count=4))))
+    assert "GPUs 0, 1: " in text or "GPUs 1, 2: " in text
+    assert text.count("NVIDIA H100") == 3
 
 
 def test_every_change_that_is_offered_makes_them_fit():

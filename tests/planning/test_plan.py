@@ -17,7 +17,7 @@ from legroom.facts.releases import known_releases, release
 from legroom.figures import estimated
 from legroom.memory.deployment_memory import first_failure
 from legroom.planning.machine import Machine, make_plan
-from legroom.planning.plan import Target, cold_start, plan
+from legroom.planning.plan import Target, cold_start, context_by_user_count, plan
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.setting_checks import RefusedByVllm
@@ -216,3 +216,13 @@ def test_a_card_without_a_name_is_not_refused_for_the_batch_that_its_name_would_
     assert named.verdict == "does_not_fit"
     assert fails.verdict == "tight"
     assert "the card was not named" in fails.plan.reason
+
+
+def test_a_plan_counts_the_requests_of_all_its_engines() -> None:
+    options = {"gpu": "l4", "max_model_len": 32768}
+    one = legroom.plan("qwen3-0.6b", **options)
+    two = legroom.plan("qwen3-0.6b", **options, data_parallel_size=2, gpus=2)
+    assert two.plan.holds == pytest.approx(2 * one.plan.holds, rel=0.01)
+    said = " ".join(two.text().split())
+    assert f"{two.plan.holds:.2f} requests of the full 32,768 tokens, {two.plan.holds / 2:.2f} on each of 2" in said
+    assert context_by_user_count(two.plan)[16] == pytest.approx(2 * context_by_user_count(one.plan)[16], rel=0.02)

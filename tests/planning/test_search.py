@@ -107,3 +107,10 @@ def test_a_wish_that_no_setting_grants_lacks_bytes_and_needs_more_than_the_card_
     needed, has = map(float, re.search(r"needs ([\d.]+) GiB of ([\d.]+) GiB", found.short_by).groups())
     assert needed > has
     assert found.short_bytes / GIB == pytest.approx(needed - has, abs=0.02)
+
+
+def test_one_answer_is_as_sure_as_the_first_of_several(target):
+    asked = [target("qwen3-32b-awq", vllm="0.32.0")], ServeArgs(), CapacityGoal(8192, 1)
+    one, several = search_flags(*asked, max_answers=1), search_flags(*asked)
+    assert one.best is not None and several.best is not None
+    assert (one.best.verdict, one.best.args) == ("fits", several.best.args)

@@ -184,3 +184,39 @@ def test_a_simulated_server_that_will_not_start_is_said_to(capsys: pytest.Captur
     assert "may not start" in capsys.readouterr().err
     main(["simulate", "--model", "qwen3-8b", "--gpu", "rtx4090", "--max-model-len", "8192", *mix])
     assert "may not start" not in capsys.readouterr().err
+
+
+_TWO_ENGINES = ["--model", "qwen3-0.6b", "--gpu", "l4", "--max-model-len", "4096", "--data-parallel-size", "2"]
+
+
+@pytest.mark.parametrize(("mix", "half"), [("rate=2 requests=40", 20), ("users=20 requests=60", 30)])
+def test_an_engine_of_a_data_parallel_server_gets_its_share_of_the_load(
+    mix: str, half: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["simulate", "--synthetic", f"poisson {mix} prompt=500 output=50", *_TWO_ENGINES]
+    assert main([*load, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["finished"], document["data_parallel_engines"]) == (half, 2)
+    main(load)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"on each of 2 data-parallel engines {half} of {half} requests served" in said
+    assert ("each of 10 users gets" in said) == ("users" in mix)
+
+
+def test_a_limit_is_judged_without_a_search_too(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["simulate", "--synthetic", "uniform rate=1 prompt=100 output=9 requests=9", "--blocks", "99"]
+    load += ["--step-ms", "100"]
+    assert main([*load, "--ttft", "1"]) == 0
+    assert main([*load, "--ttft", "0.05"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "misses its limits: the p99 of the first token is 0.1 s, and 0.05 was asked for; 9 of 9" in said
+    assert main([*load, "--tpot", "50", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "misses_limits"
+
+
+def test_a_load_that_ends_before_the_server_is_full_is_not_said_to_prove_much(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ["simulate", "--synthetic", "uniform rate=2 prompt=60 output=300 requests=12", "--blocks", "260"]
+    assert main([*load, "--step-ms", "100"]) == 0
+    assert "If it went on at this rate, the server would fall behind." in " ".join(capsys.readouterr().out.split())

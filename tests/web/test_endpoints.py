@@ -171,7 +171,7 @@ def test_a_load_is_sized_in_gpus_and_money_and_a_request_above_the_length_is_tol
     assert row["usd_per_hour"]["middle"] == pytest.approx(row["gpus"]["middle"] * row["price"]["usd_per_hour"])
     short = answer("size", {**request, "flags": {"max_model_len": 1024}, "language": "zh"})
     assert not any(row["holds"] for row in short["rows"])
-    assert short["words"][0].startswith("有请求长达")
+    assert short["words"]["reasons"][0].startswith("有请求长达")
 
 
 def test_a_whole_number_may_be_written_with_a_point():
@@ -498,3 +498,18 @@ def test_servers_that_do_not_fit_have_the_changes_of_the_command_line(capsys):
     changes = answer("pack", request)["words"]["changes"]
     assert changes[0].startswith("--gpus 2 ")
     assert any("--shift " in change for change in changes)
+
+
+def test_a_count_of_gpus_names_smaller_weights_as_the_command_line_does():
+    load = {"mix": {"users": 50, "requests": 200, "prompt_tokens": 4000, "output_tokens": 200}, "cards": ["h200"]}
+    document = answer("size", {"model": "meta-llama/Llama-3.3-70B-Instruct", "language": "en", **load})
+    assert document["words"]["smaller"].startswith("not tried: smaller weights")
+    assert all(row["users_per_usd"] for row in document["rows"] if row["holds"])
+
+
+def test_a_card_that_is_tight_says_why_in_both_languages():
+    asked = {"names": ["qwen3.5-9b"], "gpu": "rtx4090", "context": 32768, "users": 4}
+    for language, says in (("en", "a desktop on this card"), ("zh", "桌面")):
+        (row,) = answer("card", {**asked, "language": language})["models"]
+        assert (row["verdict"], row["parameters"] > 9e9) == ("tight", True)
+        assert says in row["reason"]

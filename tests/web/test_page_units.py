@@ -169,3 +169,14 @@ def test_a_length_with_a_point_and_no_unit_is_no_length():
     assert evaluated("setup.js", '["32.000", "1.5k", "32,000"].map(page.readLength)') == [None, 1536, None]
     with pytest.raises(LegroomError):
         parse_length("32.000")
+
+
+def test_which_gpus_hold_a_model_is_not_bound_by_how_the_plan_splits_it():
+    query = "model=a/b&gpu=h100&tensor_parallel_size=4&kv_cache_dtype=fp8&want_context=8192&want_users=4"
+    asked = evaluated("setup.js", f"page.sizeRequestOf(page.fromParams(new URLSearchParams({json.dumps(query)})))")
+    assert (asked["flags"], asked["concurrency"]) == ({"kv_cache_dtype": "fp8"}, 4)
+
+
+def test_a_plan_holds_the_requests_of_all_its_engines():
+    plan = {"kv": {"max_concurrency": 2.5}, "args": {"data_parallel_size": 4}}
+    assert evaluated("units.js", f"page.atOnce({json.dumps(plan)})") == 10

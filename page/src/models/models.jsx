@@ -202,8 +202,10 @@ function Fitting({ rows, asked, label }) {
     nameColumn("name", t("models.model"), (row) => (
       <>
         <a href={planOf(row, row.asked)}>{shownName(row, row.asked)}</a> {row.asked.words && <span class="soft gives-up">{row.ids[0]}</span>} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
+        {row.reason && <span class="soft gives-up">{row.reason}</span>}
       </>
     )),
+    figureColumn("parameters", t("models.parameters"), (row) => row.parameters, (number) => `${(number / 1e9).toFixed(1)}B`),
     figureColumn("weights", t("models.weights"), (row) => row.weights_bytes, (bytes) => gib(bytes, 1)),
     figureColumn("users", t("models.holds"), (row) => row.max_concurrency || null, holds),
     figureColumn("context", t("models.longest"), (row) => row.longest_len, count),

@@ -80,6 +80,13 @@ export const reveal = (selector) =>
     if (top < 0 || top > innerHeight / 2) place.scrollIntoView({ block: "start" });
   });
 
+// A fold that an address may ask for: it is open then, and comes first.
+export function useFold(asked) {
+  const [open, setOpen] = useState(asked);
+  useEffect(() => void (asked && setOpen(true)), [asked]);
+  return { open, class: asked ? "fold asked" : "fold", onToggle: (event) => setOpen(event.currentTarget.open) };
+}
+
 export const Notes = ({ notes }) =>
   notes?.length ? (
     <ul class="notes">

@@ -1,6 +1,6 @@
 import { PARTS } from "../parts/layout.js";
 import { useText } from "../text/language.jsx";
-import { bytesWords, count, signed } from "../units.js";
+import { atOnce, bytesWords, count, signed } from "../units.js";
 
 const change = (before, after, written) =>
   written(before) === written(after) ? "=" : `${after > before ? "+" : "−"}${written(Math.abs(after - before))}`;
@@ -62,9 +62,9 @@ export function Differences({ first, second, speeds }) {
             </tr>
             <tr>
               <td>{t("kv.concurrency")}</td>
-              <td class="figure">{hundredths(first.kv.max_concurrency)}</td>
-              <td class="figure">{hundredths(second.kv.max_concurrency)}</td>
-              <td class="figure">{change(first.kv.max_concurrency, second.kv.max_concurrency, hundredths)}</td>
+              <td class="figure">{hundredths(atOnce(first))}</td>
+              <td class="figure">{hundredths(atOnce(second))}</td>
+              <td class="figure">{change(atOnce(first), atOnce(second), hundredths)}</td>
             </tr>
           </tbody>
         </table>

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { addressOf, keepStep } from "../address.js";
 import { engine } from "../engine.js";
-import { ErrorNote, NumberField, Status, VerdictBadge, reveal } from "../parts/controls.jsx";
+import { ErrorNote, NumberField, Status, VerdictBadge, reveal, useFold } from "../parts/controls.jsx";
 import { SortableTable, figureColumn, nameColumn, useColumn } from "../parts/table.jsx";
 import { sizeRequestOf, toParams, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -9,9 +9,9 @@ import { readCommand } from "./source.jsx";
 import { count, heldOf, rateRange } from "../units.js";
 
 // Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
-export function Holders({ cards, setup, plan, onChange }) {
+export function Holders({ asked, cards, setup, plan, onChange }) {
   const t = useText();
-  const [open, setOpen] = useState(false);
+  const fold = useFold(asked);
   const [state, setState] = useState({ rows: [], done: 0, error: null });
   // The length that vLLM would take here, so that the table answers the same question as the plan above it; without one, none.
   const request = { ...sizeRequestOf(setup, plan), language: t.language };
@@ -34,7 +34,7 @@ export function Holders({ cards, setup, plan, onChange }) {
     }
   };
   useEffect(() => {
-    if (!open || !context) return undefined;
+    if (!fold.open || !context) return undefined;
     const abort = new AbortController();
     const timer = setTimeout(async () => {
       setState({ rows: [], done: 0, error: null });
@@ -51,9 +51,9 @@ export function Holders({ cards, setup, plan, onChange }) {
       clearTimeout(timer);
       abort.abort();
     };
-  }, [open, key, cards]);
+  }, [fold.open, key, cards]);
   return (
-    <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+    <details {...fold} class={`holders ${fold.class}`}>
       <summary>{t("holders.title")}</summary>
       {context && <p class="soft">{t(concurrency > 1 ? "holders.for_users" : "holders.for", { tokens: count(context), users: count(concurrency ?? 1) })}</p>}
       <p class="hint"><a href={addressOf("simulate", toParams(setup))}>{t("holders.rate")}</a></p>
@@ -75,22 +75,23 @@ function HolderTable({ rows, users, model, onUse }) {
   const columns = [
     nameColumn("gpu", t("gpu"), (row) => (
       <>
-        {row.gpu}
+        {row.gpu} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
         {row.count > 0 && row.model !== model && <span class="soft gives-up">{row.model}</span>}
         {row.gives_up?.length > 0 && (
           <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(t.language === "zh" ? "，" : ", ") })}</span>
         )}
+        {row.reason && <span class="soft gives-up">{row.reason}</span>}
         {row.command && <code class="soft gives-up">{row.command.slice(3).join(" ")}</code>}
       </>
     )),
     figureColumn("count", t("holders.count"), (row) => row.count || null, (number) => `${number} ×`),
-    { name: "verdict", title: t("holders.verdict"), isText: true, cell: (row) => <VerdictBadge verdict={row.verdict} /> },
     figureColumn("holds", t("holders.concurrency"), (row) => (row.count ? row.max_concurrency : null), (requests, row) =>
       heldOf(t, requests, row.first_start_concurrency, users),
     ),
     figureColumn("price", t("holders.price"), (row) => row.usd_per_hour, (usd) => `$${usd.toFixed(2)}`),
+    figureColumn("per_usd", t("holders.per_usd"), (row) => row.held_per_usd, (held) => held.toFixed(1)),
     speed("tokens_per_s", t("holders.alone")),
-    ...(users > 1 ? [speed("each_user_tokens_per_s", t("holders.each", { users }))] : []),
+    ...(users > 1 ? [speed("each_user_tokens_per_s", t("fleet.tokens_per_s_each"))] : []),
     useColumn(t("holders.use"), (row) => row.count > 0, onUse),
   ];
   return <SortableTable label={t("holders.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu + row.model} />;

@@ -1,9 +1,9 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
-import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge } from "../parts/controls.jsx";
+import { Button, Command, ErrorNote, Notes, Status, Tabs, VerdictBadge, useFold } from "../parts/controls.jsx";
 import { requestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { commandLine, count, gib, held, signed } from "../units.js";
+import { atOnce, commandLine, count, gib, held, signed } from "../units.js";
 import { save } from "./picture_file.js";
 import { versionOf } from "./source.jsx";
 
@@ -163,18 +163,19 @@ function Changes({ title, changes, words }) {
 }
 
 // Several servers on the machine of this plan.
-export function Pack({ setup, plan }) {
+export function Pack({ asked, setup, plan }) {
   const t = useText();
+  const fold = useFold(asked);
   const id = useId();
   const [text, setText] = useState(null);
-  const own = plan?.words.to_run.length ? commandLine(plan.words.to_run) : "vllm serve llama-3.1-8b";
+  const own = plan?.words.to_run.length ? commandLine(plan.words.to_run) : `vllm serve ${setup.model}`;
   const written = text ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
   const commands = written.split("\n").filter((line) => line.trim());
   const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
   const machine = { gpu: setup.gpu, gpu_memory: setup.gpu_memory || null, gpu_used: setup.gpu_used || null };
   const [state, go] = useAnswer("pack", { ...machine, gpus, commands, language: t.language });
   return (
-    <details class="fold">
+    <details {...fold}>
       <summary>{t("pack.title")}</summary>
       <div class="field">
         <label for={id}>{t("pack.label", { gpus, gpu: plan?.gpu.name ?? setup.gpu })}</label>
@@ -192,7 +193,7 @@ export function Pack({ setup, plan }) {
                 <p class="soft">
                   {server.name}: {gib(server.peak_bytes, 1)}, KV {gib(server.pool_bytes, 1)},{" "}
                   {t("pack.holds", {
-                    requests: held(server.kv.max_concurrency),
+                    requests: held(atOnce(server)),
                     length: count(server.args.max_model_len),
                   })}
                 </p>

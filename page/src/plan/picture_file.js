@@ -1,7 +1,7 @@
 // The picture as a file of its own: colours written out, text as text, nothing of the page's style sheet needed.
 import { certainty, partFigure, partShare } from "../parts/card.jsx";
 import { scaleOf, segments } from "../parts/layout.js";
-import { commandLine, count, gib } from "../units.js";
+import { atOnce, commandLine, count, gib } from "../units.js";
 
 const WIDTH = 960;
 const LEFT = 32;
@@ -87,7 +87,7 @@ export function pictureSvg(t, plan) {
     text(
       LEFT,
       (y += 34),
-      `${t("kv.blocks")} ${count(plan.kv.num_blocks)} · ${t("kv.tokens")} ${count(plan.kv.tokens)} · ${t("kv.concurrency")} ${plan.kv.max_concurrency.toFixed(2)}`,
+      `${t("kv.blocks")} ${count(plan.kv.num_blocks)} · ${t("kv.tokens")} ${count(plan.kv.tokens)} · ${t("kv.concurrency")} ${atOnce(plan).toFixed(2)}`,
     ),
   );
   if (plan.words.to_run.length)

@@ -15,8 +15,8 @@ import { Wishes } from "./wishes.jsx";
 import { lastSetup } from "../last_setup.js";
 import { usePlan } from "./use_plan.js";
 
-const addressFor = (first, second) =>
-  addressOf("plan", second ? toParams(second, "b.", toParams(first)) : toParams(first));
+const addressFor = (first, second, place) =>
+  addressOf(place, second ? toParams(second, "b.", toParams(first)) : toParams(first));
 
 // A wrong input has no plan, and never the one before it; a server that does not answer leaves the last one greyed.
 const answerTo = (asked, refused) => {
@@ -26,7 +26,7 @@ const answerTo = (asked, refused) => {
 
 const setupsOf = (params) => ({ a: fromParams(params) ?? EMPTY, b: fromParams(params, "b.") });
 
-export function PlanArea({ params, active }) {
+export function PlanArea({ params, active, fold }) {
   const t = useText();
   const lists = useLists();
   const [setups, setSetups] = useState(() => setupsOf(params));
@@ -39,8 +39,8 @@ export function PlanArea({ params, active }) {
   }, [params]);
   useEffect(() => {
     lastSetup.current = setups.a;
-    if (active) keepAddress(addressFor(setups.a, setups.b));
-  }, [setups, active]);
+    if (active) keepAddress(addressFor(setups.a, setups.b, fold));
+  }, [setups, active, fold]);
   const [refused, setRefused] = useState({});
   const unasked = (setup) => (setup && !setup.gpu ? { message: t("gpu.which") } : null);
   const planA = answerTo(usePlan(setups.a), refused.a ?? unasked(setups.a));
@@ -98,9 +98,9 @@ export function PlanArea({ params, active }) {
           )}
         </div>
         {both && <Differences first={planA.plan} second={planB.plan} speeds={[planA.speed, planB.speed]} />}
-        <Holders cards={lists.usual} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+        <Holders asked={active && fold === "size"} cards={lists.usual} setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
         <Upgrade setup={setups[editing]} plan={shown.plan} lists={lists} />
-        <Pack setup={setups[editing]} plan={shown.plan} />
+        <Pack asked={active && fold === "pack"} setup={setups[editing]} plan={shown.plan} />
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
       </div>
       <div class="knobs">

@@ -5,7 +5,7 @@ import { Button, Command, ErrorNote, Notes, ShellText, Status, VERDICT_CLASS } f
 import { PARTS } from "../parts/layout.js";
 import { takesMoreGpus, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { bytesWords, commandLine, count, flagsWords, gib, held, tokensShort } from "../units.js";
+import { atOnce, bytesWords, commandLine, count, flagsWords, gib, held, tokensShort } from "../units.js";
 import { ToRun } from "./more.jsx";
 import { useMath } from "./use_plan.js";
 
@@ -22,11 +22,10 @@ function bigFigures(t, plan, speed) {
     if (kv.longest_len > 0) figures.push([count(kv.longest_len), t("big.longest")]);
     return figures;
   }
-  const first = plan.first_start?.max_concurrency ?? kv.max_concurrency;
+  const [now, first] = [kv, plan.first_start ?? kv].map((pool) => held(atOnce(plan, pool)));
   if (kv.num_blocks > 0) {
-    const isLess = held(first) !== held(kv.max_concurrency);
-    const note = t(isLess ? "big.requests_first" : "big.requests", { length: tokensShort(args.max_model_len), first: held(first) });
-    figures.push([held(kv.max_concurrency), note]);
+    const note = t(first === now ? "big.requests" : "big.requests_first", { length: tokensShort(args.max_model_len), first });
+    figures.push([now, note]);
   }
   figures.push([gib(Math.max(layout.headroom_bytes, 0), 1), t(plan.gpu.count > 1 ? "big.free_each" : "big.free")]);
   const { one_user_tokens_per_s: one, all_users_tokens_per_s: all, users, usd_per_hour: usd } = speed ?? {};
@@ -38,13 +37,14 @@ function bigFigures(t, plan, speed) {
 }
 
 // Where a server that fits does not hold what was wished for, that is said before anything else.
-function missedWish(t, { kv, args, first_start, verdict, gpu }, setup) {
+function missedWish(t, plan, setup) {
+  const { kv, args, first_start, verdict, gpu } = plan;
   const { want_context, want_users } = setup;
   if (verdict !== "fits" || !want_context || !want_users || !kv.num_blocks) return null;
   if (args.max_model_len < want_context)
     return t("badge.too_short", { held: tokensShort(args.max_model_len), wanted: tokensShort(want_context) });
   if (args.max_model_len > want_context) return null;
-  const [now, first] = [kv, first_start ?? kv].map((pool) => pool.max_concurrency * (args.data_parallel_size ?? 1));
+  const [now, first] = [kv, first_start ?? kv].map((pool) => atOnce(plan, pool));
   if (now < want_users) return t("badge.too_few", { held: held(now, want_users), wanted: want_users });
   if (takesMoreGpus(setup, gpu.count)) return t("badge.more_gpus", { count: gpu.count });
   return first < want_users ? t("badge.first_start", { held: held(first, want_users), wanted: want_users }) : null;

@@ -7,11 +7,14 @@ import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
 import { readCommand } from "./source.jsx";
 
+// What is searched for where nothing is typed: shown as a suggestion, and no wish of anybody's before.
+const USUAL = { context: "32k", users: "16" };
+
 // "I want 32k for 16 users": the flags are searched, put into the form, and what they give up is said.
 export function Wishes({ setup: shown, onChange, draft }) {
   const t = useText();
   const { want_context, want_users } = shown;
-  const [wish, setWish] = useState({ context: "32k", users: "16" });
+  const [wish, setWish] = useState({ context: "", users: "" });
   // A link, or a row of Models, brings its own wish.
   useEffect(() => {
     if (!want_context || !want_users) return;
@@ -22,11 +25,11 @@ export function Wishes({ setup: shown, onChange, draft }) {
   const [state, setState] = useState({ busy: false, error: null, answer: null, key: "" });
   const newest = useRef(null);
   newest.current ??= new Newest(0);
-  const context = readLength(wish.context);
-  const users = usersOf(wish.users);
+  const context = readLength(wish.context || USUAL.context);
+  const users = usersOf(wish.users || USUAL.users);
   const change = (next) => {
     setWish(next);
-    const wanted = { want_context: readLength(next.context), want_users: usersOf(next.users) };
+    const wanted = { want_context: readLength(next.context || USUAL.context), want_users: usersOf(next.users || USUAL.users) };
     if (wanted.want_context && wanted.want_users) onChange({ ...shown, ...wanted });
   };
   const take = async ({ command, gpus }, { search }, setup = shown) => {
@@ -64,12 +67,17 @@ export function Wishes({ setup: shown, onChange, draft }) {
   const asked = askedOf(shown, { context, users }, t.language);
   useEffect(() => void (state.key !== asked && newest.current.cancel()), [asked, state.key]);
   const { busy, error, answer } = state.key === asked ? state : {};
+  const stop = () => {
+    newest.current.cancel();
+    setState({ key: "" });
+  };
   const field = (name, valid) => (
     <input
       type="text"
       class="wish"
       size={6}
       value={wish[name]}
+      placeholder={USUAL[name]}
       aria-label={t(`wish.${name}`)}
       aria-invalid={!valid}
       onInput={(event) => change({ ...wish, [name]: event.target.value })}
@@ -81,7 +89,8 @@ export function Wishes({ setup: shown, onChange, draft }) {
       <p>{before} {field("context", context)} {between} {field("users", users)} {after}</p>
       {[!context && "unread.length", !users && "unread.users"].map((key) => key && <p key={key} class="problem">{t(key)}</p>)}
       <div class="row">
-        <button type="submit" class="button primary" disabled={!context || !users}>{t(busy ? "wish.busy" : "wish.find")}</button>
+        <button type="submit" class="button primary" disabled={busy || !context || !users}>{t(busy ? "wish.busy" : "wish.find")}</button>
+        {busy && <Button onClick={stop}>{t("models.stop")}</Button>}
       </div>
       <div aria-live="polite">
         <ErrorNote error={error} />

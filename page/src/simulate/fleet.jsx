@@ -1,20 +1,17 @@
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
 import { ErrorNote, NumberField, TextField } from "../parts/controls.jsx";
 import { SortableTable, nameColumn, useColumn } from "../parts/table.jsx";
 import { modelRequestOf } from "../setup.js";
 import { useText } from "../text/language.jsx";
 
-// As on the command line: no limit but that no queue grows.
-const ASKED = { cards: "b200, mi300x, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4", first_token_s: "", time_per_token_ms: "", budget: "" };
 const LIMITS = ["first_token_s", "time_per_token_ms", "budget"];
 // How the model is split and how long its requests may be is what the count chooses.
 const CHOSEN = ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization"];
 
 // How many GPUs of each kind serve the load, and their price: a replay for each card, so it runs when its button is pressed.
-export function Fleet({ load, setup, onUse }) {
+export function Fleet({ load, asked, change, setup, onUse }) {
   const t = useText();
-  const [asked, setAsked] = useState(ASKED);
   const { mix, trace } = load;
   const flags = Object.fromEntries(Object.entries(setup.flags).filter(([name]) => !CHOSEN.includes(name)));
   const request = {
@@ -30,8 +27,11 @@ export function Fleet({ load, setup, onUse }) {
   const key = JSON.stringify([request, cards]);
   const [state, setState] = useState({ key: "", rows: [], busy: false, error: null });
   const newest = useRef("");
+  // A link to a count that was made brings its answer.
+  useEffect(() => void (asked.counted === "yes" && run()), []);
   const run = async () => {
     newest.current = key;
+    change("counted")("yes");
     const put = (change) => newest.current === key && setState((now) => ({ ...now, ...change(now) }));
     setState({ key, rows: [], busy: true, error: null });
     try {
@@ -39,7 +39,8 @@ export function Fleet({ load, setup, onUse }) {
         if (newest.current !== key) return;
         const { rows, words } = await engine.call("size", { ...request, cards: [card] });
         const at = Math.max(rows.findIndex(({ holds }) => holds), 0);
-        put((now) => ({ rows: [...now.rows, { ...rows[at], reason: words[at] }].sort(cheapestFirst) }));
+        const row = { ...rows[at], reason: words.reasons[at], smaller: words.smaller };
+        put((now) => ({ rows: [...now.rows, row].sort(cheapestFirst) }));
       }
       put(() => ({ busy: false }));
     } catch (error) {
@@ -48,14 +49,14 @@ export function Fleet({ load, setup, onUse }) {
   };
   const { rows, busy, error } = state.key === key ? state : { rows: [] };
   const field = (name) => (
-    <NumberField label={t(`fleet.${name}`)} value={asked[name]} placeholder={t("holders.no_limit")} onChange={(value) => setAsked({ ...asked, [name]: value })} />
+    <NumberField label={t(`fleet.${name}`)} value={asked[name]} placeholder={t("holders.no_limit")} onChange={change(name)} />
   );
   const isRead = LIMITS.every((name) => asked[name] === "" || Number(asked[name]) > 0);
   return (
-    <details class="fold">
+    <details class="fold" open={asked.counted === "yes"}>
       <summary>{t("fleet.title")}</summary>
       <div class="grid-fields">{LIMITS.map(field)}</div>
-      <TextField label={t("fleet.cards")} value={asked.cards} onInput={(text) => setAsked({ ...asked, cards: text })} />
+      <TextField label={t("fleet.cards")} value={asked.cards} onInput={change("cards")} />
       <button type="button" class="button" disabled={busy || !isRead || !cards.length || !(mix || trace)} onClick={run}>
         {busy ? t("fleet.busy", { done: rows.length, all: cards.length }) : t("fleet.go")}
       </button>
@@ -103,7 +104,7 @@ function FleetTable({ rows, byUsers, onUse }) {
     figure("usd_per_hour", 2),
     figure("first_token_p99_s", 2),
     ...(byUsers
-      ? [figure("tokens_per_s_each", 0), figure("answer_p50_s", 0)]
+      ? [figure("users_per_usd", 1), figure("tokens_per_s_each", 0), figure("answer_p50_s", 0)]
       : [figure("time_per_token_p99_s", 0, 1000), figure("usd_per_million_tokens", 2)]),
     useColumn(t("holders.use"), (row) => row.holds, onUse),
   ];
@@ -111,6 +112,7 @@ function FleetTable({ rows, byUsers, onUse }) {
     <>
       <SortableTable label={t("fleet.title")} columns={columns} rows={rows} rowKey={(row) => row.gpu} />
       <p class="soft">{t("fleet.notes")}</p>
+      {rows[0].smaller && <p class="soft">{rows[0].smaller}</p>}
     </>
   );
 }

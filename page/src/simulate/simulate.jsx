@@ -25,6 +25,12 @@ const LOAD = {
   max_num_seqs: "",
   max_num_batched_tokens: "",
   block_size: "",
+  // Of the count of GPUs: as on the command line, no limit but that no queue grows.
+  cards: "b200, mi300x, h200, h100, a100-80gb, l40s, rtx5090, rtx4090, l4",
+  first_token_s: "",
+  time_per_token_ms: "",
+  budget: "",
+  counted: "no",
 };
 // Loads to begin with. Chat: the medians of Azure's public conversation trace of 2023; agents: the means of Mooncake's
 // public tool-and-agent trace; RAG: a question with some pages of text; batch: everything at once.
@@ -34,7 +40,7 @@ const PRESETS = {
   agents: { requests: 200, rate_per_s: 2, prompt_tokens: 8600, output_tokens: 180 },
   batch: { requests: 500, rate_per_s: 1000, prompt_tokens: 1000, output_tokens: 300 },
 };
-const NUMBERS = Object.keys(LOAD).filter((name) => !["load", "pool", "spread"].includes(name));
+const NUMBERS = Object.keys(LOAD).filter((name) => !["load", "pool", "spread", "cards", "counted"].includes(name));
 
 function readLoad(params) {
   const load = { ...LOAD };
@@ -211,8 +217,14 @@ export function SimulateArea({ params, active }) {
         <Runs runs={runs}>
           <Fleet
             load={requestFor(load, setup, trace.text)}
+            asked={load}
+            change={change}
             setup={setup}
-            onUse={(row) => keepStep() ?? setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null })}
+            onUse={(row) => {
+              keepStep();
+              setSetup({ ...withFlag(setup, "tensor_parallel_size", row.tensor_parallel_size), gpu: row.gpu, gpus: null });
+              reveal(".load");
+            }}
           />
         </Runs>
       </div>

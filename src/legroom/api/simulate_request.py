@@ -63,6 +63,7 @@ def simulation_json(
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
+    trace = trace.of_engine(plan.settings.data_parallel_size if plan else 1)
     settings = requested_settings(trace, plan, given)
     timeline = simulate(trace, settings, cost=fixed_cost(step_ms / 1000) if step_ms else None)
     document = {**timeline.as_json(), **load_verdict(timeline).as_json()}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from legroom.simulation.disaggregation import DisaggregatedTimeline
     from legroom.simulation.fast.rows import StepCost
     from legroom.simulation.flag_search import HoldingFleet
+    from legroom.simulation.replay_outcome import Goal
     from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
@@ -41,8 +42,8 @@ examples:
   legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --choose --ray auto
 
-exit codes: 0 the load is held, 1 it falls behind or turns requests away (or no setting of --choose, no scaled fleet
-holds it), 2 the call or the trace is wrong
+exit codes: 0 the load is held, 1 it falls behind, turns requests away or misses a limit (or no setting of --choose, no
+scaled fleet holds it), 2 the call or the trace is wrong
 """
 
 
@@ -103,11 +104,11 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     """Declares --choose, which replays the trace under many flag combinations, and its latency goals."""
-    group = parser.add_argument_group("searching flags")
+    group = parser.add_argument_group("limits, and searching flags that meet them")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     shared_options.add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=shared_options.limit_in("s"), metavar="S", help="p99 of the whole answer")
-    about = "choose no setting with more of them (default: any number, counted as what they cost)"
+    about = "no more of them (default: any number, counted as what they cost)"
     group.add_argument("--max-preemptions", type=int, metavar="N", help=about)
     shared_options.add_sweep_options(group, "one per core")
 
@@ -134,7 +135,8 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import disaggregation_text, timeline_svg, timeline_text
-    from legroom.simulation.replay_outcome import load_verdict
+    from legroom.simulation.flag_search import lasting_verdict
+    from legroom.simulation.replay_outcome import Goal, load_verdict
 
     if args.disaggregate and (args.choose or args.tier or args.timeline or args.autoscale is not None):
         raise LegroomError("--disaggregate replays fixed pools", "leave out --choose, --tier, --timeline, --autoscale")
@@ -146,22 +148,26 @@ def run(args: argparse.Namespace) -> int:
     if args.tier_curve and (not args.tier or args.choose):
         raise LegroomError("--tier-curve is of one server with a tier", "add --tier cpu=SIZE@RATE, without --choose")
     pool = pool_of(args, trace)
+    trace = pool.trace
+    goal = _goal_of_options(args, trace)
+    if args.autoscale is not None and goal != Goal():
+        raise LegroomError("limits are not judged over a fleet that is scaled", "leave out --autoscale, or the limits")
     for remark in pool.notes:
         note(remark)
     words = (*args.vllm_words, *args.command_words)
     if not args.tier and any(word.split("=")[0] == "--kv-offloading-size" for word in words):
         note("--kv-offloading-size is not replayed; --tier cpu=SIZE@RATE replays the tier that it makes")
     if args.choose:
-        return _search_flags(args, trace, pool)
+        return _search_flags(args, trace, pool, goal)
     if args.autoscale is not None:
         return _run_autoscaled_fleet(args, trace, pool)
     if args.tier:
         from legroom.cli.simulate_tier import run_tier
 
-        return run_tier(args, trace, pool)
+        return run_tier(args, trace, pool, goal)
     pools = _replay_disaggregated(args, trace, pool) if args.disaggregate else None
     timeline = pools.timeline if pools else _replay_with_progress(args, trace, pool.settings, pool.cost)
-    load = load_verdict(timeline)
+    load = load_verdict(timeline, goal) if pools else lasting_verdict(timeline, goal, pool.cost)
     if args.svg:
         write_file(args.svg, timeline_svg(timeline, load), "picture")
     print_answer(
@@ -171,7 +177,17 @@ def run(args: argparse.Namespace) -> int:
     )
     if timeline.interrupted:
         return INTERRUPTED
-    return ANSWER_IS_NO if load.verdict in ("falls_behind", "turns_away") else OK
+    return OK if load.is_held else ANSWER_IS_NO
+
+
+def _goal_of_options(args: argparse.Namespace, trace: Trace) -> Goal:
+    """The limits of the options; LegroomError for one in milliseconds of a trace in steps."""
+    from legroom.simulation.replay_outcome import Goal
+
+    if args.tpot is not None and not trace.in_seconds:
+        raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
+    per_token = None if args.tpot is None else args.tpot / 1000
+    return Goal(args.ttft, args.slo_latency, args.max_preemptions, per_token)
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:
@@ -209,17 +225,12 @@ def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoi
     return replay_disaggregated(trace, pool.settings, pool.cost, pools.with_plan(plan))
 
 
-def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal: Goal) -> int:
     """Prints the flags that serve the trace best; the exit status says whether they meet the goals, or Ctrl-C."""
     from legroom.cli.simulate_tier import with_tier
     from legroom.render.simulation_text import choice_text
     from legroom.simulation.flag_search import card_that_holds, choose, promising_candidates, replicas_that_hold
-    from legroom.simulation.replay_outcome import Goal
 
-    if args.tpot is not None and not trace.in_seconds:
-        raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
-    per_token = None if args.tpot is None else args.tpot / 1000
-    goal = Goal(args.ttft, args.slo_latency, args.max_preemptions, per_token)
     candidates = with_tier(args, pool, pool.candidates())
     fleets: list[HoldingFleet] = []
     with progress_bar("searching") as bar:

@@ -128,6 +128,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
     deployment = described_server(args)
+    trace = trace.of_engine(deployment.args.data_parallel_size or 1)
     settings, cost, taken = _planned_settings(args, trace, deployment, {})
     return PoolChoice(args, trace, settings, cost, [*deployment.notes, *taken], deployment)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
 from legroom.cli.shared_options import sweep_executor
-from legroom.errors import OK, LegroomError
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.memory.host_needs import deployment_host
 from legroom.memory.kv.specs import LatentSpec
 from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
-from legroom.simulation.replay_outcome import load_verdict
+from legroom.simulation.replay_outcome import Goal, load_verdict
 from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.simulation.tiers.tier_report import CurvePoint, TierReport, hit_curve
 from legroom.simulation.tiers.tiered_replay import simulate_with_tier
@@ -35,8 +35,8 @@ _PAGE_BYTES = 4096
 """vLLM rounds a chunk up to whole pages of memory (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`, 0.32)."""
 
 
-def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replays the trace with and without the tier of --tier and prints both; the exit code is 0."""
+def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal: Goal) -> int:
+    """Replays the trace with and without the tier of --tier and prints both; exit code 1 where a limit is missed."""
     plan = pool.plan()
     given_tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
     tier = _without_copy_times(given_tier) if pool.cost is None else given_tier
@@ -53,12 +53,12 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
     host_bytes = (_bytes_held(plan, room / GIB) - _bytes_held(plan, 0)) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
-    load = load_verdict(replayed.timeline)
+    load = load_verdict(replayed.timeline, goal)
     if args.svg:
         write_file(args.svg, timeline_svg(replayed.timeline, load), "picture")
     document = {**replayed.timeline.as_json(), "tier": report.as_json()}
     print_answer(args.json, document, lambda style: timeline_text(replayed.timeline, load, style) + tier_text(report))
-    return OK
+    return ANSWER_IS_NO if load.missed else OK
 
 
 def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:

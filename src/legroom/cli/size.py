@@ -36,7 +36,8 @@ fast it answers one user, what it costs, which part needs the most memory and wh
 included. Every row is a full plan; the cheapest per hour comes first, and the command to run comes last.
 
 With --users, --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one
-server, serve it within --ttft and --tpot, what each user gets, and what they cost per hour, each with a range."""
+server, serve it within --ttft and --tpot, what each user gets, and what they cost per hour, each with a range. Every
+server can then finish at least 5 % more requests a second than it gets; `legroom simulate` shows fewer."""
 
 EPILOG = """\
 examples:
@@ -193,6 +194,6 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
     if args.prompt is None or args.answer is None:
         missing = "--prompt" if args.prompt is None else "--answer"
         raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
-    requests = round(min(_MAX_REQUESTS, max(_MIN_REQUESTS, expected)))
+    requests = round(max(min(_MAX_REQUESTS, max(_MIN_REQUESTS, expected)), expected / 3 if args.users else 0))
     lengths = f"prompt={args.prompt.replace(' ', '')} output={args.answer.replace(' ', '')}"
     return synthetic.read(f"poisson {arrivals} {lengths} requests={requests}").checked()

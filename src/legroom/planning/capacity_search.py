@@ -81,6 +81,8 @@ class SearchAnswer:
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
     """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
     found = _search(targets, args, goal, max_answers)
+    if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
+        return search_flags(targets, args, goal)  # one that costs more may be sure to fit
     if found.best is None or not _is_full(found.best, args):
         return found
     # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
@@ -224,7 +226,7 @@ def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -
         return laid_out
     for share in reversed([each for each in UTILIZATIONS if each < laid_out.settings.gpu_memory_utilization]):
         lower = plan(laid_out.target, replace(laid_out.args, gpu_memory_utilization=share))
-        if lower.memory.kv.max_concurrency * lower.settings.data_parallel_size < goal.concurrency:
+        if lower.holds < goal.concurrency:
             break
         if lower.verdict == "fits":
             return lower

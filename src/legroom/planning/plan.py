@@ -26,7 +26,7 @@ from legroom.memory.kv.kv_plan import kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import file_cache_bytes, held_at_start, host_note, reserve_bytes
 from legroom.records import dataclass
-from legroom.units import gib, human_bytes
+from legroom.units import cdiv, gib, human_bytes
 from legroom.vllm.args import EngineSettings, ServeArgs, is_given
 from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
@@ -209,6 +209,11 @@ class Plan:
         return self.memory.failure is None
 
     @property
+    def holds(self) -> float:
+        """Requests of the full length at once, over all data-parallel engines."""
+        return self.memory.kv.max_concurrency * self.settings.data_parallel_size
+
+    @property
     def layout(self) -> Layout:
         """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest
@@ -296,7 +301,7 @@ def cold_start(warm: Plan) -> Plan:
 
 def first_start_holds(plan: Plan) -> float:
     """Requests of the full length that the first start holds, with an empty compile cache, over all engines."""
-    return cold_start(plan).memory.kv.max_concurrency * plan.settings.data_parallel_size
+    return cold_start(plan).holds
 
 
 def _with_host_verdict(made: Plan) -> Plan:
@@ -321,11 +326,12 @@ _USERS = (4, 16, 64)
 def context_by_user_count(plan: Plan) -> dict[int, int]:
     """Tokens that each of 4, 16 and 64 users (up to max_num_seqs) gets, where so many do not fit at full length; empty
     where the server does not start."""
-    kv, settings = plan.memory.kv, plan.settings
+    kv, settings, engines = plan.memory.kv, plan.settings, plan.settings.data_parallel_size
     if plan.memory.failure is not None:
         return {}
-    user_counts = [users for users in _USERS if kv.max_concurrency < users <= settings.max_num_seqs]
-    return {users: tokens for users in user_counts if (tokens := kv.longest_for(users)) >= kv.block_size}
+    shares = {users: cdiv(users, engines) for users in _USERS if plan.holds < users}
+    lengths = {users: kv.longest_for(share) for users, share in shares.items() if share <= settings.max_num_seqs}
+    return {users: tokens for users, tokens in lengths.items() if tokens >= kv.block_size}
 
 
 def ready_command(plan: Plan) -> list[str]:

@@ -53,9 +53,7 @@ class Fit:
     @property
     def holds(self) -> float:
         """Requests of the full length at once, over all data-parallel engines."""
-        if self.plan is None:
-            return 0.0
-        return self.plan.memory.kv.max_concurrency * self.plan.settings.data_parallel_size
+        return self.plan.holds if self.plan else 0.0
 
 
 _DATA_CENTRE_GPUS = ("b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000")
@@ -118,7 +116,7 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
 
 def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
     """JSON of one model, or its quantized checkpoint, on one GPU: count, price per hour, what limits it, command."""
-    plan = fit.plan
+    plan, usd = fit.plan, hourly_usd(fit, prices)
     split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {
         "model": plan.target.model.name if plan else fit.model,
@@ -126,7 +124,8 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "total_bytes": fit.gpu.total_bytes,
         "count": fit.count,
         "verdict": plan.verdict if plan else "does_not_fit",
-        "usd_per_hour": hourly_usd(fit, prices),
+        "reason": plan.reason if plan and plan.verdict == "tight" else "",
+        "usd_per_hour": usd,
         "limiting": fit.limiting,
         "limiting_bytes": fit.limiting_bytes or None,
         "gives_up": list(fit.losses),
@@ -134,6 +133,7 @@ def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
         "tried": list(fit.tried),
         "short_bytes": fit.short_bytes,
         "max_concurrency": fit.holds if plan else None,
+        "held_per_usd": round(fit.holds / usd, 2) if plan and usd else None,
         "first_start_concurrency": first_start_holds(plan) if plan else None,
         "layout": layout_json(plan.layout) if plan else None,
         "command": ready_command(plan) if plan else None,

@@ -20,7 +20,10 @@ _MARGIN = "  "
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
     """The text of `legroom pack`."""
     blocks = [answer_lines(result.verdict, pack_headline(result), style)]
-    blocks += [_card_lines(use, result, style) for use in result.cards]
+    alike: dict[object, list[PackedCard]] = {}
+    for use in result.cards:
+        alike.setdefault((use.card.gpu, use.card.others, use.shift, use.awake, use.asleep), []).append(use)
+    blocks += [_card_lines(uses, result, style) for uses in alike.values()]
     if result.verdict == "does_not_fit":
         blocks += [_failure_lines(result, style), _change_lines(changes, style)]
     else:
@@ -45,10 +48,12 @@ def pack_headline(result: PackResult) -> str:
     return f"{servers} on {where}: {they}, and after any restart; {left} free at the peak"
 
 
-def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
-    """A table of one GPU: peak memory, KV cache and capacity of each server on it, and what stays free."""
-    what = "Slice" if use.card.is_slice else "GPU"
-    title = f"{what} {use.card.number}: {use.card.gpu.name}, {gib(use.card.gpu.total_bytes)}"
+def _card_lines(alike: Sequence[PackedCard], result: PackResult, style: Style) -> Iterator[str]:
+    """A table of GPUs that hold the same: peak memory, KV cache and capacity of each server, and what stays free."""
+    use, *others = alike
+    what, numbers = "Slice" if use.card.is_slice else "GPU", ", ".join(str(each.card.number) for each in alike)
+    title = f"{what}{'s' if others else ''} {numbers}: {use.card.gpu.name}, {gib(use.card.gpu.total_bytes)}"
+    title += " each" if others else ""
     if result.request.shifts:
         title += f", fullest in the shift {use.shift.name}"
     yield _MARGIN + style.paint(title, "bold")
@@ -69,7 +74,7 @@ def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[s
     if free < 0:
         rows.append(("missing", gib(-free), share, "", style.paint("even with the least KV caches", "red")))
     else:
-        kept = f"the estimates may miss by {human_bytes(use.spread_bytes)}"
+        kept = f"the estimates may miss by {human_bytes(use.spread_bytes)}" if use.awake else ""
         rows.append(("free", gib(free), share, "", style.paint(kept, "dim")))
     yield from (_MARGIN + line for line in columns(rows, "<>>><"))
 
@@ -78,10 +83,9 @@ def _capacity_text(packed: Packed | None) -> str:
     """How many requests of the full context the server holds at once; empty where it does not start."""
     if packed is None or packed.plan.memory.failure:
         return ""
-    kv = packed.plan.memory.kv
-    if kv.shape.is_empty:
+    if packed.plan.memory.kv.shape.is_empty:
         return "keeps no KV cache"
-    return f"{kv.max_concurrency:.2f} x {packed.plan.settings.max_model_len:,} tokens"
+    return f"{packed.plan.holds:.2f} x {packed.plan.settings.max_model_len:,} tokens"
 
 
 def _failing(result: PackResult) -> list[Packed]:
@@ -143,9 +147,16 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
         yield from command_lines(ready_command(packed.plan), style, env)
 
 
+def split_texts(result: PackResult) -> list[str]:
+    """Which servers were split over several GPUs, as none holds them alone."""
+    return [
+        f"{name}: --tensor-parallel-size {size}, as one card does not hold it" for name, size in result.splits.items()
+    ]
+
+
 def _note_lines(result: PackResult, style: Style) -> Iterator[str]:
     """The notes of all plans, each once, and how a server gets its MIG slice."""
-    notes = dict.fromkeys(note for packed in result.packed for note in packed.plan.notes)
+    notes = dict.fromkeys((*split_texts(result), *(note for packed in result.packed for note in packed.plan.notes)))
     if result.request.cards[0].is_slice:
         notes["each server gets its slice by CUDA_VISIBLE_DEVICES=MIG-..., the UUID that `nvidia-smi -L` prints"] = None
     for note in notes:

@@ -168,9 +168,16 @@ def plan_headline(plan: Plan) -> str:
     return f"{start} starts; {max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of {card} stays free."
 
 
+def holds_text(plan: Plan) -> str:
+    """How many requests of the full length it holds at once, and how many of them on each data-parallel engine."""
+    engines, each = plan.settings.data_parallel_size, plan.memory.kv.max_concurrency
+    split = f", {each:.2f} on each of {engines} engines" if engines > 1 else ""
+    return f"{plan.holds:.2f} requests of the full {count(plan.settings.max_model_len)} tokens{split}"
+
+
 def first_start_loss(plan: Plan, requests: float) -> list[str]:
     """[sentence] where only the first start holds fewer than the wanted `requests` at once; else an empty list."""
-    first, later = first_start_holds(plan), plan.memory.kv.max_concurrency * plan.settings.data_parallel_size
+    first, later = first_start_holds(plan), plan.holds
     held = min(first, requests - 0.01)  # never rounded up to what is wanted
     return [f"the first start holds {held:.2f} of {requests:g}"] if first < requests <= later else []
 

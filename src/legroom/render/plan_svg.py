@@ -8,7 +8,15 @@ from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
 from legroom.memory.layout import Layout
 from legroom.planning.plan import Advice, Plan, ready_command
-from legroom.render.plan_parts import LayoutPart, certainty_text, layout_parts, plan_headline, pool_text, scale_bytes
+from legroom.render.plan_parts import (
+    LayoutPart,
+    certainty_text,
+    holds_text,
+    layout_parts,
+    plan_headline,
+    pool_text,
+    scale_bytes,
+)
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 
@@ -112,9 +120,8 @@ def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
     kv = plan.memory.kv
     if kv.num_blocks <= 0:
         return y
-    holds = f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens"
     page.text(_LEFT, y + 12, pool_text(kv, "KV block"))
-    page.text(_LEFT, y + 31, f"{holds}; the longest that fits is {count(kv.longest_len)}")
+    page.text(_LEFT, y + 31, f"{holds_text(plan)}; the longest that fits is {count(kv.longest_len)}")
     return y + 38
 
 
@@ -142,7 +149,7 @@ def _draw_one_advice(page: Svg, advice: Advice, y: float) -> float:
         if part.figure is not None and size > 0:
             page.box(x, y + 20, size, 14, fill=part.segment.colour)
         x += size
-    facts = f"KV {gib(after.layout.kv_cache.bytes)}, {after.memory.kv.max_concurrency:.2f} requests, "
+    facts = f"KV {gib(after.layout.kv_cache.bytes)}, {after.holds:.2f} requests, "
     page.text(_LEFT + width + 16, y + 31, facts + f"headroom {human_bytes(after.layout.headroom_bytes)}", "soft")
     return y + 40
 

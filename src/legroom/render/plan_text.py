@@ -18,6 +18,7 @@ from legroom.render.plan_parts import (
     band_basis_text,
     certainty_text,
     first_start_loss,
+    holds_text,
     layout_parts,
     note_lines,
     plan_headline,
@@ -100,7 +101,7 @@ def plan_words(plan: Plan) -> dict[str, Any]:
                 "costs": each.trades,
                 "is_tight": each.plan.verdict != "fits",
                 "length": each.plan.settings.max_model_len,
-                "holds": each.plan.memory.kv.max_concurrency * each.plan.settings.data_parallel_size,
+                "holds": each.plan.holds,
             }
             for each in plan.advice
         ],
@@ -183,9 +184,9 @@ def _rate_range(rate: Mapping[str, float]) -> str:
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Name and text of each figure of the KV cache, and the host memory."""
-    kv, length = plan.memory.kv, plan.settings.max_model_len
-    yield "KV cache", pool_text(kv, "block")
-    yield "concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"
+    engines = f", on each of {plan.settings.data_parallel_size} engines" if plan.settings.data_parallel_size > 1 else ""
+    yield "KV cache", pool_text(plan.memory.kv, "block") + engines
+    yield "concurrency", holds_text(plan)
     # Tokens per request at higher concurrency than the full length allows.
     shares = context_by_user_count(plan)
     if shares:
@@ -223,7 +224,7 @@ def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if first.memory.failure and not first.memory.refused:
         words += ": too few, so the first start fails"
     elif lost > ROUNDING:
-        words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {kv.max_concurrency:.2f} requests of full length"
+        words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {first.holds:.2f} requests of full length"
     yield "first start", words
 
 
@@ -276,7 +277,7 @@ def _holding_text(plan: Plan) -> str:
     """KV bytes, concurrency and headroom of a plan; headroom alone for a model without a KV cache."""
     layout, kv = plan.layout, plan.memory.kv
     free = f"{gib(layout.headroom_bytes, 1)} free"
-    holds = f"holds {kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}, "
+    holds = f"holds {plan.holds:.2f} x {count(plan.settings.max_model_len)}, "
     return free if kv.shape.is_empty else f"KV {gib(layout.kv_cache.bytes)}, {holds}{free}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from shlex import join
@@ -43,8 +43,10 @@ def timeline_words(timeline: Timeline, load: LoadVerdict, notes: Sequence[str]) 
 
 
 def _next_steps(load: LoadVerdict) -> Iterator[str]:
-    """What to do about a load that is not held."""
-    if load.verdict in ("falls_behind", "serves_late"):
+    """That a short load proves little, and what to do about a load that is not held."""
+    if load.sustained is False:
+        yield _UNSUSTAINED
+    if load.sustained is False or load.verdict in ("falls_behind", "serves_late", "misses_limits"):
         tools = "legroom simulate --choose tries flags, replicas and larger cards"
         yield f"to hold it: {tools}; legroom guard refuses what would only wait, with Retry-After"
 
@@ -59,10 +61,12 @@ def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
     return svg.render(draw_rows(svg, y, _timeline_rows(timeline, load)) + 24)
 
 
+_UNSUSTAINED = "The load ends before the server is full. If it went on at this rate, the server would fall behind."
 _VERDICTS = {
     "holds": "Holds the load",
     "holds_with_waiting": "Holds the load, with waiting",
     "serves_late": "Serves the load late",
+    "misses_limits": "Serves the load, but misses its limits",
     "falls_behind": "Falls behind the load",
     "turns_away": "Turns requests away",
 }
@@ -72,6 +76,8 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     """The verdict on the load in one sentence, with the number that decides it."""
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
     words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
+    if (engines := timeline.trace.engines) > 1:
+        words[0] = f"on each of {engines} data-parallel engines {words[0]}"
     if timeline.clocks and tally.finished:
         wait_s, users = percentile(timeline.seconds["first_token_s"], 0.5), timeline.trace.users
         rate = f"{1 / (load.time_per_token_p50 or inf):,.0f} tokens a second"
@@ -79,12 +85,23 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
         words.append(f"{who}the first token takes {wait_s:,.{0 if wait_s >= 10 else 2}f} s (p50)")
     if load.verdict == "falls_behind":
         words.insert(0, f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
+    words[:0] = _missed_limits(load.missed, "s" if timeline.clocks else "steps")
     if tally.preemptions:
         words.append(f"the pool ran dry: {count(tally.preemptions)} preemptions")
     if timeline.rejections:
         words.append(f"{count(len(timeline.rejections))} turned away, the first: {timeline.rejections[0].why}")
     part = " (interrupted)" if timeline.interrupted else ""
     return f"{_VERDICTS[load.verdict]}: {'; '.join(words)}{part}"
+
+
+def _missed_limits(missed: Iterable[tuple[str, float, float]], units: str) -> list[str]:
+    """Each limit that is exceeded, with what was reached."""
+    return [
+        f"it preempts {count(int(reached))} times, and {count(int(limit))} are allowed"
+        if what == "preemptions"
+        else f"the p99 of the {what} is {reached:,.3g} {units}, and {limit:g} was asked for"
+        for what, reached, limit in missed
+    ]
 
 
 def _timeline_curves(timeline: Timeline) -> list[Curve]:
@@ -286,12 +303,7 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
         consequence = "vLLM turns such requests away, and these figures leave them out."
         lines += [*wrap(f"Requests too long for this server: {rejected}. {consequence}", style.width), ""]
     if choice.sustained is False:
-        short = (
-            f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {_time_unit_text(choice)} and its answers "
-            f"up to {choice.best.latency_p99:,.0f}, so it ends before the server is full. If it went on at this rate, "
-            "the server would fall behind."
-        )
-        lines += [*wrap(short, style.width), ""]
+        lines += [*wrap(_UNSUSTAINED, style.width), ""]
     if choice.holds:
         return "\n".join([*lines, style.paint(join(command), "bold")])
     lines += wrap(_missed_goals_text(choice, trace), style.width)
@@ -328,18 +340,7 @@ def _missed_goals_text(choice: Choice, trace: Trace) -> str:
             f"{len(trace) / (span * (1 + best.wait_growth_ratio)):,.2g}, and the wait for the first token grows by "
             f"{best.wait_growth_ratio:,.2g} {units} in every {each} of load"
         )
-    reasons += [
-        f"the p99 of the {what} is {reached:,.3g} {units}, and {limit:g} was asked for"
-        for what, reached, limit in (
-            ("first token", best.first_token_p99, choice.goal.first_token_p99),
-            ("whole answer", best.latency_p99, choice.goal.latency_p99),
-            ("time per token", best.time_per_token_p99, choice.goal.time_per_token_p99),
-        )
-        if limit is not None and reached > limit
-    ]
-    allowed = choice.goal.most_preemptions
-    if allowed is not None and best.preemptions > allowed:
-        reasons.append(f"it preempts {count(best.preemptions)} times, and {count(allowed)} are allowed")
+    reasons += _missed_limits(choice.goal.missed_by(best), units)
     return f"No setting holds this load: {'; '.join(reasons)}."
 
 

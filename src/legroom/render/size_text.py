@@ -18,10 +18,12 @@ from legroom.render.plan_parts import first_start_loss, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, CardSearch, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import NO_COUNT, CardFleets, FleetReport, Money, SizedFleet
+from legroom.simulation.replay_outcome import OVERLOAD_RATIO
 from legroom.units import gib, human_bytes
 
 _ONE_USER = "one user, tok/s"
 _ONE_USER_NOTE = f"{_ONE_USER}: decoding at this length, alone on the server"
+_TOGETHER_NOTE = "all decoding at this length at once; prompts between make it slower: size --users replays them"
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
@@ -37,15 +39,16 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
 def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
     """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
     each = [f"each of {fit.wanted:g}" for fit in fits[:1] if fit.wanted > 1]
-    header = ("GPUs", "split", "holds", _ONE_USER, *each, "$/h", "largest part")
+    header = ("GPUs", "split", "holds", _ONE_USER, *each, "$/h", "held/$", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
     lines = [f"  {line}" for line in columns(rows, f"<<{'>' * (len(header) - 3)}<")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
-    footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
+    notes = [_ONE_USER_NOTE, *(f"{name}: {_TOGETHER_NOTE}" for name in each)] if lines else []
+    footers += [style.paint(line, "dim") for text in notes for line in wrap(text, style.width, "  ", "    ")]
     footers += [style.paint("  the command of another row: add --gpu NAME", "dim")] if len(rows) > 2 else []
     if source := _price_source([price for fit in fits if fit.plan and (price := prices.get(fit.gpu.name))]):
-        footers.append(style.paint(f"  $/h: {source}", "dim"))
+        footers.append(style.paint(f"  $/h: {source}; held/$: requests at once for a dollar an hour", "dim"))
     return [*lines, *([""] if lines and footers else []), *footers, *_first_commands(fits, style)]
 
 
@@ -117,14 +120,17 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
         " ".join(split) or nothing,
         nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.2f}",
         *(_rate_text(decode_rate(plan, settings.max_model_len, users), 1, style) for users in shared),
-        nothing if usd is None else f"{usd:,.2f}",
+        *((nothing, nothing) if usd is None else (f"{usd:,.2f}", f"{fit.holds / usd:,.1f}")),
         f"{fit.limiting} {human_bytes(fit.limiting_bytes)}",
     )
 
 
 def _rate_text(rate: DecodeRate | None, users: int, style: Style) -> str:
-    """The range of tokens a second of `users` together, of which each has `rate`; a dot where that is None."""
-    return f"{users * rate.low:,.0f} to {users * rate.high:,.0f}" if rate else style.pick("·", "-")
+    """Tokens a second of `users` together, of which each has `rate`, and their range; a dot where that is None."""
+    if rate is None:
+        return style.pick("·", "-")
+    low, estimate, high = (users * each for each in (rate.low, rate.estimate, rate.high))
+    return f"{estimate:,.0f} ({low:,.0f}{style.pick('–', '-')}{high:,.0f})"
 
 
 def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
@@ -176,8 +182,9 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     holding = report.by_cost(cards)
     best = holding[0] if holding else None
     has_prices = any(map(report.usd_per_hour, holding))
-    each = ["tok/s each", "answer s"] if report.load.trace.users else []
-    figures = ["p99 TTFT s", "p99 TPOT ms", *each, *(["$/hour", "$/M tok"] if has_prices else [])]
+    users = report.load.trace.users
+    each, per_usd = (["tok/s each", "answer s"], ["users/$"]) if users else ([], [])
+    figures = ["p99 TTFT s", "p99 TPOT ms", *each, *(["$/hour", "$/M tok", *per_usd] if has_prices else [])]
     header = ["", "GPU", "GPUs", "split", *figures]
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
@@ -203,6 +210,7 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
     split = f"TP {fleet.tensor_parallel_size}" if fleet.tensor_parallel_size > 1 else ""
     mark = "~" if band.basis == "data_sheet" else ""
     money = [report.usd_per_hour(fleet), report.usd_per_million_tokens(fleet)] if has_prices else []
+    per_usd = [report.users_per_usd(fleet)] if has_prices and report.load.trace.users else []
     return [
         style.pick("▶", ">") if is_best else "",
         _marked_tight(fleet.gpu.name + mark, fleet.plan, style),
@@ -212,6 +220,7 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
         f"{outcome.time_per_token_p99 * 1000:.0f}",
         *([f"{1 / outcome.time_per_token_p50:.0f}", f"{outcome.latency_p50:.0f}"] if report.load.trace.users else []),
         *(_range_text(usd, ".2f", style) if usd else style.pick("·", "-") for usd in money),
+        *(f"{users:.1f}" if users else style.pick("·", "-") for users in per_usd),
     ]
 
 
@@ -232,6 +241,9 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         asked = f"{min(rates):.2g} to {max(rates):.2g}" if max(rates) > 1.05 * min(rates) else f"{max(rates):.2g}"
         waits = f"each waits for the answer, then {users.think_s:g} s; tok/s each and answer s are p50"
         remarks.append(f"{users.count:,.0f} users send {asked} requests a second: {waits}")
+    if holding:
+        spare = f"counted so that a server could finish {OVERLOAD_RATIO:.0%} more requests a second than it gets"
+        remarks.append(f"{spare}; with fewer GPUs users wait longer: legroom simulate shows how long")
     if any(fleet.replicas.low != fleet.replicas.high for fleet in holding):
         enough = "GPUs and $: enough for the slowest steps, with the range"
         remarks.append(f"{enough}; times: of that many, with steps as estimated")
@@ -255,20 +267,21 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         remarks.append(f"no price is known for: {', '.join(unpriced)}")
     for reason in dict.fromkeys(fleet.reason for fleet in fleets if fleet.reason):
         remarks.append(_reason_with_gpus(reason, [(fleet.gpu.name, fleet.reason) for fleet in fleets]))
-    smaller = [] if any(fleet.gpus == 1 for fleet in holding) else _smaller_checkpoints(fleets)
-    if smaller and not {card.model for card in report.cards}.intersection(smaller):
-        remarks.append(f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}")
+    remarks += filter(None, [smaller_weights_text(report, fleets)])
     for remark in remarks:
         yield from wrap(remark, style.width, "  ", "    ")
 
 
-def _smaller_checkpoints(fleets: Sequence[SizedFleet]) -> list[str]:
-    """Published quantized checkpoints of the planned model with its role, such as instruct; empty without a plan."""
+def smaller_weights_text(report: FleetReport, fleets: Sequence[SizedFleet]) -> str:
+    """That a published quantized checkpoint with the model's role was not tried; empty where that is no help."""
     planned = next((fleet.plan for fleet in fleets if fleet.plan), None)
-    if planned is None:
-        return []
+    if planned is None or any(fleet.gpus == 1 for fleet in fleets):
+        return ""
     role, names = checkpoint_role(planned.target.model.name), quantized_checkpoints(planned.target, planned.args)
-    return [each.name for each in names if checkpoint_role(each.name) == role]
+    smaller = [each.name for each in names if checkpoint_role(each.name) == role]
+    if not smaller or {card.model for card in report.cards}.intersection(smaller):
+        return ""
+    return f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}"
 
 
 _MOST_ROWS = 20
@@ -309,7 +322,16 @@ def _card_name(each: CardModel) -> str:
 def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
     wanted, nothing = asked.goal.concurrency, style.pick("·", "-")
-    head = ("model", "weights", "users", "longest", _ONE_USER, *([f"all {wanted:g}"] if wanted > 1 else []), "gives up")
+    head = (
+        "model",
+        "params",
+        "weights",
+        "users",
+        "longest",
+        _ONE_USER,
+        *([f"all {wanted:g}"] if wanted > 1 else []),
+        "gives up",
+    )
     rows = [tuple(style.paint(word, "dim") for word in head)]
     for each in models:
         if (plan := each.fit.plan) is None:
@@ -317,9 +339,11 @@ def _fitting_table(models: list[CardModel], asked: CardSearch, style: Style) -> 
         has_cache = not plan.memory.kv.shape.is_empty
         rates = [_rate_text(each.rate, 1, style), _rate_text(each.shared_rate, each.users, style)]
         losses = [*first_start_loss(plan, wanted), *(loss.partition(":")[0] for loss in each.fit.losses)]
+        losses += [f"tight: {plan.reason}"] if plan.verdict != "fits" else []
         pool = (f"{each.fit.holds:.2f}", f"{each.longest_len:,}") if has_cache else (nothing, nothing)
         name, weights = style.paint(_card_name(each), "bold"), gib(plan.layout.weights.bytes, 1)
-        rows.append((_marked_tight(name, plan, style), weights, *pool, *rates[: len(head) - 5], ", ".join(losses)))
+        figures = f"{each.parameters / 1e9:.1f}B", weights, *pool, *rates[: len(head) - 6]
+        rows.append((_marked_tight(name, plan, style), *figures, ", ".join(losses)))
     yield from (f"  {line}" for line in columns(rows, f"<{'>' * (len(head) - 2)}<"))
 
 

@@ -171,7 +171,7 @@ def _conclusion(made: Upgrade) -> str:
     if not kept.plan.starts:
         return "No command that was tried starts there and keeps today's capacity."
     if not kept.keeps_requests:
-        return f"It holds less than today: {kept.plan.memory.kv.max_concurrency:.2f} of {_held(old)} requests at once."
+        return f"It holds less than today: {_held(kept.plan)} of {_held(old)} requests at once."
     tightly = ", but tightly" if kept.plan.verdict == "tight" else ""
     if not _is_changed(made):
         others = [name for name, changed in (("metrics", made.metrics), ("defaults", made.flags)) if changed]
@@ -195,7 +195,7 @@ def _range_text(made: Upgrade) -> str:
 
 def _held(plan: Plan) -> str:
     """How many requests of the full length the plan holds at once, as text."""
-    return f"{plan.memory.kv.max_concurrency:.2f}"
+    return f"{plan.holds:.2f}"
 
 
 def _is_changed(made: Upgrade) -> bool:

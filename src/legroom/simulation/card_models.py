@@ -80,12 +80,20 @@ class CardModel:
         """The base model's name, also for a checkpoint that was quantized from it."""
         return self.bundled.base or self.bundled.name
 
+    @property
+    def parameters(self) -> int:
+        """Those of the base model: a quantized checkpoint's are not listed."""
+        root = find(self.family)
+        return root.parameters if root else self.bundled.parameters
+
     def as_json(self) -> dict[str, Any]:
         """An entry of `legroom models --gpu --json`."""
         plan, rate, shared = self.fit.plan, self.rate, self.shared_rate
         return {
             **self.bundled.as_json(),
+            "parameters": self.parameters or None,
             "verdict": plan.verdict if plan else "does_not_fit",
+            "reason": plan.reason if plan and plan.verdict == "tight" else "",
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
             "first_start_concurrency": first_start_holds(plan) if plan else None,
@@ -154,8 +162,7 @@ def _preference(each: CardModel) -> tuple[bool, int, float]:
 
 def _largest_first(each: CardModel) -> tuple[int, str]:
     """Sort key: base models with the most parameters first, then by name."""
-    root = find(each.family)
-    return -(root.parameters if root else each.bundled.parameters), each.family
+    return -each.parameters, each.family
 
 
 ORDERS: Mapping[str, Callable[[CardModel], Any]] = {

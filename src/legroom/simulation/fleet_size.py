@@ -188,7 +188,8 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         plan = make_plan(replace(target, gpus=args.gpus_needed), args)
         unsized = replace(unsized, plan=plan)
         if plan.verdict == "does_not_fit":
-            return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
+            where = f"{plan.target.gpus} GPUs of one node" if plan.target.gpus > 1 else "one GPU"
+            return replace(unsized, reason=f"does not start on {where} ({plan.reason.replace('_', ' ')})")
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
             return replace(unsized, reason=f"is tight and may not start: {plan.reason}")
         if (has := load.trace.longest) > (takes := plan.settings.max_model_len):
@@ -300,6 +301,12 @@ class FleetReport:
         price = self.price_of(fleet)
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
+    def users_per_usd(self, fleet: SizedFleet) -> float | None:
+        """Users served for a dollar an hour, at the count that is enough; None without users or a price."""
+        hourly, users = self.usd_per_hour(fleet), self.load.trace.users
+        usd = hourly and (hourly[2] or hourly[1])
+        return users.count / usd if users and usd else None
+
     def usd_per_million_tokens(self, fleet: SizedFleet) -> Money | None:
         """Low, middle and high dollars per million output tokens at the load's rate; None without a price."""
         hourly = self.usd_per_hour(fleet)
@@ -379,6 +386,7 @@ class FleetReport:
             "answer_p50_s": round(outcome.latency_p50, 3) if outcome else None,
             "price": price and {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source},
             "usd_per_hour": _band_json(self.usd_per_hour(fleet)),
+            "users_per_usd": (per_usd := self.users_per_usd(fleet)) and round(per_usd, 2),
             "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,
         }

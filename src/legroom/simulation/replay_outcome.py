@@ -68,12 +68,18 @@ class Goal:
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
         """Whether requests finish, and keep up with the arrivals within the limits of p99 latencies and preemptions."""
-        return (
-            outcome.finished > 0
-            and outcome.keeps_up
-            and self.is_within(outcome.first_token_p99, outcome.latency_p99, outcome.time_per_token_p99)
-            and (self.most_preemptions is None or outcome.preemptions <= self.most_preemptions)
-        )
+        return outcome.finished > 0 and outcome.keeps_up and not any(self.missed_by(outcome))
+
+    def missed_by(self, outcome: ReplayOutcome) -> Iterator[tuple[str, float, float]]:
+        """(What, reached, limit) of each limit that the outcome exceeds."""
+        for what, reached, limit in (
+            ("first token", outcome.first_token_p99, self.first_token_p99),
+            ("whole answer", outcome.latency_p99, self.latency_p99),
+            ("time per token", outcome.time_per_token_p99, self.time_per_token_p99),
+            ("preemptions", outcome.preemptions, self.most_preemptions),
+        ):
+            if limit is not None and reached > limit:
+                yield what, reached, limit
 
     def is_within(self, first_token: float, latency: float, time_per_token: float) -> bool:
         """Whether each latency is at most its limit; a limit of None always holds."""
@@ -82,7 +88,8 @@ class Goal:
         return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))
 
 
-Verdict = Literal["holds", "holds_with_waiting", "serves_late", "falls_behind", "turns_away"]
+NO_GOAL = Goal()
+Verdict = Literal["holds", "holds_with_waiting", "serves_late", "misses_limits", "falls_behind", "turns_away"]
 LATE_S = 30
 """Google Cloud's load balancer ends a request that has no answer after 30 s by default."""
 
@@ -97,38 +104,49 @@ class LoadVerdict:
     served: float
     """Requests that finish per second until the last one is served."""
     time_per_token_p50: float
+    missed: tuple[tuple[str, float, float], ...] = ()
+    """What is above its limit, as `Goal.missed_by` tells it."""
+    sustained: bool | None = None
+    """Whether the server would keep up with a longer load of this kind; None where this one is long enough."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the load is served within its limits; waiting, even for long, is no limit."""
+        return self.verdict not in ("falls_behind", "turns_away", "misses_limits")
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `legroom simulate --json` that say whether the load is held."""
-        rates = {name: round(value, 5) for name, value in asdict(self).items() if name != "verdict"}
-        return {"verdict": self.verdict, "load": rates}
+        rates = {name: round(getattr(self, name), 5) for name in ("arriving", "served", "time_per_token_p50")}
+        return {"verdict": self.verdict, "load": rates, "sustained": self.sustained}
 
 
-def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`falls_behind` if waits keep growing, `turns_away` if over 1 % are rejected, `serves_late` if the median first
-    token takes over 30 s, `holds_with_waiting` if requests queue or are preempted, otherwise `holds`."""
-    served = list(_served_requests(timeline))
-    _, keeps_up = _wait_growth(served, timeline.trace)
+def load_verdict(timeline: Timeline, goal: Goal = NO_GOAL) -> LoadVerdict:
+    """`falls_behind` if waits keep growing, `turns_away` if over 1 % are rejected, `misses_limits` if the goal is not
+    met, `serves_late` if the median first token takes over 30 s, `holds_with_waiting` if requests queue or are
+    preempted, otherwise `holds`."""
+    outcome = outcome_of({}, [timeline], goal)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
     starts = timeline.clocks.sched_s if timeline.clocks else timeline.first_sched_steps
     pairs = zip(arrivals, starts, timeline.finish_steps, strict=True)
     queued = percentile(sorted(float(start - arrival) for arrival, start, step in pairs if step >= 0), 0.99)
-    first_token = percentile(sorted(request.first_token for request in served), 0.99)
-    waits = queued > first_token - queued
+    waits, missed = queued > outcome.first_token_p99 - queued, tuple(goal.missed_by(outcome))
     verdict: Verdict = "holds"
-    if waits and not keeps_up:
+    if waits and not outcome.keeps_up:
         verdict = "falls_behind"
     elif 100 * len(timeline.rejections) > len(timeline.trace):
         verdict = "turns_away"
+    elif missed:
+        verdict = "misses_limits"
     elif timeline.clocks and percentile(timeline.seconds["first_token_s"], 0.5) > LATE_S:
         verdict = "serves_late"
-    elif waits or timeline.tally.preemptions:
+    elif waits or outcome.preemptions:
         verdict = "holds_with_waiting"
     lasted = max(arrivals) - min(arrivals)
     offered = (len(arrivals) - 1) / lasted if lasted else float(len(arrivals))
-    usual = percentile(sorted(request.time_per_token for request in served), 0.5)
-    offered = timeline.requests_per_s if timeline.trace.users else offered
-    return LoadVerdict(verdict, offered, len(served) / _load_duration([timeline], served), usual)
+    offered = outcome.requests_per_s if timeline.trace.users else offered
+    served = list(_served_requests(timeline))
+    rate = len(served) / _load_duration([timeline], served)
+    return LoadVerdict(verdict, offered, rate, outcome.time_per_token_p50, missed)
 
 
 class ServedRequest(NamedTuple):

@@ -203,6 +203,7 @@ class Timeline:
             "wasted_slot_ratio": round(self.wasted_slot_ratio, 6),
             **{name: _percentiles_json(self.wait_steps(name), "_steps") for name in WAITS},
             "requests": len(self.trace),
+            "data_parallel_engines": self.trace.engines,
             "peak_waiting": tally.peak_waiting,
             "usable_blocks": self.settings.usable_blocks,
             "scheduled_tokens": tally.scheduled_tokens,

@@ -66,6 +66,8 @@ class Trace:
     """Per prefix: the prefix it begins with (or NO_PREFIX) and for how many tokens."""
     users: Users | None = None
     """Set where arrivals follow from the answers: each asks again after one, so no more run or wait than there are."""
+    engines: int = 1
+    """Data-parallel engines that share the load evenly; the trace is what one of them gets."""
     _group_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -193,6 +195,10 @@ class Trace:
             server = number * replicas // sampled
             users = self.users and replace(self.users, count=-(-max(1, self.users.count - server) // replicas))
             yield replace(self.reordered(range(server, len(self), replicas)), users=users)
+
+    def of_engine(self, engines: int) -> Trace:
+        """What one of so many data-parallel engines gets of the load."""
+        return replace(next(self.shares(engines, 1)), engines=engines)
 
     def repeated(self, times: int) -> Trace:
         """The same arrivals `times` times in a row; each request has its own prompt after the shared prefix."""

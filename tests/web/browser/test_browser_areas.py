@@ -273,3 +273,7 @@ def test_a_budget_that_is_no_number_is_told_and_the_cheapest_comes_first(served,
     prices = [float(text.split()[0]) for text in page.locator(".fold[open] tbody tr td:nth-child(3)").all_inner_texts()]
     assert prices == sorted(prices)
     assert "server" in page.locator(".fold[open] tbody tr").first.inner_text()
+    assert "s.budget=15" in page.url
+    page.reload()
+    page.wait_for_selector(".fold[open] tbody tr:nth-child(2)")
+    assert page.get_by_label("GPUs to compare").input_value() == "h100, a100-80gb"

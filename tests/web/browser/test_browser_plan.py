@@ -626,5 +626,30 @@ def test_a_number_of_gpus_that_is_none_is_refused(served, open_page):
 
 
 def test_an_address_of_no_page_says_so(served, open_page):
-    page = open_page(f"{served.url}#/size")
-    page.wait_for_selector("text=There is no page “size” here")
+    page = open_page(f"{served.url}#/lint")
+    page.wait_for_selector("text=There is no page “lint” here")
+
+
+def test_size_and_pack_are_places_whose_question_comes_first(served, open_page):
+    page = open_page(
+        f"{served.url}#/size?model=llama-3.1-8b&gpu=h100&tensor_parallel_size=4&want_context=8192&want_users=4"
+    )
+    page.wait_for_selector(".holders tbody tr")
+    assert page.inner_text(".top nav [aria-current]") == "Size"
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    assert page.evaluate(f"{top.format('.holders')} < {top.format('.sides')}")
+    page.get_by_role("link", name="Pack", exact=True).click()
+    page.get_by_role("button", name="Pack them").wait_for()
+    assert page.evaluate(f"{top.format('.asked')} < {top.format('.sides')}")
+    page.reload()
+    page.get_by_role("button", name="Pack them").wait_for()
+
+
+def test_the_suggested_wish_is_nobodys_until_it_is_typed_or_searched_for(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    field = page.get_by_label("Tokens for each user")
+    assert (field.input_value(), field.get_attribute("placeholder")) == ("", "32k")
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.good")
+    assert "holds 16 requests of 32,768 tokens" in page.inner_text(".wishes .note")

@@ -100,6 +100,8 @@ class PackResult:
     order: Literal["any"] | tuple[str, ...] = "any"
     short_bytes: int = 0
     """Bytes that the fullest card lacks with the smallest KV caches, where nothing fits."""
+    splits: Mapping[str, int] = field(default_factory=dict)
+    """The cards over which packing splits each server that one card does not hold."""
 
     @property
     def headroom_bytes(self) -> int:

@@ -15,7 +15,7 @@ from legroom.memory.kv.shape import kv_shape
 from legroom.planning.capacity_search import search_flags
 from legroom.planning.checkpoints import FP8_NATIVE
 from legroom.planning.packing.gpu_packing import PackChange, PackRequest, PackResult, pack
-from legroom.planning.packing.needs import PackedServer, ServerNeeds
+from legroom.planning.packing.needs import PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Shift
 from legroom.units import human_bytes
 
@@ -170,17 +170,20 @@ def proof(result: PackResult) -> tuple[str, ...]:
     beside = use.used_bytes - sum(bytes_ for _, bytes_ in use.awake)
     has_goal = any(each.goal for each in servers)
     least = "as wished, or one request of full length" if has_goal else "one request of full length each"
-    why = f"with the least KV caches ({least}) {human_bytes(use.used_bytes)} of {human_bytes(total)} are needed"
+    why = f"with the least KV caches ({least}) {human_bytes(use.used_bytes)} are needed"
+    why += f", and a card has {human_bytes(total)}"
     if bare + beside > total:
         why = (
-            f"without any KV cache {human_bytes(bare + beside)} of {human_bytes(total)} are needed: weights, "
-            "activations, CUDA contexts and graphs alone are too much"
+            f"without any KV cache {human_bytes(bare + beside)} are needed, and a card has {human_bytes(total)}: "
+            "weights, activations, CUDA contexts and graphs alone are too much"
         )
     return (why, f"no way to place them on the {cards} cards holds them all") if cards > 1 else (why,)
 
 
 def meet_goals(result: PackResult) -> PackResult:
-    """The pack with searched flags for servers with a capacity goal, one by one until it fits; it may still not fit."""
+    """The pack with servers that no card holds split over several, and searched flags for servers with a capacity goal,
+    one by one until it fits; it may still not fit."""
+    result = _split_where_needed(result)
     if result.verdict != "does_not_fit":
         return result
     for needs in sorted(result.needs, key=lambda needs: -needs.least_bytes):
@@ -195,6 +198,23 @@ def meet_goals(result: PackResult) -> PackResult:
         if result.verdict != "does_not_fit":
             break
     return result
+
+
+def _split_where_needed(result: PackResult) -> PackResult:
+    """The pack with each server that one card does not hold on the fewest that do; as it is where that does not fit."""
+    request, splits, cards = result.request, dict[str, int](), result.request.cards
+    for needs in result.needs if result.verdict == "does_not_fit" else ():
+        if cards[0].is_slice or needs.server.gpus > 1 or needs.least_bytes <= cards[0].gpu.total_bytes:
+            continue
+        for size in (size for size in _SPLITS if size <= len(cards)):
+            args = replace(needs.server.args, tensor_parallel_size=size)
+            split = replace(needs.server, args=args, target=replace(needs.server.target, gpus=size))
+            with suppress(LegroomError):  # the model's heads are not split so
+                if server_needs(split).least_bytes <= cards[0].gpu.total_bytes:
+                    request, splits[split.name] = _with_changed(request, split), size
+                    break
+    packed = pack(request) if splits else result
+    return result if packed.verdict == "does_not_fit" else replace(packed, splits=splits)
 
 
 def _server_meeting_goal(server: PackedServer, beside_bytes: int) -> PackedServer | None:

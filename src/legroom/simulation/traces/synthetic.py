@@ -40,8 +40,12 @@ def read(spec: str, seed: int = 0) -> Trace:
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
     rng, users = random.Random(seed), _users(words)
     rate = users.rate(0.0) if users else _parse_number(words.get("rate", "1"), "rate")
-    usual = 1000 if not users else max(1000, min(3 * users.count, 20_000))  # each user asks a few times
+    # Each user asks a few times.
+    usual = max(1000, min(3 * users.count, 20_000), users.count) if users else 1000
     count = int(_parse_number(words.get("requests", str(usual)), "requests"))
+    if users and count < users.count:
+        few = f"{count:,} requests are too few to show how long {users.count:,} users wait"
+        raise LegroomError(few, f"give requests={users.count} or more, or fewer users")
     prompt = _length_distribution(words.get("prompt", "lognormal(500,0.8)"))
     output = _length_distribution(words.get("output", "lognormal(150,0.8)"))
     burst = int(_parse_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1

@@ -16,7 +16,10 @@ from legroom.records import dataclass
 
 Document = dict[str, Any]
 
-_SENTENCES = ("words", "gives_up", "why", "trades", "comment", "steps", "action", "why_fails", "notes", "needed")
+_SENTENCES = (
+    *("words", "gives_up", "reason", "why", "trades", "comment"),
+    *("steps", "action", "why_fails", "notes", "needed"),
+)
 """Keys below which a document has sentences of legroom."""
 
 

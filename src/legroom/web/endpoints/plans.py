@@ -94,6 +94,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
         if request.get("mix") or request.get("trace"):
             from legroom.facts.gpus import list_prices
             from legroom.planning.sizing import named_gpus
+            from legroom.render.size_text import smaller_weights_text
             from legroom.simulation.fleet_size import FleetTask, ServingLoad, fleet_report
             from legroom.simulation.replay_outcome import Goal
 
@@ -101,8 +102,10 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
             goal = Goal(request.get("first_token_s"), None, None, each_ms / 1000 if each_ms else None)
             load, args = ServingLoad.of_trace(_trace_of_request(request), goal), deployment.args
             task = FleetTask.of([args.model], deployment.release, args, load, request.get("max_gpus") or 32)
-            document = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf).as_json()
-            return document | {"words": [row["reason"] or "" for row in document["rows"]]}
+            report = replace(fleet_report(task, cards, list_prices()), budget=request.get("budget") or inf)
+            fleets, document = [fleet for card in report.cards for fleet in card.fleets], report.as_json()
+            reasons = [row["reason"] or "" for row in document["rows"]]
+            return document | {"words": {"reasons": reasons, "smaller": smaller_weights_text(report, fleets)}}
         context = request.get("context") or deployment.args.max_model_len or 4096
         most = request.get("max_gpus") or 32
         found = size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards"))
@@ -153,7 +156,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.packing.needs import PackedServer, default_name, with_own_names_and_ports
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.planning.packing.placement import offered_cards
-    from legroom.render.pack_text import change_texts, pack_headline
+    from legroom.render.pack_text import change_texts, pack_headline, split_texts
     from legroom.vllm.args import ServeArgs
 
     card, used_bytes = card_and_used_bytes(machine_of_request(request), latest(), ServeArgs())
@@ -166,7 +169,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     cards = offered_cards([card] * (request.get("gpus") or 1), (), used_bytes)
     result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
     changes = changes_that_fit(result)
-    ways = change_texts(changes) if result.verdict == "does_not_fit" else []
+    ways = change_texts(changes) if result.verdict == "does_not_fit" else split_texts(result)
     return pack_json(result, changes) | {"words": {"headline": pack_headline(result), "changes": ways}}
 
 
@@ -229,8 +232,9 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
     from legroom.render.simulation_text import timeline_words
+    from legroom.simulation.flag_search import lasting_verdict
     from legroom.simulation.from_plan import hardware
-    from legroom.simulation.replay_outcome import load_verdict
+    from legroom.simulation.replay_outcome import Goal
     from legroom.simulation.step_time import fixed_cost, roofline, step_band
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
@@ -240,6 +244,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     plan = plan_of_request(planned, advice=False) if planned is not None else None
     fields = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
     given = {name: request.get(name) for name in fields} | {"num_blocks": request.get("blocks")}
+    trace = trace.of_engine(plan.settings.data_parallel_size if plan else 1)
     settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
     work = hardware(plan) if plan and trace.in_seconds and not step_ms else None
@@ -248,7 +253,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
         why = "arrivals are in seconds, and how long a step takes is not known"
         raise LegroomError(why, "give `plan` to have it estimated, or `step_ms`")
     timeline = replay(trace, settings, cost=cost)
-    load = load_verdict(timeline)
+    load = lasting_verdict(timeline, Goal(), cost)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
     notes = [step_band(plan, work).text] if plan and work else []
     return document | ({"words": timeline_words(timeline, load, notes)} if "language" in request else {})
