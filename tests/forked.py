@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
 import os
 import signal
@@ -34,8 +33,6 @@ class Forked:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            # Garbage collection writes to every object it looks at: the kernel would copy all that the fork inherits.
-            gc.freeze()
             code = 70
             try:
                 code = work()
