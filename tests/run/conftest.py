@@ -35,5 +35,5 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     for last in ("ERROR 11-15 05:58:00 [async_llm.py:700] EngineDeadError: EngineCore", stand_in_vllm._OOM, short):
         log.write_text(f"{last}\n")
         tasks.find_fix(words | {"min_context": None, "min_concurrency": None, "tried": ()})
-    importlib.import_module("legroom.verify.openai_client")
+    importlib.import_module("aiohttp")  # what an answer is verified with
     tasks.verify_and_calibrate(words | {"verify": False, "url": ""})
