@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from legroom.actions.keeper import die_with_parent
+from legroom.cli import run as run_command
 from legroom.cli.main import main
 from legroom.run import supervisor, task_process, tasks
 from legroom.run.run_options import Timing
@@ -91,8 +92,9 @@ def legroom(
             os.close(number)
             setattr(sys, ("stdin", "stdout", "stderr")[number], None)  # as Python itself does when it starts
         os.environ.update(env)
-        task_process.run_task = lambda task, task_input: task_process.TaskProcess(task, task_input, fork_task).output()
-        supervisor.Supervisor = functools.partial(  # type: ignore[assignment, misc]
+        # Where the command looks them up: a test before this one may have imported it, with the slow ones.
+        run_command.run_task = lambda task, task_input: task_process.TaskProcess(task, task_input, fork_task).output()
+        run_command.Supervisor = functools.partial(  # type: ignore[assignment, misc]
             supervisor.Supervisor, timing=timing, start_task=fork_task
         )
         return main(list(words))

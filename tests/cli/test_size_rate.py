@@ -32,7 +32,6 @@ def size_a_fleet_once(monkeypatch):
         return FLEETS[key]
 
     monkeypatch.setattr(fleet_size, "size_fleet", size_once)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)  # in this process, which keeps them
 
 
 def answer(capsys, *words, code=0):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
+import stand_in_vllm
 from held_run import port, run
 
 from legroom.run import tasks
@@ -20,7 +22,7 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     vllm, log = folder / "vllm", folder / "log"
     vllm.write_text(f"#!{sys.executable}\n")
     vllm.chmod(0o755)
-    log.write_text("ERROR 11-15 05:58:00 [async_llm.py:700] EngineDeadError: EngineCore\n")
+    short = stand_in_vllm._SHORT.format(pid=2, length=2048, need=0.12, have=0.06, tokens=1000)
     words = {
         "words": [str(vllm), "serve", "tiny"],
         "vllm": "0.32.0",
@@ -30,5 +32,8 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
         "keep": (),
     }
     tasks.prepare(words | {"gpu": None, "drain_s": 60.0})
-    tasks.find_fix(words | {"min_context": None, "min_concurrency": None, "tried": ()})
+    for last in ("ERROR 11-15 05:58:00 [async_llm.py:700] EngineDeadError: EngineCore", stand_in_vllm._OOM, short):
+        log.write_text(f"{last}\n")
+        tasks.find_fix(words | {"min_context": None, "min_concurrency": None, "tried": ()})
+    importlib.import_module("aiohttp")  # what an answer is verified with
     tasks.verify_and_calibrate(words | {"verify": False, "url": ""})

@@ -41,6 +41,11 @@ def test_two_processes_share_the_work() -> None:
     assert len({process for _, process in ProcessExecutor(2).run(_process, None, [0.1] * 8)}) == 2
 
 
+def test_there_is_a_process_a_core_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert len({process for _, process in ProcessExecutor().run(_process, None, [0.1] * 8)} - {os.getpid()}) == 2
+
+
 def test_what_is_quick_comes_before_what_is_slow() -> None:
     (first, _), *_ = ProcessExecutor(2).run(_process, None, [2.0, 0.01])
     assert first == 1

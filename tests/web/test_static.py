@@ -59,54 +59,54 @@ for name, endpoint in ENDPOINTS.items():
 """
 
 
-@pytest.fixture
-def with_small_runtime(monkeypatch):
+@pytest.fixture(scope="module")
+def with_small_runtime():
     """Pyodide is 13 MB and comes from npm: what is around it is tested with a stand-in."""
-    monkeypatch.setattr(static_edition, "runtime_files", lambda given: dict(RUNTIME))
-    monkeypatch.setattr(static_edition, "with_bytecode", dict)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_edition, "runtime_files", lambda given: dict(RUNTIME))
+        patch.setattr(static_edition, "with_bytecode", dict)
+        yield
 
 
-@pytest.mark.usefixtures("with_small_runtime")
-def test_everything_that_is_loaded_lies_beside_the_page(tmp_path):
-    written = write_static(tmp_path)
+@pytest.fixture(scope="module")
+def written(with_small_runtime, tmp_path_factory):
+    """Packing takes most of a second: one folder for all who read it."""
+    return write_static(tmp_path_factory.mktemp("static"))
+
+
+def test_everything_that_is_loaded_lies_beside_the_page(written):
     assert {"index.html", "worker.js", "sw.js", "engine/pyodide.mjs", "engine/legroom.tar.packed"} <= set(written.sizes)
-    assert {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()} == set(
+    assert {file.relative_to(written.folder).as_posix() for file in written.folder.rglob("*") if file.is_file()} == set(
         written.sizes
     )
 
 
-@pytest.mark.usefixtures("with_small_runtime")
-def test_the_page_says_that_it_is_static_and_has_a_policy(tmp_path):
-    write_static(tmp_path)
-    page = (tmp_path / "index.html").read_text("utf-8")
+def test_the_page_says_that_it_is_static_and_has_a_policy(written):
+    page = (written.folder / "index.html").read_text("utf-8")
     assert 'name="legroom-edition" content="static"' in page
     assert "script-src 'self' 'wasm-unsafe-eval'" in page
     assert "unsafe-inline" not in page
 
 
-@pytest.mark.usefixtures("with_small_runtime")
-def test_no_placeholder_is_left_in_a_script(tmp_path):
-    write_static(tmp_path)
+def test_no_placeholder_is_left_in_a_script(written):
     for name in ("worker.js", "sw.js"):
-        assert not re.search(r"__[A-Z_]+__", (tmp_path / name).read_text("utf-8"))
+        assert not re.search(r"__[A-Z_]+__", (written.folder / name).read_text("utf-8"))
 
 
-@pytest.mark.usefixtures("with_small_runtime")
-def test_a_static_host_or_a_space_takes_the_folder_as_it_is(tmp_path):
-    write_static(tmp_path)
-    page = (tmp_path / "index.html").read_text("utf-8")
+def test_a_static_host_or_a_space_takes_the_folder_as_it_is(written):
+    page = (written.folder / "index.html").read_text("utf-8")
     named = re.findall(r'(?:src|href|content)="(\./[^"]+|/[^"]*|https?:[^"]*)"', page)
     assert named
-    assert all((tmp_path / name).is_file() for name in named)
+    assert all((written.folder / name).is_file() for name in named)
     assert {"./link.js", "./preview.png"} <= set(named)
-    assert (tmp_path / "preview.png").read_bytes()[16:24] == bytes.fromhex("000004b0 00000276")  # 1200 x 630
-    assert (tmp_path / "README.md").read_text("utf-8").startswith("---\ntitle: legroom\nsdk: static\n")
-    assert '"link.js"' in (tmp_path / "sw.js").read_text("utf-8")
-    headers = (tmp_path / "_headers").read_text("utf-8")
+    assert (written.folder / "preview.png").read_bytes()[16:24] == bytes.fromhex("000004b0 00000276")  # 1200 x 630
+    assert (written.folder / "README.md").read_text("utf-8").startswith("---\ntitle: legroom\nsdk: static\n")
+    assert '"link.js"' in (written.folder / "sw.js").read_text("utf-8")
+    headers = (written.folder / "_headers").read_text("utf-8")
     assert headers.startswith("/*\n  Cache-Control: no-cache\n")
     frozen = re.findall(r"^/(\S+)\n  Cache-Control: public, max-age=31536000, immutable$", headers, re.MULTILINE)
     assert frozen
-    assert all(re.search(r"-[A-Z0-9]{8}\.js$", name) and (tmp_path / name).is_file() for name in frozen)
+    assert all(re.search(r"-[A-Z0-9]{8}\.js$", name) and (written.folder / name).is_file() for name in frozen)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
@@ -129,12 +129,11 @@ def test_a_link_with_a_model_and_a_gpu_opens_the_plan(search, hash_, kept):
     assert json.loads(done.stdout) == kept
 
 
-@pytest.mark.usefixtures("with_small_runtime")
-def test_the_same_install_writes_the_same_bytes(tmp_path):
-    write_static(tmp_path / "one")
-    write_static(tmp_path / "two")
-    names = [file.relative_to(tmp_path / "one") for file in (tmp_path / "one").rglob("*") if file.is_file()]
-    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+def test_the_same_install_writes_the_same_bytes(written, tmp_path):
+    write_static(tmp_path)
+    files = [file for file in written.folder.rglob("*") if file.is_file()]
+    assert files
+    assert all(file.read_bytes() == (tmp_path / file.relative_to(written.folder)).read_bytes() for file in files)
 
 
 def test_what_a_browser_loads_of_legroom_is_small():
@@ -166,8 +165,8 @@ def test_without_npm_the_sentence_says_what_to_do(monkeypatch, tmp_path):
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.usefixtures("with_small_runtime")
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(static_edition, "static_files", lambda runtime: {"index.html": b""})
     (tmp_path / "file").write_text("")
     with pytest.raises(LegroomError, match="cannot write"):
         write_static(tmp_path / "file" / "site")
