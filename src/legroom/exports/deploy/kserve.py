@@ -24,7 +24,6 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "kserve"
 HELP = "an LLMInferenceService of KServe"
-NEEDS_PLAN = True
 _BY_KSERVE = frozenset(
     {
         "--host",
