@@ -41,8 +41,8 @@ FORMATS = {
     "runbook": "legroom.exports.runbook",
     "gate": "legroom.exports.gate_manifests",
 }
-"""Format -> its module, imported when it is chosen; one in `deploy` needs a plan. It has `NAME`, `HELP` and
-`files(request)`, and optionally `add_options(parser)` and `TAKES_ANY = True` (`--vllm any` is the default)."""
+"""Format -> its module, imported when it is chosen. It has `NAME`, `HELP` and `files(request)`, and optionally
+`add_options(parser)`, `NEEDS_PLAN = True` and `TAKES_ANY = True` (`--vllm any` is accepted and the default)."""
 _ON_THE_HOST = ("systemd", "script", "env")
 _ONE_MACHINE = (*_ON_THE_HOST, "docker", "compose", "helm-values")
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     module = args.module
     plan = _plan_of_options(args)
     release = _release_of_export(args, module, plan)
-    if ".deploy." in FORMATS[module.NAME] and plan is None:
+    if getattr(module, "NEEDS_PLAN", False) and plan is None:
         hint = f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]"
         raise LegroomError(f"which server? {module.NAME} is made from a plan", hint)
     if module.NAME in _ONE_MACHINE and plan is not None and plan.gpu.count > DEFAULT_GPUS_PER_NODE:

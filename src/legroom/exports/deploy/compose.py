@@ -13,6 +13,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "compose"
 HELP = "a compose file"
+NEEDS_PLAN = True
 add_options = partial(add_server_options, image=True)
 
 

@@ -14,6 +14,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "docker"
 HELP = "a docker run line, as a script with its reasons"
+NEEDS_PLAN = True
 add_options = partial(add_server_options, image=True)
 
 

@@ -12,6 +12,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "env"
 HELP = "the server's environment, secrets left to be filled in"
+NEEDS_PLAN = True
 add_options = add_server_options
 
 

@@ -22,6 +22,7 @@ from legroom.units import GIB
 
 NAME = "helm-values"
 HELP = "values for the chart vllm-stack (vLLM production stack)"
+NEEDS_PLAN = True
 add_options = partial(add_server_options, image=True)
 CHART = "vllm-stack 0.1.12 (vLLM production stack)"
 _GRACE_S = 30

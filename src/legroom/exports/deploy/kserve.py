@@ -24,6 +24,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "kserve"
 HELP = "an LLMInferenceService of KServe"
+NEEDS_PLAN = True
 _BY_KSERVE = frozenset(
     {
         "--host",

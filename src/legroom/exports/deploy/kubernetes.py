@@ -21,6 +21,7 @@ from legroom.units import parse_whole
 
 NAME = "kubernetes"
 HELP = "a Deployment (a LeaderWorkerSet or RayCluster where it spans nodes), its Service and the claim for its cache"
+NEEDS_PLAN = True
 _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalPodAutoscaler reads."
 
 

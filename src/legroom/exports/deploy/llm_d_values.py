@@ -17,6 +17,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "llm-d-values"
 HELP = "values for the chart llm-d-modelservice (llm-d)"
+NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:

@@ -12,6 +12,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "script"
 HELP = "a start script with every flag explained"
+NEEDS_PLAN = True
 add_options = add_server_options
 _NEEDED = {"HF_TOKEN": " Only gated models need it.", "LEGROOM_GUARD_TOKEN": " Without it the guard cannot be drained."}
 

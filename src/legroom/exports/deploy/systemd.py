@@ -18,6 +18,7 @@ from legroom.records import dataclass
 
 NAME = "systemd"
 HELP = "a systemd unit"
+NEEDS_PLAN = True
 _RESTART_S = 15
 _BURST = 3
 _TARGET = "multi-user.target"
