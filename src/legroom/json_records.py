@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -60,6 +62,18 @@ def _value_of_type(kind: Any, value: Any, place: str) -> Any:
 def _origin_and_args(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     """`list[int]` as (list, (int,)); cached, because a large document asks a hundred thousand times."""
     return get_origin(kind), get_args(kind)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Context manager: no garbage collection, which would walk a large document again and again while it is parsed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def is_number(value: Any) -> bool:

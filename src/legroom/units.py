@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from legroom.errors import LegroomError
@@ -13,6 +14,8 @@ _BYTES = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power for power, prefix in enumerate("kmgt", 1) for suffix, base in _SUFFIXES.items()
 }
 _NUMBER = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_TIME = re.compile(rf"\s*([0-9.e+-]+?)\s*({'|'.join(_SECONDS)})\s*")
 
 
 def cdiv(a: int, b: int) -> int:
@@ -69,15 +72,20 @@ def parse_speed(text: str | None, what: str, default: float) -> float:
     return float(speed)
 
 
+def seconds_in(text: str) -> float:
+    """Seconds of `2s`, `150ms`, `90min`, `12h`, `2d`, `1w` or a plain number; NaN for other text."""
+    found = _TIME.fullmatch(text.lower())
+    try:
+        return float(found[1]) * _SECONDS[found[2]] if found else math.nan
+    except ValueError:
+        return math.nan
+
+
 def parse_seconds(text: str | None, what: str) -> float | None:
     """Seconds of `2s`, `150ms` or `0.2`; None for None; LegroomError unless above 0 and below a day."""
     if text is None:
         return None
-    number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
-    try:
-        seconds = float(number) * scale
-    except ValueError:
-        seconds = 0.0
+    seconds = seconds_in(text)
     if not 0 < seconds < 86400:
         raise LegroomError(f"{what} {text!r} is not a time", f"write it like {what} 2s or {what} 150ms")
     return seconds

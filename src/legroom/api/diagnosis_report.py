@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.terminal import PLAIN, Style
@@ -9,8 +10,6 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from legroom.diagnosis.finding import Finding
     from legroom.diagnosis.log_diagnosis import LogReading
     from legroom.facts.diagnosis_texts import Language

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.described import deployment_from_arguments
 from legroom.drawing.terminal import PLAIN, Style
+from legroom.facts.releases import Release
+from legroom.memory.layout import Layout
+from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.machine import Machine, make_plan, make_target
 from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
+from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
 from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.memory.layout import Layout
     from legroom.planning.capacity_search import SearchAnswer
-    from legroom.vllm.args import ServeArgs, Usage
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,6 @@ def search(
     quantized checkpoints.
     """
     from legroom.planning.capacity_search import search_flags
-    from legroom.planning.checkpoints import quantized_checkpoints
-    from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
 
     most = where.gpus or (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
     target = make_target(args, release, replace(where, gpus=most))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.simulation.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
@@ -73,8 +74,6 @@ def simulation_json(
 
 def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """The settings of `given` that are not None, else the plan's, else vLLM's defaults; LegroomError without blocks."""
-    from legroom.simulation.scheduler_settings import SchedulerSettings
-
     values: dict[str, Any] = {}
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import math
 import sqlite3
 import time
 from pathlib import Path
@@ -14,6 +14,7 @@ from legroom.live.journal.journal import Journal, journal_path
 from legroom.live.journal.journal_records import SQLITE_HEAD, VERSION, Incident, JournalUnavailable, schema_version
 from legroom.live.metrics.endpoint import endpoint
 from legroom.render.incident_text import incidents_text
+from legroom.units import seconds_in
 
 DESCRIPTION = "What went wrong with servers, the newest first: from the journal of legroom watch and run."
 EPILOG = """\
@@ -24,8 +25,6 @@ examples:
 
 exit codes: 0 read (even if there are none), 2 the call is wrong or the file is no journal, 3 the journal cannot be read
 """
-_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +66,10 @@ def _journal_names(server: str | None) -> list[str | None]:
 
 def duration_seconds(text: str, option: str = "--since") -> float:
     """Seconds of a duration such as `90min`, `12h` or `2d`; a LegroomError that names `option` for another text."""
-    match = _AGO.fullmatch(text.strip().lower())
-    if not match or not float(match[1]):
+    seconds = seconds_in(text)
+    if not 0 < seconds < math.inf or text.strip()[-1].isdigit():
         raise LegroomError(f"{option} {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
-    return float(match[1]) * _UNITS_S[match[2]]
+    return seconds
 
 
 def open_journal(named: str | None) -> Journal | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from legroom.errors import BAD_INPUT, INTERRUPTED, OK, UNREACHABLE, LegroomError
+from legroom.masking import masked
 from legroom.version import __version__
 
 _BUG = 70
@@ -182,7 +183,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         import shlex
         import traceback
 
-        from legroom.masking import masked
         from legroom.vllm.command_line import without_secrets
 
         print(

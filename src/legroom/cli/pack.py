@@ -13,6 +13,7 @@ from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.exports.deploy.pack_files import pack_files
+from legroom.exports.export_request import ExportedFile
 from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.releases import latest, release
 from legroom.planning.machine import Machine, card_and_used_bytes, make_target, with_measurements
@@ -28,7 +29,6 @@ from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.exports.export_request import ExportedFile
 
 USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."
 DESCRIPTION = """\

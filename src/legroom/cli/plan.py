@@ -12,9 +12,14 @@ from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, write_file
 from legroom.cli.shared_options import parse
 from legroom.deployments.deployment import Deployment
+from legroom.deployments.source_text import read_text
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.release_support import SLEEP_FLAG
 from legroom.facts.releases import release as known_release
 from legroom.planning.machine import Machine, make_plan
+from legroom.planning.plan import cold_start
+from legroom.units import parse_length, parse_speed, parse_whole
+from legroom.vllm.args import is_given
 
 if TYPE_CHECKING:
     from legroom.planning.file_plans import FileServer
@@ -76,18 +81,12 @@ def run(args: argparse.Namespace) -> int:
     where = shared_options.described_machine(args, deployment)
     if args.want_context or args.want_concurrency:
         return _run_search(args, deployment, where)
-    if args.sleep:
-        from legroom.facts.release_support import SLEEP_FLAG
-        from legroom.vllm.args import is_given
-
-        if not is_given(deployment.args, SLEEP_FLAG):
-            serve = replace(deployment.args, others=(*deployment.args.others, SLEEP_FLAG))
-            deployment = replace(deployment, args=serve)
+    if args.sleep and not is_given(deployment.args, SLEEP_FLAG):
+        serve = replace(deployment.args, others=(*deployment.args.others, SLEEP_FLAG))
+        deployment = replace(deployment, args=serve)
     made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
     made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))
     if args.cold:
-        from legroom.planning.plan import cold_start
-
         made = cold_start(made)
     report = PlanReport(made)
     if args.svg:
@@ -95,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
     if args.sleep:
         from legroom.planning.plan_json import plan_states, states_json
         from legroom.render.plan_text import sleep_text
-        from legroom.units import parse_speed
 
         states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
         print_answer(
@@ -111,8 +109,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_search(args: argparse.Namespace, deployment: Deployment, where: Machine) -> int:
     """Prints the flags that hold the wanted load; the exit code is 1 where none do."""
-    from legroom.units import parse_length, parse_whole
-
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_whole(args.want_concurrency or "1", "--want-concurrency", 1, 10**6)
     report = search(deployment.args, deployment.release, where, context, float(concurrency), args.policy)
@@ -169,8 +165,6 @@ def _path_without_revision(named: str) -> str:
 
 def _file_text(named: str) -> str:
     """Text of a file, or of git's REV:PATH; empty for /dev/null, LegroomError where there is neither."""
-    from legroom.deployments.source_text import read_text
-
     if named == "/dev/null":
         return ""
     if Path(named).exists() or ":" not in named:

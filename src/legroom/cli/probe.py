@@ -9,6 +9,8 @@ from functools import partial
 from legroom.cli.output import note, print_answer
 from legroom.drawing.text import columns
 from legroom.errors import OK, LegroomError
+from legroom.facts.releases import release
+from legroom.planning.calibration_store import store_observations
 from legroom.planning.card_store import CardRecord, store_card
 from legroom.probe.card_probe import probe_card, python_of_vllm
 from legroom.units import human_bytes
@@ -63,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
             import shlex
 
             from legroom.deployments.deployment import deployment_from_command
-            from legroom.facts.releases import release
             from legroom.planning.calibration import probed_observation
-            from legroom.planning.calibration_store import store_observations
 
             deployment = deployment_from_command(shlex.join(args.served), release(outcome.vllm))
             name = outcome.record.name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.cli.output import note
 from legroom.deployments.described import WISHES, deployment_from_words, server_env
 from legroom.errors import LegroomError
+from legroom.facts.flags import advice, all_flag_names
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.units import parse_whole
@@ -59,8 +60,6 @@ def _refuse_options_of_others(words: Sequence[str]) -> None:
 
 def _refuse_misspelt_option(parser: argparse.ArgumentParser, name: str) -> None:
     """Raise LegroomError for an option that no vLLM release has, unless it is spelt nearest to one of vLLM's."""
-    from legroom.facts.flags import advice, all_flag_names
-
     flags = tuple(all_flag_names())
     whole = name.partition(".")[0].replace("_", "-").replace("--no-", "--", 1)
     if not name.startswith("--") or advice(name) or name in WISHES or any(flag.startswith(whole) for flag in flags):

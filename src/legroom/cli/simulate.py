@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
+from legroom.planning.autoscaling_policy import scaling_policy
 from legroom.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
@@ -256,7 +257,6 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice, goal
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Replay the trace over an autoscaled fleet and print it; the exit code says if it is steady."""
-    from legroom.planning.autoscaling_policy import scaling_policy
     from legroom.render.simulation_text import autoscale_text
     from legroom.simulation.autoscale import replay_autoscaled
 

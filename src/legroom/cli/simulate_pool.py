@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.shared_options import described_machine, described_server
 from legroom.errors import LegroomError
+from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import calibrated, fixed_cost, roofline, step_band
@@ -19,7 +20,6 @@ from legroom.vllm.command_line import any_release_words, setting_words
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.planning.plan import Plan
-    from legroom.simulation.fast.rows import StepCost
 
 _UTILIZATIONS = (0.9, 0.94)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}

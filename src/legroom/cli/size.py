@@ -15,13 +15,14 @@ from legroom.deployments.described import deployment_from_words, server_env
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.releases import Release, release
+from legroom.planning.search_space import CapacityGoal, counts_up_to
 from legroom.planning.sizing import named_gpus, prices_with_file, size_models
 from legroom.units import parse_length, parse_whole
+from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
-    from legroom.vllm.args import ServeArgs
 
 _SYNTHETIC_S = 60
 """Duration of a synthetic load: several times the duration of one answer. The replay repeats shorter loads."""
@@ -109,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
     if over_time:
         return _run_rate(args, models, used, serve_args, cards)
     from legroom.api.size_report import SizeReport
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
 
     context = parse_length(args.context or "4k", "--context")
     concurrency = parse_whole(args.concurrency or "1", "--concurrency", 1, 10**6)

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, print_json_line, print_text
+from legroom.drawing.text import plural
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 from legroom.files import read_text
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import endpoint
+from legroom.live.server_view import ServerView
 from legroom.planning.plan_document import read_plan
 from legroom.render.incident_text import local_time_text
 from legroom.render.watch_text import servers_text
 
 if TYPE_CHECKING:
-    from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
     from legroom.sidecar.watch_session import WatchSession
 
@@ -81,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
         if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
             raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
     if args.rehearse:
-        from legroom.drawing.text import plural
         from legroom.sidecar.policy_dry_run import dry_run
 
         result = dry_run(Path(args.rehearse), _watch_config(args))

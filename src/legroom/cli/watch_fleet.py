@@ -11,11 +11,13 @@ from typing import Any
 from legroom.cli.incidents import duration_seconds
 from legroom.cli.output import print_answer
 from legroom.errors import OK, UNREACHABLE, LegroomError
+from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.prometheus.alert_levels import duration
 from legroom.exports.prometheus.measures import Measures, in_parens
 from legroom.live.fleet import UNKNOWN, FleetView, GroupKey, ServerUse, fleet_view
 from legroom.live.metrics.prometheus_source import PrometheusSource, server_of_labels
 from legroom.live.metrics.scrape import open_session
+from legroom.planning.plan_document import read_plan
 from legroom.render.watch_text import fleet_text
 from legroom.sidecar.sources import prometheus_source
 from legroom.sidecar.watch_config import SidecarConfig
@@ -102,8 +104,5 @@ def _gpus_and_start_s(args: argparse.Namespace) -> tuple[int, float | None]:
     """(GPUs per server, seconds until a new one is ready or None) of --plan; (1, None) without a plan."""
     if not args.plan:
         return 1, None
-    from legroom.exports.deploy.exported_server import planned_server
-    from legroom.planning.plan_document import read_plan
-
     plan = read_plan(args.plan)
     return plan.gpu.count, planned_server(plan).times.expected_s

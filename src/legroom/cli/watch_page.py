@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -15,14 +16,12 @@ from legroom.drawing.svg import Curve, curve_lines, scaled_curve
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
+from legroom.live.server_view import ServerView
 from legroom.render.incident_text import duration_text
 from legroom.render.watch_text import STATE_COLOURS, state_mark, two_columns, view_figures
 from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
 
 _REDRAWN_S = 0.5

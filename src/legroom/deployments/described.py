@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
+from legroom.masking import is_secret
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.flag_values import FIELDS
 
@@ -99,8 +101,6 @@ def deployment_from_arguments(
         close = difflib.get_close_matches(unknown[0], _ARGUMENTS, n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", hint)
-    from legroom.facts.flags import flags_of
-
     known = {flag.dest for flag in flags_of(release).values()}
     if "speculative_model" in known:
         known.add("speculative_config")  # separate flags until 0.8.2
@@ -120,8 +120,6 @@ def refuse_local_model(model: str, local_files: bool) -> None:
 
 def server_env(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that a vLLM server started with `env` would read, without keys and tokens."""
-    from legroom.masking import is_secret
-
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}
 
 

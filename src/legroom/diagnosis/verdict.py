@@ -444,10 +444,10 @@ def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
         return True
     base = planner.failed_plan
     if bug.model and base is not None:
-        from legroom.planning.release_bugs import traits_of  # only where the deployment is known
+        from legroom.planning.plan import bug_traits  # only where the deployment is known
 
         groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
-        return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"
+        return set(bug.model) <= bug_traits(base.target.model) | groups and bug.memory == "gpu"
     return bool(bug.platform)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.explain import entry as catalog
 from legroom.facts import read_texts
+from legroom.facts.log_messages import message_patterns
 from legroom.json_records import record_from_json
 from legroom.memo import Memo
 from legroom.records import dataclass
@@ -107,8 +108,6 @@ def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
     """Signatures that are not RE2, miss their own example or name an unknown log message."""
-    from legroom.facts.log_messages import message_patterns
-
     known = {message.id for message in message_patterns()}
     for signature in document["signatures"]:
         if error := pattern_error(signature["pattern"]):

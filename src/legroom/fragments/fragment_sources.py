@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.log_messages import size_bytes
 from legroom.fragments.fragment_report import AllocatorReading, KvSlots
 from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
 from legroom.memory.allocator_replay import RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings
-from legroom.units import KIB, human_bytes
+from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.live.metrics.sample import Sample
@@ -95,17 +96,16 @@ _DEVICE = re.compile(r"memory summary, device ID ([0-9]{1,4})")
 _COUNTS = re.compile(r"CUDA OOMs: ([0-9]{1,12}) *\| *cudaMalloc retries: ([0-9]{1,12})")
 _ROW = re.compile(
     r"^\|\s*(Allocated memory|Active memory|Requested memory|GPU reserved memory|Non-releasable memory)\s*"
-    r"\|\s*([0-9]{1,9})\s*([KMGTP]?i?B)\s*\|\s*([0-9]{1,9})\s*([KMGTP]?i?B)",
+    r"\|\s*([0-9]{1,9}\s*(?:[KMGT]i?)?B)\s*\|\s*([0-9]{1,9}\s*(?:[KMGT]i?)?B)",
     re.MULTILINE,
 )
-_UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB**3, "GB": KIB**3, "TiB": KIB**4}
-"""Before 2.0 torch wrote MB and meant MiB."""
 
 
 def read_summary(text: str) -> AllocatorReading:
     """The state in the last `torch.cuda.memory_summary()` of a text; LegroomError if it is cut short."""
     text = text[text.rfind(_HEADING) :]
-    rows = {name: (_to_bytes(now, unit), _to_bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
+    # Before 2.0 torch wrote MB and meant MiB, as `size_bytes` reads it.
+    rows = {name: (size_bytes(now), size_bytes(most)) for name, now, most in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
         raise LegroomError("the memory summary lacks its rows of allocated and reserved memory", "give the whole table")
     device, counts = _DEVICE.search(text), _COUNTS.search(text)
@@ -117,11 +117,6 @@ def read_summary(text: str) -> AllocatorReading:
     requested = rows.get("Requested memory", (None,))[0]
     name = device.group(1) if device else "0"
     return AllocatorReading("memory_summary() text", name, state, AllocatorSettings(), requested_bytes=requested)
-
-
-def _to_bytes(number: str, unit: str) -> int:
-    """A whole number of a unit such as MiB in bytes; bytes where the unit is unknown."""
-    return int(number) * _UNITS.get(unit, 1)
 
 
 _GAUGE = re.compile(r"^legroom_worker_([a-z_]{1,40})\{([^}\n]{0,300})\} ([0-9.eE+]{1,30})", re.MULTILINE)

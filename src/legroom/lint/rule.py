@@ -8,6 +8,8 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from legroom.deployments import container_images as images
+from legroom.deployments.shell.lexer import Word
+from legroom.deployments.source_text import Place
 from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
@@ -19,8 +21,6 @@ from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 if TYPE_CHECKING:
-    from legroom.deployments.shell.lexer import Word
-    from legroom.deployments.source_text import Place
     from legroom.deployments.subjects import StartedServer
     from legroom.deployments.yaml_nodes import Node
     from legroom.planning.plan_document import PlanDocument

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.gpus import Gpu
+from legroom.facts.releases import Release
 from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.scrape import TIMEOUT_S, ScrapeFailed, fetch, open_session
 from legroom.records import dataclass, field
@@ -21,9 +23,6 @@ from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
 
 _CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -13,8 +13,10 @@ from mcp.types import ToolAnnotations
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
+from legroom.api.simulate_request import simulation_json, trace_of_request
 from legroom.deployments.described import deployment_from_request, refuse_local_model
 from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
 from legroom.planning.machine import Machine, plan_deployment
 from legroom.version import __version__
 
@@ -253,8 +255,6 @@ class ServerTools:
         The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
         recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
         """
-        from legroom.api.simulate_request import simulation_json, trace_of_request
-
         trace = trace_of_request(requests, mix)
         plan = None
         if model is not None:
@@ -318,7 +318,6 @@ def lint(
 
     Answers with findings: rule, severity, line, message, and what to write instead. Nothing is run.
     """
-    from legroom.facts.releases import release as known_release
     from legroom.lint.lint_report import report_json
     from legroom.lint.linter import LintOptions, lint_texts
 

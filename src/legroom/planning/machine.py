@@ -16,12 +16,11 @@ from legroom.facts.releases import Release, first_release, latest
 from legroom.home import cards_path, store_path
 from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.memory.deployment_memory import Measurements
-from legroom.planning.plan import Plan, Target, plan_on_named_card
-from legroom.planning.release_bugs import bugs_of
+from legroom.planning.plan import Plan, Target, bugs_of, plan_on_named_card
 from legroom.records import dataclass
 from legroom.units import MIB, gib, parse_bytes
 from legroom.vllm.args import ServeArgs, draft_method, draft_name, predicts_itself
-from legroom.vllm.resolve import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -135,7 +134,6 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
     if target.seen or not store_path().exists():
         return target
     from legroom.planning.calibration_store import measurements_for, read_store
-    from legroom.vllm.resolve import resolve
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=measurements_for(read_store().observations, target, settings))

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, gpu
-from legroom.facts.known_bugs import KnownBug
-from legroom.facts.model import Model
+from legroom.facts.known_bugs import KnownBug, bugs_with
+from legroom.facts.model import LatentAttention, Model, StateSpace
 from legroom.facts.releases import Release
 from legroom.memory.bands import spare_on_larger_card
 from legroom.memory.deployment_memory import (
@@ -30,6 +30,7 @@ from legroom.units import cdiv, gib, human_bytes
 from legroom.vllm.args import EngineSettings, ServeArgs, is_given
 from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
+from legroom.vllm.traits import traits
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 Policy = Literal["safe", "balanced", "tight"]
@@ -258,14 +259,33 @@ def _with_start_up_bug(made: Plan) -> Plan:
     may_happen = made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
     if made.verdict != "fits" or not may_happen:
         return made
-    from legroom.planning.release_bugs import bugs_of  # reads the list of bugs
-
     for bug in bugs_of(made):
         if bug.may_end_start(made.settings.given, made.target.gpu.interconnect):
             fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
             reason = f"vLLM {made.target.release} has a bug that ended starts like this: {bug.title}{fixed}"
             return replace(made, verdict="tight", reason=reason, bug=bug)
     return made
+
+
+def bugs_of(plan: Plan) -> list[KnownBug]:
+    """The known bugs of the plan's release that occur with its settings, model and card."""
+    settings, vendor = plan.settings, plan.target.gpu.vendor
+    present = bug_traits(plan.target.model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
+    present |= {"several kv groups"} if len(plan.memory.kv.groups) > 1 else set()
+    return [bug for bug in bugs_with(settings.release, settings.given, vendor) if set(bug.model) <= present]
+
+
+def bug_traits(model: Model) -> set[str]:
+    """The names of the model's traits that restrict known bugs, such as `mla` and `multimodal`."""
+    mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
+    present = {
+        "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),
+        "experts": traits(model).moe,
+        "no state layers": not any(isinstance(mixer, StateSpace) for mixer in mixers),
+        "multimodal": bool(model.modalities),
+        "encoder-decoder": bool(model.encoder_layers),
+    }
+    return {name for name, has in present.items() if has}
 
 
 def _with_first_start_verdict(made: Plan) -> Plan:

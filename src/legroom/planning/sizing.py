@@ -197,15 +197,13 @@ def prices_with_file(path: str | None) -> dict[str, GpuPrice]:
 def read_price_file(path: str) -> dict[str, GpuPrice]:
     """Hourly prices of a TOML file by the card's full name; LegroomError for a wrong entry."""
     tables, prices = read_toml(Path(path)), dict[str, GpuPrice]()
-    for name in tables.keys:
+    for name, table in tables.subtables():
         try:
             card = known_gpu(name)
         except LegroomError as error:
             raise tables.error(name, "legroom knows no such GPU", error.hint) from error
         if card.name in prices:
             raise tables.error(name, f"a second price of the {card.name}", "leave one of them out")
-        table = tables.table(name)
-        assert table is not None  # it is one of the keys
         with table:
             usd = table.number("usd_per_hour", table.require("usd_per_hour", float), most=1e9)
             date, source = str(table.raw("date") or ""), table.get("source", str, path)

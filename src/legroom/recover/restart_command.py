@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
 from legroom.home import runs_folder
 from legroom.records import dataclass
 from legroom.vllm.command_line import without_secrets
@@ -111,7 +112,6 @@ def _restart_command(crashed: CrashedServer) -> RestartCommand:
         raise NoRestartCommand("the log shows no failure that flags would fix", "give the line that ran with --command")
     from legroom.deployments.deployment import deployment_from_command
     from legroom.drawing.text import plural
-    from legroom.facts.releases import release as known_release
     from legroom.planning.advice import with_advice
     from legroom.planning.plan import plan, plan_on_named_card, ready_command
 

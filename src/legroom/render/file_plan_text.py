@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import wrap
+from legroom.planning.plan import Advice, Plan
 from legroom.render.plan_parts import VERDICT_COLOURS, plan_headline, short_model_name
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.planning.file_plans import FileServer
-    from legroom.planning.plan import Advice, Plan
     from legroom.planning.plan_diff import PlanChange, ServerDiff
 
 MAX_FIXES = 2

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment, strip, swatch
 from legroom.drawing.svg import Svg
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, display_width, plural, wrap
+from legroom.facts.diagnosis_texts import Language
 from legroom.records import dataclass
 from legroom.render.translation import in_language
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.black_box import AllocatorSegment
-    from legroom.drawing.terminal import Colour, Style
-    from legroom.facts.diagnosis_texts import Language
     from legroom.fragments.fragment_report import FragmentReport
 
 _MAX_ROWS = 14

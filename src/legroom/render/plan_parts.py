@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import count, plural, wrap
 from legroom.facts.fit import evidence, known_starts, starts_like
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
-from legroom.planning.plan import first_start_holds
+from legroom.memory.kv.kv_plan import KvPlan
+from legroom.memory.layout import Layout
+from legroom.planning.plan import Plan, Verdict, first_start_holds
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Colour, Style
-    from legroom.memory.kv.kv_plan import KvPlan
-    from legroom.memory.layout import Layout
-    from legroom.planning.plan import Plan, Verdict
 
 
 @dataclass(frozen=True, slots=True)

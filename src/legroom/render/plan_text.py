@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
+from legroom.planning.capacity_search import SearchAnswer
 from legroom.planning.levers import shorter_context
 from legroom.planning.plan import Plan, cold_start, context_by_user_count, ready_command, try_flags
 from legroom.render.plan_parts import (
@@ -32,7 +33,6 @@ from legroom.vllm.resolve import default_and_longest_len
 
 if TYPE_CHECKING:
     from legroom.memory.server_states import ServerState
-    from legroom.planning.capacity_search import SearchAnswer
 
 _MARGIN = "  "
 _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, paragraphs, wrap
+from legroom.planning.plan import Plan
 from legroom.render.plan_parts import plan_headline, short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.units import GIB, MIB, gib, human_bytes
 from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
     from legroom.planning.upgrades.kv_changes import ByteChange
     from legroom.planning.upgrades.release_upgrade import PoolChange, ReleaseStep, Upgrade
 

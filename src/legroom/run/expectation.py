@@ -12,6 +12,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
+from legroom.vllm.engine_selection import on_cpu
 from legroom.vllm.setting_checks import RefusedByVllm
 from legroom.vllm_logs.startup_log import read_startups
 
@@ -116,7 +117,6 @@ def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus)
 def _expected_on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """The KV pool on a CPU, exact where its size is given; otherwise only the sentence that there is no plan."""
     from legroom.memory.kv.kv_plan import kv_plan
-    from legroom.vllm.engine_selection import on_cpu
     from legroom.vllm.resolve import resolve, served_model
 
     nothing = "no GPU here, so no plan of a card"

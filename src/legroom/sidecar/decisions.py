@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from legroom.actions.platform import FlagChange
 from legroom.actions.server_drain import PlatformDrain
@@ -16,12 +15,10 @@ from legroom.live.metrics.window import Window
 from legroom.live.remedies import ProposedRemedy, remedies_for
 from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.action_policy import RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
+from legroom.sidecar.notifier import IncidentReporter
 from legroom.sidecar.open_incidents import OpenIncident
 from legroom.sidecar.watch_config import GroupConfig, ServerConfig
 from legroom.vllm.command_line import setting_words
-
-if TYPE_CHECKING:
-    from legroom.sidecar.notifier import IncidentReporter
 
 _RECENT_S = 300.0
 _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})

@@ -21,6 +21,8 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Watcher
 from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
 from legroom.live.gpu_memory import LocalServers
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import Incident, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.server_view import ServerView, server_view
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -29,8 +31,6 @@ from legroom.records import dataclass
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
 if TYPE_CHECKING:
-    from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import Incident
     from legroom.live.metrics.scrape_recording import Recorder
     from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
 
@@ -226,8 +226,6 @@ class WatchSession:
         """The result of a call on the journal; None without one, or where it fails: watching goes on without it."""
         if self._journal is None:
             return None
-        from legroom.live.journal.journal_records import JournalUnavailable  # SQLite, where there is no journal
-
         try:
             return call(self._journal)
         except JournalUnavailable as error:

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.release_support import build_of, driver_is_older
+from legroom.facts.releases import Release
 from legroom.live.gpu_memory import GpuMemory, nvml_devices, visible
 from legroom.live.kernel_memory import Cgroup
 from legroom.planning.machine import Machine, make_plan
@@ -20,10 +21,8 @@ from legroom.planning.plan import Plan
 from legroom.planning.plan_json import plan_json
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib, human_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import ServeArgs
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.command_line import any_release_words
 
 CheckFinding = Literal["ok", "warning", "failure"]
 _DOCKER_SHM_BYTES = 64 * MIB
@@ -127,8 +126,6 @@ def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
 
 def _memory_check(plan: Plan, card: GpuMemory) -> NodeCheck:
     """Whether the plan fits the card's free memory, with the error vLLM would stop with where not."""
-    from legroom.vllm.command_line import any_release_words
-
     free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
     if plan.verdict == "fits":
         return NodeCheck("memory", "ok", f"the server fits; {free}")

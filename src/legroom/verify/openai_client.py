@@ -11,13 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.endpoint import endpoint
+from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from legroom.live.metrics.endpoint import Endpoint
 
 
 _MAX_ERROR_CHARACTERS = 300

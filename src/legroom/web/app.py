@@ -18,6 +18,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legroom.web.endpoint_processes import EndpointProcesses, Refused, WorkerAnswer, WorkerLimits
 from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
@@ -26,8 +27,6 @@ from legroom.web.page_files import page_file
 from legroom.web.security import COOKIE, Access, SecurityLayer, error_response
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
     from legroom.web.live import LiveFeed
 
 MAX_BODY_BYTES = 80 << 20

@@ -21,6 +21,7 @@ from legroom.isolation import isolated
 from legroom.memo import Memo
 from legroom.records import dataclass
 from legroom.web.endpoints import BadRequest, answer, error_document
+from legroom.web.schemas import check_request
 
 _MAX_LOG_IN_MEMORY_BYTES = 16 << 20
 """A longer log goes to a worker through a temporary file."""
@@ -138,8 +139,6 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str]) -> Wo
     which is `content` or the file at that path."""
     if next(_request_numbers) % 200 == 0:
         Memo.forget_everything()  # bounds what planning memoizes
-    from legroom.web.schemas import check_request
-
     status, traceback_text = 200, ""
     given: dict[str, Any] = dict(query)
     if given.get("gpus", "").isdecimal():

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from legroom.live.detectors.plan_drift import ComparedFigure
+from legroom.live.server_view import ServerView
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
-    from legroom.live.detectors.plan_drift import ComparedFigure
-    from legroom.live.server_view import ServerView
-    from legroom.planning.plan_document import PlanDocument
     from legroom.sidecar.watch_config import SidecarConfig
 
 _MAX_UNREAD_EVENTS = 1_000

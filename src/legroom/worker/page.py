@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from legroom.worker.telemetry import READ_INTERVAL_S
-from legroom.worker.worker_memory import WorkerMemory
+from legroom.worker.worker_memory import READ_INTERVAL_S, WorkerMemory
 
 ReadWorkers = Callable[[float], tuple[WorkerMemory, ...]]
 """The figures that workers wrote within so many seconds: `TelemetryFolder.read`."""

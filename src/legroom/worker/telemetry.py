@@ -23,7 +23,7 @@ import psutil
 
 from legroom.records import dataclass
 from legroom.worker.recorder import BlackBoxRecorder
-from legroom.worker.worker_memory import WorkerMemory, read_worker_memory
+from legroom.worker.worker_memory import READ_INTERVAL_S, WorkerMemory, read_worker_memory
 
 if TYPE_CHECKING:
     from legroom.worker.page import SharedGauges
@@ -149,7 +149,6 @@ FOLDER = "LEGROOM_WORKER_BOARD"
 """The folder's path: set by a server's first process, inherited by those it starts."""
 SHARED_PAGE = "PROMETHEUS_MULTIPROC_DIR"
 """Set by vLLM where several API servers share one page."""
-READ_INTERVAL_S = 5.0
 
 
 def start() -> None:

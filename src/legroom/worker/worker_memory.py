@@ -16,6 +16,7 @@ import psutil
 from legroom.black_box import AllocatorSegment, AllocatorState, BlockState, SegmentBlock, WorkerHostMemory
 from legroom.records import dataclass
 
+READ_INTERVAL_S = 5.0
 CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _COMMON_POOL = (0, 0)
 _PACE = 2000.0

@@ -4,7 +4,6 @@ to refuse."""
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 from itertools import islice
@@ -14,6 +13,7 @@ from legroom.guard.request.endpoints import Kind, kind_of_body
 from legroom.guard.request.media import Media
 from legroom.guard.request.prefixes import PrefixUnit
 from legroom.guard.request.prompts import MOST_PROMPTS, UNTOKENIZED, BodyWalk, Prompt, prompts_of
+from legroom.json_records import gc_paused
 
 MOST_VALUES = 250_000
 """Most lists, objects and strings in a body; 1,000 tools and 10,000 messages have a tenth of it. Each blocks the event
@@ -25,20 +25,12 @@ def parse_body(body: bytes) -> Any:
     if len(body) > MOST_VALUES and _has_too_many_values(body):
         raise ValueError(f"it has more than {MOST_VALUES:,} lists, objects and strings")
     try:
-        return json.loads(body) if len(body) < 1 << 20 else _parse_large(body)
+        if len(body) < 1 << 20:
+            return json.loads(body)
+        with gc_paused():
+            return json.loads(body)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _parse_large(body: bytes) -> Any:
-    """Parse JSON with the garbage collector off, which would scan the growing document again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        return json.loads(body)
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _has_too_many_values(body: bytes) -> bool:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from uvicorn import Config
 from uvicorn.server import ServerState
@@ -21,22 +21,11 @@ from legroom.guard.pool.admission import Admission
 from legroom.guard.pool.engine_usage import steps_of_page
 from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS
-from legroom.guard.serving.admission_app import (
-    ON_CHUNK,
-    AdmissionApp,
-    Receive,
-    Scope,
-    Send,
-    send_refusal,
-    send_response,
-)
-from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection
+from legroom.guard.serving.admission_app import ON_CHUNK, Receive, Scope, Send, send_refusal, send_response
+from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection, ClientServer
 from legroom.guard.serving.upstream import Upstream, UpstreamError, UpstreamPool, connection_headers, down, request_head
 from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SWEEP_INTERVAL_S = 1.0
 """Deadlines and the policy file are checked this often."""
@@ -139,7 +128,7 @@ async def _read_body(receive: Receive) -> bytes | None:
     return None
 
 
-class Proxy(AdmissionApp):
+class Proxy(ClientServer):
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options
         admission = Admission(options.policy, options.plan, self.tokenize)
@@ -151,7 +140,6 @@ class Proxy(AdmissionApp):
         self.server_state = ServerState()
         self.buffered_bytes, self.most_buffered_bytes = 0, options.most_buffered_bytes
         self.now_s = admission.clock()
-        """The time of the last sweep, which is precise enough for deadlines."""
         secret, key = options.upstream.authorization, options.api_key
         self._authorization = secret or (f"Bearer {key}".encode() if key else b"")
         self.is_draining = False

@@ -5,18 +5,17 @@ large fleet the scrape times are queried first, then the figures of the servers 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import math
 import re
 import statistics
 import zlib
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from legroom.errors import LegroomError
 from legroom.facts import metrics
+from legroom.json_records import gc_paused
 from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.exposition import GUARD_SERIES, LABELLED_ROLES, SERVER_SERIES, VALUE_ROLES, sample_of_series
 from legroom.live.metrics.sample import ScrapeFailure, ScrapeResult
@@ -48,18 +47,6 @@ _Rows = list[tuple[dict[str, str], float]]
 _Answer = tuple[_Rows, float | None]
 """The rows of a query and its evaluation time; None in an empty result."""
 _SeriesByServer = dict[str, list[tuple[str, dict[str, str], float]]]
-
-
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Context manager: no garbage collection, which would walk 100,000 live objects while parsing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class PrometheusSource:
@@ -133,7 +120,7 @@ class PrometheusSource:
         if len(self._scraped_s) > _LARGE_FLEET:
             return await self._poll_in_turns(session, form, time_s)
         (values, _), (times, _), (up, _) = await self._post_queries(session, form, self.queries())
-        with _gc_paused():
+        with gc_paused():
             return self._results_of_rows(values, times, up, time_s)
 
     async def _poll_in_turns(
@@ -147,7 +134,7 @@ class PrometheusSource:
             # At the same evaluation time, or a scrape in between would get the earlier scrape's time.
             form = {"time": f"{evaluated_s:.3f}"}
         series = await self._query_series(due, times, session, form)
-        with _gc_paused():
+        with gc_paused():
             samples = self._take_samples(due, series, len(scraped))
             return samples + self._missing_servers(scraped, _up_by_server(up), time_s)
 
@@ -168,7 +155,7 @@ class PrometheusSource:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
                 rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)})
-            with _gc_paused():
+            with gc_paused():
                 return _series_by_server(rows)
 
         series: _SeriesByServer = {}
@@ -252,7 +239,7 @@ class PrometheusSource:
         """(rows of an instant query, its evaluation time in seconds or None without rows); raises ScrapeFailed."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
-            with _gc_paused():
+            with gc_paused():
                 answer = json.loads(body)
                 if answer["status"] != "success":
                     raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")

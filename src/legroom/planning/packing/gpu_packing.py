@@ -17,12 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from legroom.facts.release_support import ENDPOINTS_SWITCH, SLEEP_FLAG
 from legroom.memory.overhead import charges_device_wide
 from legroom.planning.packing.needs import PackedServer, ServerNeeds, server_needs, takes_pool_bytes
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
 from legroom.records import dataclass, field
+from legroom.vllm.args import is_given
 
 ALWAYS = "always"
 """The name of the only shift where no server sleeps."""
@@ -187,9 +189,6 @@ def _planned_beside_all(
     flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
     args = replace(needs.server.args, **flags)
     if sleeps:
-        from legroom.facts.release_support import ENDPOINTS_SWITCH, SLEEP_FLAG
-        from legroom.vllm.args import is_given
-
         others = args.others if is_given(args, SLEEP_FLAG) else (*args.others, SLEEP_FLAG)
         args = replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})
     if len(problem.cards) > 1 and not problem.cards[0].is_slice:

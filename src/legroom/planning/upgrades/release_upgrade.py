@@ -14,9 +14,8 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Term
 from legroom.memory.kv.kv_plan import KvPlan
 from legroom.planning.machine import Machine, make_plan, with_measurements, with_notes
-from legroom.planning.plan import Plan, cold_start, plan
+from legroom.planning.plan import Plan, bugs_of, cold_start, plan
 from legroom.planning.plan_json import plan_json
-from legroom.planning.release_bugs import bugs_of
 from legroom.planning.upgrades.changed_flags import ChangedFlag, args_on_release, changed_flags
 from legroom.planning.upgrades.kept_capacity import KeptCapacity, kept_capacity
 from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from legroom.errors import LegroomError
 from legroom.simulation.trace import THINK_S, Trace, Users
-from legroom.units import KIB
+from legroom.units import KIB, seconds_in
 
 _WORD = re.compile(r"(\w+)=((?:[^\s()]|\([^)]*\))+)|(\S+)")
 _CALL = re.compile(r"(\w+)\(([^)]*)\)")
@@ -72,21 +72,15 @@ def _users(words: dict[str, str]) -> Users | None:
         if "think" in words:
             raise LegroomError("think= is what users do between two questions", "add users=N")
         return None
-    users = Users(int(_parse_number(words["users"], "users")), _parse_seconds(words.get("think", f"{THINK_S:g}")))
+    think = words.get("think", f"{THINK_S:g}")
+    users = Users(int(_parse_number(words["users"], "users")), seconds_in(think))
+    if math.isnan(users.think_s):
+        raise LegroomError(f"{think!r} is not a time to think", "write it like 30s or 2min")
     if "rate" in words:
         raise LegroomError("both rate= and users= say how many requests come", "give one of them")
     if not (1 <= users.count <= 1e6 and 0.1 <= users.think_s < 86400):
         raise LegroomError("users are 1 to 1,000,000 and think 0.1 s to a day", "write it like users=200 think=30")
     return users
-
-
-def _parse_seconds(text: str) -> float:
-    """Seconds of `30`, `30s` or `2min`."""
-    number, minutes = (text.removesuffix("in").removesuffix("m"), 60) if "m" in text else (text.removesuffix("s"), 1)
-    try:
-        return float(number) * minutes
-    except ValueError:
-        raise LegroomError(f"{text!r} is not a time to think", "write it like 30s or 2min") from None
 
 
 def _length_distribution(text: str) -> Draw:

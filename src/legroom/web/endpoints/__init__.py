@@ -13,6 +13,7 @@ from typing import Any
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.isolation import isolated
 from legroom.records import dataclass
+from legroom.web.schemas import check_request, with_whole_numbers
 
 Document = dict[str, Any]
 
@@ -76,8 +77,6 @@ class BadRequest(LegroomError):
 
 def answer(name: str, request: Any) -> Document:
     """The document of an endpoint; `BadRequest` where it is unknown or the request does not match its schema."""
-    from legroom.web.schemas import check_request, with_whole_numbers
-
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:
         raise BadRequest(f"there is no endpoint {name!r}", f"there are {', '.join(ENDPOINTS)}")

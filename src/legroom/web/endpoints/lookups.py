@@ -9,6 +9,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import Kind, choices, default, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.facts.releases import release as known_release
+from legroom.vllm.args import ServeArgs
 
 _TYPES: dict[Kind, str] = {
     **dict.fromkeys(("switch", "bool", "optbool"), "boolean"),
@@ -46,8 +47,6 @@ def releases(request: dict[str, Any]) -> dict[str, list[str]]:
 
 def flags(request: dict[str, Any]) -> dict[str, Any]:
     """Every flag of a release but --model and --help; those that change memory come first."""
-    from legroom.vllm.args import ServeArgs
-
     release = known_release(request["vllm"]) if request.get("vllm") else latest()
     order = [field.name for field in fields(ServeArgs) if field.name not in ("model", "usage", "env", "others")]
     known = {flag.name: flag for flag in flags_of(release).values() if flag.name not in ("--model", "--help")}

@@ -8,10 +8,12 @@ from dataclasses import asdict, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from legroom.api.simulate_request import bounded_trace, requested_settings
 from legroom.errors import LegroomError
-from legroom.facts.releases import release
+from legroom.facts.releases import latest, release
 from legroom.isolation import GivenModel, isolated
 from legroom.units import human_bytes
+from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -149,7 +151,6 @@ def upgrade(request: dict[str, Any]) -> dict[str, Any]:
 def pack(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom pack --json` for the servers of several commands."""
     from legroom.deployments.deployment import deployment_from_command
-    from legroom.facts.releases import latest
     from legroom.planning.machine import Machine, card_and_used_bytes, make_target
     from legroom.planning.packing.gpu_packing import PackRequest, pack_json
     from legroom.planning.packing.gpu_packing import pack as pack_servers
@@ -157,7 +158,6 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.planning.packing.placement import offered_cards
     from legroom.render.pack_text import change_texts, pack_headline, split_texts
-    from legroom.vllm.args import ServeArgs
 
     card, used_bytes = card_and_used_bytes(machine_of_request(request), latest(), ServeArgs())
     servers = []
@@ -230,7 +230,6 @@ def _config_name(config: dict[str, Any] | None) -> str:
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom.api.simulate_request import requested_settings
     from legroom.render.simulation_text import timeline_words
     from legroom.simulation.flag_search import lasting_verdict
     from legroom.simulation.from_plan import hardware
@@ -261,7 +260,6 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
     """The load: the uploaded trace or the synthetic mix; LegroomError for both, neither or too many requests."""
-    from legroom.api.simulate_request import bounded_trace
     from legroom.simulation.trace import THINK_S
     from legroom.simulation.traces import synthetic
     from legroom.simulation.traces.trace_files import read_trace_text

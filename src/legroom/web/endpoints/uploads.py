@@ -9,7 +9,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
+from legroom.masking import is_secret
 from legroom.units import human_bytes
+from legroom.web.endpoints import in_requested_language
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -23,8 +27,6 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
     """Every server that a command, script or manifest starts; an error where there is none."""
     from legroom.deployments.deployment import deployment_from_command, deployment_of
     from legroom.deployments.file_reader import read_file
-    from legroom.facts.releases import latest
-    from legroom.facts.releases import release as known_release
 
     text, asked = request["text"], known_release(request["vllm"]) if request.get("vllm") else None
     if not text.strip():
@@ -41,7 +43,6 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
 
 def lint(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom lint --json`."""
-    from legroom.facts.releases import release as known_release
     from legroom.lint.lint_report import report_json
     from legroom.lint.linter import LintOptions, lint_texts
 
@@ -82,7 +83,6 @@ def _server_document(deployment: Deployment) -> dict[str, Any]:
 
 def _given_flags(deployment: Deployment) -> dict[str, Any]:
     """The flags of the server's command by vLLM's Python names, without secrets."""
-    from legroom.masking import is_secret
     from legroom.vllm.command_line import command_parts
 
     args = deployment.args
@@ -110,7 +110,6 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.render.diagnosis_text import finding_title, has_story, verdict_headline
-    from legroom.web.endpoints import in_requested_language
 
     command, model, gpu, vllm = (request.get(name) or None for name in ("command", "model", "gpu", "vllm"))
     refuse_two_models(command, model)
