@@ -1,0 +1,204 @@
+"""Which cause comes first where a text says the moment, the sizes or the program in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from legroom.diagnosis.log_diagnosis import read_log
+from legroom.diagnosis.verdict import Diagnosis
+
+
+def diagnosed(text: str) -> Diagnosis:
+    return read_log([text.encode()]).runs[0]
+
+
+def first_cause(text: str) -> str:
+    run = diagnosed(text)
+    assert run.verdict not in ("cause above", "not understood"), text
+    return run.findings[0].cause
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (
+            "weights_too_big",
+            "torch.OutOfMemoryError: CUDA out of memory while the weights of Qwen2.5-72B are being read, vllm, A100.",
+        ),
+        (
+            "cudagraph_capture_oom",
+            "vLLM prints GPU KV cache size: 210,432 tokens, Maximum concurrency for 32,768 tokens per request: 6.42x "
+            "and is then OOM in the graph/compile workspace: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; "
+            "61.2 GiB total capacity; 58.1 GiB already allocated; 700.00 MiB free)",
+        ),
+        ("cudagraph_capture_oom", "KV cache 初始化成功之后，vllm 在图模式阶段报 NPU out of memory。"),
+        ("runtime_activation_burst", "vllm 服务启动成功后，长上下文一来就 OOM，短的没事。A800 80G"),
+        ("runtime_activation_burst", "When a request reaches the prefill path vllm dies of OutOfMemoryError."),
+        (
+            "runtime_activation_burst",
+            "torch.OutOfMemoryError\n\nwas raised in\n\nvllm/_xpu_ops.py\n\nTried to allocate ~64 MiB\n"
+            "GPU total ~15.9 GiB\nonly ~30 MiB free\n\n\n\n\nThe server runs vllm.\n\nAt 100K the request reached the "
+            "real prefill path.\nIt failed again:\n\ntorch.OutOfMemoryError\n",
+        ),
+        ("weights_too_big", "vllm: OutOfMemoryError while creating weights of DeepSeek-V3 on 8xA100-40GB"),
+        (
+            "profiling_activation_peak",
+            "Qwen2-VL-7B and Qwen2.5-7B ran in vllm 0.7.3. After I upgraded vllm to 0.8.4 only the text model "
+            "loads, and the VL one goes OOM, with a shorter max-model-len too.",
+        ),
+    ],
+)
+def test_words_and_milestones_place_a_failed_allocation(cause: str, text: str) -> None:
+    assert first_cause(text) == cause
+
+
+def test_a_failed_allocation_without_a_moment_is_not_said_to_be_of_serving_for_vllms_own_phrase() -> None:
+    run = diagnosed("Maximum concurrency for 8,192 tokens per request was fine.\nThen vllm: CUDA out of memory.")
+    assert run.verdict == "cause above"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A 40 GiB model on a 32 GiB card with vllm: out of memory.",
+        "vLLM 单机部署 (模型 720G), 8 卡 64G NPU, TP=8 OOM",
+        "vLLM, 500G 模型 + 8×65GB = 520GB HBM, TP=8 还是 OOM",
+        "With TP=2 vllm needs ~23 GB per GPU, my GPUs have 24 GB each: CUDA out of memory.",
+    ],
+)
+def test_weights_told_in_words_are_set_against_the_card_that_is_told(text: str) -> None:
+    assert first_cause(text) == "weights_too_big"
+
+
+def test_settings_that_are_commented_out_are_not_in_force() -> None:
+    run = diagnosed(
+        'vllm extraArgs: [\n  # "--quantization=fp8", # smaller weights\n  "--tensor-parallel-size=2",\n]\n'
+        "torch.OutOfMemoryError: CUDA out of memory."
+    )
+    assert (run.case.startup.args.quantization, run.case.startup.args.tensor_parallel_size) == (None, 2)
+
+
+def test_free_and_attempted_sizes_in_a_sentence_are_a_failed_allocation() -> None:
+    run = diagnosed(
+        "Our vLLM service had 180 MiB physically free on every rank when requests with prompt_logprobs came. "
+        "The engine attempted a 512 MiB allocation and was gone."
+    )
+    assert run.case.oom is not None and run.case.oom.wanted_bytes == 512 << 20
+    assert run.findings[0].cause == "runtime_activation_burst"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cudagraph_capture_sizes [1, 2] does not contain values that are multiples of tp_size 8",
+        "vllm: AssertionError: max_num_batched_tokens 2048 must be divisible by block size 528",
+        "ValueError: num_speculative_tokens must be positive",
+    ],
+)
+def test_a_check_of_a_settings_value_is_configuration(line: str) -> None:
+    assert first_cause(line) == "wrong_flag"
+
+
+def test_a_time_out_that_hides_an_out_of_memory_error_is_one() -> None:
+    text = (
+        "With very large images Qwen2-VL in vllm may not report the `out of memory error`, it gets stuck in inference "
+        "and then raises `TimeoutError` from multiproc_executor.py."
+    )
+    assert first_cause(text) == "multimodal_inputs"
+
+
+def test_not_memory_is_not_stated_by_words_where_the_text_speaks_of_memory() -> None:
+    assert (
+        diagnosed("vllm serve was OK; it now says something about memory and exits. RTX 3090").verdict == "cause above"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        ("host_ram_oom", "With 32GB CPU memory it is always insufficient to load a 30B model, 64GB is OK for vllm."),
+        ("host_ram_oom", "How can vllm load Qwen1.5 32B with less CPU memory? It needs 64GB, transformers only 32GB."),
+        (
+            "leak_over_time",
+            "In vllm-ascend the non-torch memory sees a gradual increase from 1G to over 5G until it is OOM.",
+        ),
+        ("leak_over_time", "VRAM of my vLLM server climbs every hour; after a day it hits OOM."),
+    ],
+)
+def test_host_memory_and_growth_are_known_by_their_words(cause: str, text: str) -> None:
+    assert first_cause(text) == cause
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I deployed Qwen2.5-72B using sglang 0.5.2 on 4090s. torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 38.00 MiB. GPU 0 has a total capacity of 23.65 GiB of which 39.44 MiB is free.",
+        "lm_eval --model hf --model_args pretrained=meta-llama/Llama-2-70b-hf: torch.OutOfMemoryError: CUDA out of "
+        "memory. Tried to allocate 448.00 MiB",
+    ],
+)
+def test_another_program_is_named_before_anything_is_said_of_vllm(text: str) -> None:
+    assert diagnosed(text).other_engine
+
+
+def test_a_server_that_moved_from_another_engine_is_still_vllms() -> None:
+    assert not diagnosed("I was using sglang, now vllm serve Qwen/Qwen3-8B is OOM on a T4.").other_engine
+
+
+def test_a_shut_down_server_had_no_failure() -> None:
+    log = (
+        "(EngineCore pid=9) INFO 05-12 11:36:00 [core.py:1201] Shutdown initiated (timeout=0)\n"
+        "(EngineCore pid=9) INFO 05-12 11:36:00 [core.py:1224] Shutdown complete\n"
+        "ERROR 05-12 11:36:01 [core_client.py:704] Engine core proc EngineCore died unexpectedly, shutting down.\n"
+    )
+    assert first_cause(log) == "not_memory"
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        ("not_memory", "subprocess.CalledProcessError: Command '['ninja', '-v', '-C', '/x']' returned exit status 1."),
+        ("driver_or_cuda_mismatch", "RuntimeError: Only SM 90 and SM 100 are supported by this kernel"),
+        ("driver_or_cuda_mismatch", "vllm: RuntimeError: current CANN version do not support this op"),
+    ],
+)
+def test_builds_and_architectures_are_called_what_they_are(cause: str, line: str) -> None:
+    assert first_cause(line) == cause
+
+
+def test_a_draft_head_that_no_longer_fits_is_no_weight_of_the_model() -> None:
+    text = (
+        "vLLM + MTP on a 24GB card: OOM (model OK, MTP head 2.37 GiB doesn't fit)\nLoaded fine, but:\n"
+        "torch.OutOfMemoryError: Tried to allocate 2.37 GiB. GPU has 2.25 GiB free."
+    )
+    assert first_cause(text) == "lora_or_spec_decode_extra"
+    assert diagnosed(text).case.phase == "startup_load"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "My large model runs in a vllm container with 0.9, but I want to run two. Now CUDA is insufficient.",
+        "Running more than 1 vllm instance on a single GPU fails with V1.\nThe second instance fails.\n"
+        "INFO 05-07 02:14:18 [monitor.py:33] torch.compile takes 17.00 s in total\n"
+        "ERROR 05-07 02:14:18 [core.py:396] EngineCore failed to start.\n"
+        "ERROR 05-07 02:14:18 [core.py:396] Traceback (most recent call last):\n",
+    ],
+)
+def test_two_servers_on_one_card_share_it(text: str) -> None:
+    assert first_cause(text) == "gpu_shared_or_not_free"
+
+
+def test_memory_that_sleep_does_not_give_back_is_of_sleep_mode() -> None:
+    assert first_cause("在RL框架中用 vllm，设置 sleep 模式后显存未正常释放 LLM(enable_sleep_mode=True)") == (
+        "sleep_mode_or_rlhf_colocation"
+    )
+    assert first_cause("vllm-omni's sleep path: the worker OOMs at\n`cumem_allocator.cpp:163` with much free.") == (
+        "sleep_mode_or_rlhf_colocation"
+    )
+
+
+def test_wsl_that_refuses_memory_of_a_free_card_is_the_cause() -> None:
+    text = 'A script under WSL2 fails with "CUDA error: out of memory" after 9 GB while the GPU is free.'
+    assert first_cause(text) == "unified_memory_or_wsl"
