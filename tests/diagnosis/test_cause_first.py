@@ -202,3 +202,17 @@ def test_memory_that_sleep_does_not_give_back_is_of_sleep_mode() -> None:
 def test_wsl_that_refuses_memory_of_a_free_card_is_the_cause() -> None:
     text = 'A script under WSL2 fails with "CUDA error: out of memory" after 9 GB while the GPU is free.'
     assert first_cause(text) == "unified_memory_or_wsl"
+
+
+def test_a_draft_model_that_loads_is_not_the_main_model() -> None:
+    assert first_cause("The EAGLE draft model loading goes OOM in vllm after the main one took 70 of 80 GB.") == (
+        "lora_or_spec_decode_extra"
+    )
+
+
+def test_a_moment_that_nothing_tells_is_not_said_and_no_amount_is_invented() -> None:
+    run = diagnosed("vllm serve Qwen/Qwen3-8B\ntorch.OutOfMemoryError: CUDA out of memory.")
+    assert (run.verdict, run.phase) == ("cause above", None)
+    served = diagnosed("The vllm server was up for six hours, then it was OOM.").findings[0]
+    assert served.cause == "runtime_activation_burst"
+    assert not any("1.00 GiB" in fix.why for fix in served.fixes)
