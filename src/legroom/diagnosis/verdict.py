@@ -96,7 +96,7 @@ class Diagnosis:
         failure = self.case.first_failure
         if self.case.has_site_frame or (failure is not None and failure.phase):
             return self.case.phase
-        return (self.proven_findings and cause_of(self.findings[0].cause).phase) or self.case.phase
+        return (cause_of(self.findings[0].cause).phase if self.proven_findings else None) or self.case.phase
 
 
 def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
