@@ -21,6 +21,13 @@ from legroom.vllm_logs.startup_log import Startup
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
+
+
+def is_own_failure(item: Evidence) -> bool:
+    """Whether the line prints a failure, and not only that a process waited in vain for another that failed."""
+    return item.role in (*FAILING, "exception") and not item.is_warning and item.id != "rpc_timeout"
+
+
 FAILED_ALLOCATIONS = message_group("failed_allocation")
 SHORTAGE_WORDS = re.compile(
     r"(?i)(?<!might be due to )(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)"
@@ -243,13 +250,13 @@ class Case:
         failure = self.first_failure
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
         # A progress bar may be written after the error that stopped it.
-        late = {"shards": 30}
+        late = {"shards": 30, "moment_told": self.lines}  # which stands by one of the failures
         passed = [
             evidence
             for evidence in before
             if failure is None
             or failure.is_told
-            or evidence.line <= failure.line + (SENTENCE_LINES if evidence.is_told else late.get(evidence.id, 0))
+            or evidence.line <= failure.line + late.get(evidence.id, SENTENCE_LINES if evidence.is_told else 0)
             or "" < evidence.time < failure.time  # a collector may show the newest line first
         ]
         if not passed and failure is not None and not failure.time:  # an error that is pasted above its log

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
+from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_own_failure
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.contrasts import contrasts, failed_shares, is_attempt
@@ -76,11 +76,7 @@ def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
 
 def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
     """Lines of commands, or headings of attempts, after the failure of an earlier one, if they fail too; else empty."""
-    failures = [
-        item.line
-        for item in evidence
-        if (item.role in (*FAILING, "exception") and not item.is_warning) or (item.number("available_bytes") or 1) <= 0
-    ]
+    failures = [item.line for item in evidence if is_own_failure(item) or (item.number("available_bytes") or 1) <= 0]
     lines = text.split("\n") if len(failures) > 1 else []
     told = [number for number, line in enumerate(lines, 1) if prose("attempt").match(line)]
     # What a heading calls another attempt follows a first one, also where no command is shown.
@@ -170,7 +166,7 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
     """The evidence with failures that prose tells as failures where nothing printed is one; else without them."""
-    if any(item.role in (*FAILING, "exception") and not item.is_warning for item in evidence):
+    if any(map(is_own_failure, evidence)):
         return [item for item in evidence if item.role != "told"]
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 

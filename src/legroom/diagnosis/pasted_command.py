@@ -24,8 +24,8 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
 _LOGGED = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
-    r"|\blegroom(?:\[\d+\])?: "
+    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|Namespace\(|\blegroom(?:\[\d+\])?: "
+    r"|^\S*Error: (?!(?:CUDA|NPU|XPU|HIP) out of memory (?:at|while|when(?! warm)|during|in|after|on)\b)"
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
 _PERIOD = re.compile(r"[a-z]\. [A-Z]")
@@ -43,8 +43,10 @@ _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
 _PROSE_END = re.compile("[`，。；：（）]")
-_COMMENT = re.compile(r"^[ \t]*#[ \t]*[a-z]\w*[ \t]*=[^=\n]*$|(?<=\S)[ \t]{1,80}#[ \t][^\n]*$", re.MULTILINE)
-"""A setting of a Python call that is commented out, and what stands behind a line's own content."""
+_COMMENT = re.compile(
+    r"^[ \t]*#[ \t]*(?:[a-z]\w*[ \t]*=[^=\n]*|[\"']?--[a-z].*)$|(?<=\S)[ \t]{1,80}#[ \t][^\n]*$", re.MULTILINE
+)
+"""A setting or flag that is commented out, and what stands behind a line's own content."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import cast
 
-from legroom.diagnosis.case import FAILED_ALLOCATIONS, FAILING
+from legroom.diagnosis.case import FAILED_ALLOCATIONS, is_own_failure
 from legroom.diagnosis.pasted_command import prose, sentence_lines
 from legroom.facts import read_data
 from legroom.facts.log_messages import Role, typed_groups
@@ -35,7 +35,7 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     """What sentences say of a failure: the shortage where no program printed one, its moment, who shares the card."""
     plain = "\n".join(sentence_lines(text.split("\n")))
     sentences = _WRAPPED.sub(" ", plain)
-    failures = [item for item in printed if item.role in (*FAILING, "exception") and not item.is_warning]
+    failures = [item for item in printed if is_own_failure(item)]
     shortages = list(_shortages(sentences)) if not failures else []
     anchors = [match.span() for (id_, *_), match in shortages if id_ in FAILED_ALLOCATIONS]
     anchors += [_place_of(item, sentences, plain) for item in failures if item.id in (*FAILED_ALLOCATIONS, "nccl_oom")]
@@ -49,9 +49,10 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
         around += [
             ((id_, "platform", None, words), match) for id_, _, _, words in kept if (match := words.search(sentences))
         ]
-    is_failed = failures or any(item.role == "told" for item in printed)
-    is_failed = is_failed or any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
-    around += [] if is_failed or shortages else [(t, m) for t in _told("questions") if (m := t[3].search(sentences))]
+    is_failed = any(item.role == "symptom" and not item.id.endswith("_told") for item in printed)
+    # That a second server fails, a traceback without its error does not contradict.
+    asked = () if failures or shortages or "told" in roles else (t for t in _told("questions") if t[2] or not is_failed)
+    around += [(told, match) for told in asked if (match := told[3].search(sentences))]
     if any(told[0] in ("neighbour_told", "several_servers") for told, _ in around) and (shares := _shares(text)):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
     ((_, _, _, size),), ((_, _, _, uncertain),) = _told("parameters"), _told("uncertain_weights")
@@ -112,10 +113,10 @@ def _place_of(printed: Evidence, sentences: str, plain: str) -> tuple[int, int]:
 
 
 def _nearest_moments(sentences: str, anchors: list[tuple[int, int]]) -> list[tuple[Told, re.Match[str]]]:
-    """The moment of a start or of serving that is named nearest to the first shortage; empty where none is near."""
-    start, end = min(anchors, default=(0, -_NEAR_CHARS))
+    """The moment of a start or of serving that is named nearest to a shortage; empty where none is near."""
     near = [
         (max(start - match.end(), match.start() - end, 0), number, told, match)
+        for start, end in anchors
         for number, told in enumerate(_told("moments"))
         for match in told[3].finditer(sentences, max(start - _NEAR_CHARS, 0), max(end + _NEAR_CHARS, 0))
     ]

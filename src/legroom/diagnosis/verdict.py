@@ -96,7 +96,7 @@ class Diagnosis:
         failure = self.case.first_failure
         if self.case.has_site_frame or (failure is not None and failure.phase):
             return self.case.phase
-        return cause_of(self.findings[0].cause).phase or self.case.phase
+        return (cause_of(self.findings[0].cause).phase if self.proven_findings else None) or self.case.phase
 
 
 def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
@@ -238,7 +238,8 @@ def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
 def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
     """The verdict on a description: its likeliest cause, or the question for more where that is not likely enough."""
     first = likely[0][0]
-    if chances[first.label] < ASSERTED_CHANCE or (case.is_unnamed and first.is_memory):
+    is_unread = first.is_memory if case.is_unnamed else first.domain == "other" and case.has("memory_told")
+    if chances[first.label] < ASSERTED_CHANCE or is_unread:
         return "cause above"
     return "not a memory problem" if first.domain == "other" else "cause found"
 

@@ -10,7 +10,7 @@ from legroom.memory.tensors import Tensor, printed_request, score_tensors, tenso
 from legroom.units import GIB
 
 _SITES = {
-    "load": ("build", "load", "quant", "lora", "device"),
+    "load": ("build", "load", "quant", "lora", "draft", "device"),
     "forward": ("profile", "warmup", "serving"),
     "sampling": ("profile", "sampler", "sampling", "serving"),
     "encoder": ("profile", "serving"),

@@ -20,19 +20,15 @@ def examine(case: Case) -> Assessment | None:
     on = case.has("lora_on", "spec_on") or bool(args.enable_lora or args.speculative_config)
     told = {name for changed, worked in case.reported if worked for name in changed}
     on = on or bool(told & {"enable_lora", "speculative_config", "max_loras", "max_lora_rank"})
-    inside = bool(case.frames & {"frame_spec", "frame_lora"})
+    inside = bool(case.frames & {"frame_spec", "frame_lora", "frame_draft"})
     non_torch = None if ledger.other_processes_bytes or ledger.unowned_bytes else ledger.outside_torch_bytes
     large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not ledger.free_exceeds_request
-    strength = Strength.NONE
-    if inside:
-        strength = Strength.NAMED
-    elif on and large:
-        strength = Strength.SHOWN
-    elif on:
-        strength = Strength.LIKELY
-    if not strength:
+    if not (inside or on):
         return None
-    proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
+    strength = Strength.NAMED if inside else Strength.SHOWN if large else Strength.LIKELY
+    proven = proof(
+        case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora", "frame_draft"), case.first("torch_oom")
+    )
     return Assessment(strength, proven, _explanation(case, non_torch if large else None))
 
 
@@ -49,7 +45,7 @@ def _explanation(case: Case, non_torch: int | None) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, no draft model, fewer adapter slots, fewer sequences, more GPUs."""
     case, args = planner.case, planner.known.args
-    spec = case.has("spec_on", "frame_spec") or args.speculative_config is not None
+    spec = case.has("spec_on", "frame_spec", "frame_draft") or args.speculative_config is not None
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
@@ -69,4 +65,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 
 
-CAUSE = Cause(entry="LR303", usual_at=("spec", "lora"))
+CAUSE = Cause(entry="LR303", usual_at=("spec", "lora", "draft"))

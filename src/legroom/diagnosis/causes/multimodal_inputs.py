@@ -25,17 +25,15 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.POSSIBLE, proof(short), reason("media_encoded_at_once", short.facts))
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
-    vision = bool(case.frames & {"frame_vision"})
-    strength = Strength.NONE
     if case.ledger.larger_than_card:
         strength = Strength.NAMED
-    elif vision:
+    elif "frame_vision" in case.frames:
         strength = Strength.SHOWN
     elif case.has("media_told", "pixels_told") and case.oom is None and not case.has_site_frame:  # told of media
         strength = Strength.NAMED if case.site in ("serving", "profile") else Strength.SUGGESTED
     elif _dummy_media_suspected(case):
         strength = Strength.POSSIBLE
-    if not strength:
+    else:
         return None
     return Assessment(strength, proof(case.first("frame_vision"), case.first("torch_oom")), _explanation(case))
 

@@ -22,8 +22,7 @@ def examine(case: Case) -> Assessment | None:
             why = "The log ends in a model step right after start-up, with the pool holding the whole budget."
             return Assessment(Strength.POSSIBLE, proof(case.first("frame_serving"), case.last("profile_v0")), why)
         return None
-    strength = _strength(case)
-    if not strength:
+    if not (strength := _strength(case)):
         return None
     proven = proof(
         case.first("torch_oom", "cuda_oom", "torch_oom_unsized"), case.first("engine_dead"), case.first("frame_logits")

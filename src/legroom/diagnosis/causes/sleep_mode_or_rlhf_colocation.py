@@ -32,7 +32,7 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(Strength.NAMED, proven, why)
     if _freed_nothing(case):
         why = "Sleep freed nothing: it gives back only what sleep mode's own allocator holds, and that holds nothing."
-        return Assessment(Strength.SHOWN, proof(case.first("sleep_freed"), case.first_failure), why)
+        return Assessment(Strength.SHOWN, proof(case.first("sleep_freed", "sleep_kept_told"), case.first_failure), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
         return Assessment(Strength.NAMED, proof(grew), why)
@@ -56,8 +56,8 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _freed_nothing(case: Case) -> bool:
-    """Whether every sleep of the text gave back 0 bytes."""
-    return {item.number("freed_bytes") for item in case.all("sleep_freed")} == {0}
+    """Whether every sleep of the text gave back 0 bytes, or by its words nothing."""
+    return case.has("sleep_kept_told") or {item.number("freed_bytes") for item in case.all("sleep_freed")} == {0}
 
 
 def _is_first_mapping(case: Case) -> bool:
@@ -97,7 +97,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     # Beside a trainer the engine would hold its share through every training step.
     is_apart = not _has_trainer(planner.case)
     off = off if is_apart and planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
-    if _freed_nothing(planner.case):
+    if _freed_nothing(planner.case) and not planner.case.has("sleep_on"):
         yield known_fix("sleep_mode_on")
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         yield known_fix("smaller_training_step")

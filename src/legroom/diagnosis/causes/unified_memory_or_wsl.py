@@ -64,11 +64,12 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
         strength = Strength.POSSIBLE  # vLLM's own account says that the budget is short
     if case.platform.unified and case.is_oom and case.oom is None and case.has("page_cache_told"):
         strength = Strength.NAMED  # the text itself names the page cache
-    if not case.platform.unified or is_of_container(case):
+    if case.platform.wsl and case.is_oom and case.has("card_free_told"):
+        strength = Strength.NAMED
+    elif not case.platform.unified or is_of_container(case):
         strength = Strength.POSSIBLE  # WSL says so on every start; by itself it explains nothing
     why = reason("one_memory")
-    oom = case.oom
-    if case.platform.integrated and oom and oom.total_bytes:
+    if case.platform.integrated and (oom := case.oom) and oom.total_bytes:
         why = reason("integrated_amd", {"total": gib(oom.total_bytes)})
         strength = Strength.NAMED  # that share is the limit, whatever filled it
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)

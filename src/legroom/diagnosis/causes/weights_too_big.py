@@ -19,8 +19,7 @@ def examine(case: Case) -> Assessment | None:
     """Assesses an allocation that fails while the model is built or loaded: a parameter."""
     if not case.is_oom or case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return None
-    strength = _strength(case)
-    if not strength:
+    if not (strength := _strength(case)):
         return None
     proven = proof(case.first("load_oom_hint"), case.first("torch_oom", "cuda_oom"), case.last("shards"))
     return Assessment(strength, proven, _explanation(case))

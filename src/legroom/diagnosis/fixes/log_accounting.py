@@ -124,8 +124,8 @@ def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | 
     """The planned weights, else what the text says of them if that fills the card; None above one that loaded."""
     told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
     by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
-    said = size and (size.number("weights_bytes") or size.number("size_bytes"))
-    weights = planned or round((said or by_name) / args.engine_ranks)
+    said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
+    weights = planned or said.get("rank_bytes") or round(max(said.values(), default=by_name) / args.engine_ranks)
     is_above, is_loaded = total_bytes is not None and weights > total_bytes, case.site not in ("", "build", "load")
     is_full = total_bytes is not None and weights > FULL_OF_WEIGHTS * total_bytes
     return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
