@@ -360,7 +360,7 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
         written = described.text("annotations", GPU_ANNOTATION) if described is not None else ""
         if written:
             return tuple(name.strip() for name in written.split(",") if name.strip())
-    named = tuple(dict.fromkeys(filter(None, map(gpu_of_labels, _label_sets(pod)))))
+    named = tuple(dict.fromkeys(filter(None, map(gpu_of_labels, _gpu_label_sets(pod)))))
     part = next((part for name, _ in _resource_amounts(container) if (part := gpu_of_resource(name))), "")
     if not part:
         return named
@@ -369,8 +369,8 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
     return tuple(name for name in whole if gpu_of_labels({"nvidia.com/gpu.product": name})) or (part,)
 
 
-def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
-    """The node label sets that the pod's node selector and affinity accept."""
+def _gpu_label_sets(pod: Node) -> Iterator[dict[str, str]]:
+    """The node selector's labels with each choice of GPU labels that the required affinity lists; 32 a term at most."""
     fixed = {key: value.scalar or "" for key, value in pod.items("nodeSelector")}
     for chosen in [_required_gpu_labels(term) for term in pod.list(*_REQUIRED_NODES)] or [{}]:
         for combination in islice(product(*chosen.values()), 32):

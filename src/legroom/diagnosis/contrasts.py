@@ -132,6 +132,6 @@ def _remedies(clause: str, last_flag: str) -> Iterator[tuple[str, Any]]:
         yield "enforce_eager", True
 
 
-def _features_off(words: str) -> Iterator[tuple[str, Any]]:
-    """The settings without the features with whose names these words begin."""
-    return ((name, value) for pattern, name, value in _features() if pattern.match(words))
+def _features_off(text: str) -> Iterator[tuple[str, Any]]:
+    """(setting, its value without the feature) for each feature with whose name the text begins."""
+    return ((name, value) for pattern, name, value in _features() if pattern.match(text))

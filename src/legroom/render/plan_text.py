@@ -282,7 +282,7 @@ def _holding_text(plan: Plan) -> str:
 
 
 def _command_to_run(plan: Plan) -> list[str]:
-    """The planned command, or that of the first advice where the plan is tight or fails; empty where none starts."""
+    """The words of the first advice's command, else of the planned one; empty where that is neither safe nor tight."""
     if plan.advice:
         return ready_command(plan.advice[0].plan)
     return ready_command(plan) if plan.starts or plan.verdict == "tight" else []

@@ -224,7 +224,7 @@ def _mig_slices(program: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
-    """A MIG slice; nvidia-smi does not list its used memory, and its total follows from the profile."""
+    """A MIG slice, its total from the profile; its used memory, which nvidia-smi does not list, counts as 0."""
     name = f"{card} MIG {profile}"
     try:
         total = gpu(name).total_bytes

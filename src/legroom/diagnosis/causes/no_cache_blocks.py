@@ -221,7 +221,7 @@ def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: a shorter max_model_len, where the plan has a pool, the text none, and the engine may be V0; else None."""
+    """Fix: max_model_len cut to 8192, where V0 may find no pool left although the plan predicts one; else None."""
     pool, length = planner.unpredicted_pool_bytes, planner.in_force("max_model_len") or 0
     since = first_release(planner.model.architecture) if planner.model is not None else None
     may_be_v0 = (since is None or release(since).before("0.8.0")) and planner.case.engine.generation != "V1"

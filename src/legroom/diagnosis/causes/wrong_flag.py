@@ -39,7 +39,7 @@ def _ends_start(case: Case, refusal: Evidence) -> bool:
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
-    """Assesses a warning that an accepted flag had no effect; None without one."""
+    """Assesses a flag without effect: CPU offload that no line confirms, or a warning of an ignored flag; else None."""
     offload = case.first("offload_on")
     is_covered = case.has("weights_loaded", "weights_read", "shards")  # the log has the lines about loading
     if offload and is_covered and case.is_oom and case.site in ("build", "load") and not case.has("offloaded"):

@@ -162,7 +162,7 @@ def _failure_alerts(measures: Measures, levels: AlertLevels) -> list[AlertCondit
 
 
 def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
-    """Alerts on missing targets, and on servers without the expected series."""
+    """Alerts on groups with fewer targets than before, and on scraped servers without the expected series."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
     none = f"(0 * {before} unless {targets})"

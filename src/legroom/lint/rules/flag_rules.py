@@ -207,7 +207,7 @@ def _depends_on_release(server: StartedServer, context: Context, problem: FlagPr
 
 
 def _is_typo(server: StartedServer, problem: FlagProblem) -> bool:
-    """Whether an unknown flag differs from a known one by a letter or two; another word makes a fork's own flag."""
+    """Whether an unknown flag is a known one but for a letter or two; an image or launcher may have its own flags."""
     candidate = problem.instead.partition(" ")[0]
     if server.launcher or server.image or not has_same_words(problem.flag, candidate, "-"):
         return False

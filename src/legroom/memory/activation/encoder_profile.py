@@ -318,7 +318,7 @@ def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings
 
 
 def _v0_profile(items: tuple[ProfiledItem, ...], model: Model, settings: EngineSettings, width: int) -> EncoderProfile:
-    """V0's profile: each sequence has every kind of item; pixels and outputs live to the end of the whole model."""
+    """V0's profile, `width` bytes a value: each sequence has every kind of item; pixels and outputs live to the end."""
     sequences = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // sum(i.tokens for i in items)))
     masks = 0
     if "cross_attention_layers" in model.config:

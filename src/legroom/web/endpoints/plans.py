@@ -84,7 +84,7 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _math_line(label: str, amount: str, how: str) -> str:
-    """One term of a figure: its name, its bytes as text, and how they are computed (may be empty)."""
+    """One term of a figure as the plain text `LABEL: AMOUNT (HOW)`, or `LABEL: AMOUNT` where `how` is empty."""
     return f"{label}: {amount} ({how})" if how else f"{label}: {amount}"
 
 
