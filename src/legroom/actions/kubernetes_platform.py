@@ -68,7 +68,7 @@ class Workload:
             await asyncio.sleep(self.poll_s)
 
     async def override_place(self) -> platform.Override:
-        """The container's place in the workload, with its present arguments, command and environment, to restore later."""
+        """The container's place in the workload, with the arguments, command and environment to restore."""
         container = self._server_container(await self._read_manifest())
         self._argument_words(container)
         before = {name: container.get(name) for name in ("args", "command", "env")}

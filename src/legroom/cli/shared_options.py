@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """(options of the parser with their values, other words, words after `--`); LegroomError for misspelt options."""
+    """(options of the parser with their values, other words, words after `--`); LegroomError for unknown options."""
     # Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
     cut = words.index("--") if "--" in words else len(words)
     before, after = list(words[:cut]), list(words[cut + 1 :])

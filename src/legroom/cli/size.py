@@ -160,7 +160,7 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
-    """The load of --trace, or of --users or --rate with lengths, and its goals; LegroomError for lengths with --trace."""
+    """The load of --trace, --users or --rate, with its goals; LegroomError for lengths beside --trace."""
     from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal

@@ -90,8 +90,8 @@ def kind_unmeasured(properties: Properties) -> str:
     return "text" if of.get("media", "text") == "text" and of.get("draft", "none") == "none" else "encoder"
 
 
-def starts_like(properties: Properties) -> int:
-    """How many known starts have the same kind of evidence and as many rare properties; they set the error band."""
+def num_starts_as_known(properties: Properties) -> int:
+    """How many real starts, measured or published, are as well known as this deployment; they set its error band."""
     kind, rare = evidence(properties)
     starts: Sequence[int] = bands()["starts"][kind]
     return starts[min(len(rare), len(starts) - 1)]

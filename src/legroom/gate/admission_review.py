@@ -107,7 +107,7 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
-    """The AdmissionReview answer as JSON, with `message` where it is refused; long warnings are split, 12 parts at most."""
+    """The AdmissionReview answer as JSON, with `message` where refused; long warnings are split, 12 parts at most."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}

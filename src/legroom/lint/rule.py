@@ -223,7 +223,7 @@ def _is_other_hardware(server: StartedServer) -> bool:
 
 
 def _names_model(command: tuple[str, ...], model: str) -> bool:
-    """Whether a word of the command ends in the model's last path part; True where the model has a `$`."""
+    """Whether a word's last path part is the model's, in any case; True where the model has a `$`."""
     last = model.rstrip("/").rpartition("/")[2].lower()
     return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
 

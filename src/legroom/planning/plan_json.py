@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.fit import bands, evidence, starts_like
+from legroom.facts.fit import bands, evidence, num_starts_as_known
 from legroom.facts.gpus import gpu, with_total
 from legroom.figures import Figure
 from legroom.masking import is_secret
@@ -113,7 +113,7 @@ def _planned_basis(plan: Plan) -> documents.PlannedBasis:
     kind, rare = evidence(of.properties)
     hardly_known = ", ".join(f"{name} {value}" for name, value in rare)
     basis = "measured" if kind == "measured" else "read from source"
-    return documents.PlannedBasis(basis, hardly_known, bands()["coverage"], starts_like(of.properties))
+    return documents.PlannedBasis(basis, hardly_known, bands()["coverage"], num_starts_as_known(of.properties))
 
 
 def _first_start_json(plan: Plan) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from legroom.drawing.chart import Segment
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import count, plural, wrap
-from legroom.facts.fit import evidence, known_starts, starts_like
+from legroom.facts.fit import evidence, known_starts, num_starts_as_known
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
 from legroom.memory.kv.kv_plan import KvPlan
@@ -100,7 +100,7 @@ def band_basis_text(plan: Plan) -> str:
     """A sentence on how many starts a plan's error bands are based on, and on its properties with few such starts."""
     properties = band_class(plan.target.model, plan.settings, plan.target.gpu).properties
     kind, rare = evidence(properties)
-    starts = f"{starts_like(properties)} {'measured' if kind == 'measured' else 'published'} starts"
+    starts = f"{num_starts_as_known(properties)} {'measured' if kind == 'measured' else 'published'} starts"
     if not rare:
         return f"Nine of ten true values lie in this range ({starts})."
     names = ", ".join(_property_text(*each) for each in rare)

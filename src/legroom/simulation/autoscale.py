@@ -71,7 +71,7 @@ class ScaledReplay:
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether preemptions were a fifth of the finished requests or more, as the detector of `watch` has it."""
+        """Whether there was a preemption for five finished requests: `watch`'s rule where recomputed tokens are unknown."""
         return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property

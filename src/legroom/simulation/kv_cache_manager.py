@@ -61,7 +61,7 @@ class FullAttentionManager:
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Free the blocks that attention never reads again after `num_computed` tokens."""
+        """Put null blocks for those behind the window and free these; full attention has none."""
         blocks = request.blocks[self.group]
         end = min(self.num_skipped_tokens(num_computed) // self.block_size, len(blocks))
         dropped: list[Block] = []

@@ -328,7 +328,7 @@ class SchedulerV0(Scheduler):
             budget -= tokens
 
     def _reject(self, request: Request, why: str, output: SchedulerOutput) -> None:
-        """Drop a waiting request that can never be served and report why in the step's output."""
+        """Finish a request, taken from the queue, that can never be served; `why` goes into the step's output."""
         request.status = Status.FINISHED
         output.ignored.append((request, why))
 

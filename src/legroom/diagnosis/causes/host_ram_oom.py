@@ -160,7 +160,7 @@ def _resident_bytes(killed: Evidence) -> int:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: a smaller CPU pool, more /dev/shm, less pinned memory, more RAM, by what ran out."""
+    """Fixes by what ran out: a smaller KV cache on the CPU backend, more /dev/shm, less pinned memory, more RAM ..."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_check_failure(case):

@@ -144,7 +144,7 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The model type of the language model: `llama` for `llava (llama text)`."""
+    """The language model's model type: `llama` for the type `llava (llama text)`, `gemma3_text` for `gemma3`."""
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     described = re.fullmatch(r"\S+ \((\S+) text\)", model_type)
     if described:
