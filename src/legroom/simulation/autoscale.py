@@ -71,7 +71,7 @@ class ScaledReplay:
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether there was a preemption for five finished requests: `watch`'s rule where recomputed tokens are unknown."""
+        """Whether five finished requests had a preemption: `watch`'s rule where recomputed tokens are unknown."""
         return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property
