@@ -82,7 +82,8 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     """The plans that meet a goal, least loss first; `targets`: the model, then quantized ones; flags of `args` stay."""
     found = _search(targets, args, goal, max_answers)
     if max_answers == 1 and found.best is not None and found.best.verdict == "tight":
-        return search_flags(targets, args, goal)  # one that costs more may be sure to fit
+        more = search_flags(targets, args, goal)  # one that costs more may be sure to fit
+        found = more if more.best is not None and more.best.verdict == "fits" else found
     if found.best is None or not _is_full(found.best, args):
         return found
     # A setting that gives up no more than batches and graphs is better than one that needs nearly the whole card.
