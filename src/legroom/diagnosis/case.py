@@ -27,6 +27,7 @@ SHORTAGE_WORDS = re.compile(
     r"[\w ]{0,20} memory"
     r"|(?:unable|failed) to allocate|cudaMalloc failed"
 )
+_OF_NPU = re.compile(r"\bNPU\b|vllm[_-]ascend|\b(?:worker|model_runner)_v1\.py")
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
 FULL_POOL_PERCENT = 95.0
@@ -91,6 +92,16 @@ class Case:
         """The highest KV cache usage that the log prints; 0 where it prints none."""
         usages = (item.facts.get("kv_usage_ratio") for item in self.all("engine_stats", "kv_usage_line"))
         return max((float(usage) for usage in usages if isinstance(usage, int | float)), default=0.0)
+
+    @cached_property
+    def is_npu(self) -> bool:
+        """Whether the card is an Ascend NPU, by a word or by a file of its plugin."""
+        return any(_OF_NPU.search(f"{item.at} {item.text}") for item in self.evidence)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine's own lines show tokens being generated."""
+        return any(float(str(item.facts.get("generated_ratio", 0))) > 0 for item in self.all("engine_stats"))
 
     @property
     def failed_share(self) -> float:

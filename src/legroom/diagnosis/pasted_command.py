@@ -24,8 +24,8 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
 _LOGGED = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
-    r"|\blegroom(?:\[\d+\])?: "
+    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*(?:\[rank\d+\]:\s*)?File \"|^\S*Error: "
+    r"|Namespace\(|\blegroom(?:\[\d+\])?: |\bNCCL (?:INFO|WARN) "
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
 _PERIOD = re.compile(r"[a-z]\. [A-Z]")
@@ -153,7 +153,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     if args.dtype is None and prose("float32").search(plain):
         args = replace(args, dtype="float32")
     known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
-    known = known or _named_models(plain)
+    known = known or set(prose("model_line").findall(plain)) or _named_models(plain)
     name = model["model"] if model else args.model or (known.pop() if len(known) == 1 else "")
     return replace(args, model=name.rstrip(".,;:"))
 
@@ -179,7 +179,9 @@ def _card_names() -> re.Pattern[str]:
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
     spelled = rf"(?i:[gr]tx[ _-]?)?({words})|{before}({numbers})"
-    return re.compile(rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))")
+    return re.compile(
+        rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?(?!\w|[.-](?!\d\d\b)\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+    )
 
 
 def named_card(text: str) -> str | None:
@@ -197,9 +199,10 @@ def named_card(text: str) -> str | None:
 
 def _slice_of(name: str, plain: str) -> str:
     """The card's name, or the size written after it where no card of that name is so small: a slice of it (MIG)."""
-    size = re.search(rf"{re.escape(name)}[ ,(-]{{1,2}}(\d{{1,3}}) ?G(?:i?B)?\b", plain)
+    size = re.search(rf"{re.escape(name)}[ ,(*x×-]{{1,2}}(\d{{2,3}})(?: ?G(?:i?B)?|(?<=-\d\d))\b", plain)
     card, sizes = gpu(name.replace("_", " ")), prose("card_size").findall(plain)
-    if card.larger and any(int(size or other) * GIB > card.total_bytes * 5 / 4 for size, other in sizes):
+    sizes += [(size[1], "")] if size else []
+    if card.larger and any(int(first or other) * GIB > card.total_bytes * 5 / 4 for first, other in sizes):
         return card.larger
     return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * card.total_bytes else name
 

@@ -178,7 +178,7 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
     assessed = [(cause, found) for cause in causes() if cause.domain == "other" and (found := cause.examine(case))]
     if is_short or not assessed:
         meaning = other_engine_meaning(other.id, "\n".join(item.window or item.text for item in case.evidence))
-        notes = (other_engine_text(other.id, "en"), *meaning, *held)
+        notes = (*held, other_engine_text(other.id, "en"), *meaning)
         return Diagnosis(case, "not understood", (), notes, other_engine=other.id)
     cause, assessment = max(assessed, key=lambda pair: pair[1].strength)
     finding = _make_finding(cause, assessment, share_right("lookalike"), planner, "")
@@ -310,7 +310,8 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
-    dead_ends = (*cause.impossible(planner), *cause.dead_ends)
+    is_printed = cause.is_memory or not any(item.id == "words_told" for item in assessment.evidence)
+    dead_ends = (*cause.impossible(planner), *cause.dead_ends) if is_printed else ()
     fixes = checked_fixes(planner, cause.remedies(planner), dead_ends, is_memory=cause.is_memory)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))

@@ -374,7 +374,8 @@ def _unknown_keyword_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     if "EngineArgs" not in str(evidence.facts["callee"]) or flag_kind_ever(flag_name(name)) is None:
         return None
     why = f"{name} is a setting of other releases; this one starts without it."
-    return Fix("flag", why, steps=(f"leave {name} out of LLM(...), EngineArgs(...) or the file that sets it",))
+    older = "or, where another program's code passes it: install the vLLM release that this code was written for"
+    return Fix("flag", why, steps=(f"leave {name} out of LLM(...), EngineArgs(...) or the file that sets it", older))
 
 
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
