@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from legroom.black_box import BlackBox
 from legroom.diagnosis.cause_words import WordEvidence
 from legroom.diagnosis.ledger import Ledger, ledger_of
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
@@ -22,11 +23,7 @@ Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph"
 
 FAILING = ("failure", "host")
 FAILED_ALLOCATIONS = message_group("failed_allocation")
-SHORTAGE_WORDS = re.compile(
-    r"(?i)(?<!might be due to )(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)"
-    r"[\w ]{0,20} memory"
-    r"|(?:unable|failed) to allocate|cudaMalloc failed"
-)
+SHORTAGE_WORDS = reading_pattern("case.shortage_words")
 _OF_NPU = re.compile(r"\bNPU\b|vllm[_-]ascend|\b(?:worker|model_runner)_v1\.py")
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""

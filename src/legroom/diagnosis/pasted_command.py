@@ -14,6 +14,7 @@ from legroom.deployments.deployment import Deployment, deployment_from_command
 from legroom.deployments.server_words import expand_variables
 from legroom.diagnosis.told_settings import OFF, SETTINGS, stated_settings, told_names, with_setting
 from legroom.errors import LegroomError
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flags_ever
@@ -23,21 +24,11 @@ from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
-_LOGGED = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*(?:\[rank\d+\]:\s*)?File \"|^\S*Error: "
-    r"|Namespace\(|\blegroom(?:\[\d+\])?: |\bNCCL (?:INFO|WARN) "
-)
-"""Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
+_LOGGED = reading_pattern("pasted_command.logged")
 _PERIOD = re.compile(r"[a-z]\. [A-Z]")
-_START = re.compile(
-    r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
-    r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
-)
+_START = reading_pattern("pasted_command.start")
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
-_SETTING = re.compile(
-    r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
-    r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
-)
+_SETTING = reading_pattern("pasted_command.setting")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?((?:[^\s\"'#;$]|\$\{?\w+\}?)+)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts import pattern as reading_pattern
 from legroom.fragments.fragment_report import AllocatorReading, KvSlots
 from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
 from legroom.memory.allocator_replay import RefusedRequest
@@ -93,11 +94,7 @@ def black_box_reading(record: BlackBox) -> AllocatorReading:
 _HEADING = "memory summary, device ID"
 _DEVICE = re.compile(r"memory summary, device ID ([0-9]{1,4})")
 _COUNTS = re.compile(r"CUDA OOMs: ([0-9]{1,12}) *\| *cudaMalloc retries: ([0-9]{1,12})")
-_ROW = re.compile(
-    r"^\|\s*(Allocated memory|Active memory|Requested memory|GPU reserved memory|Non-releasable memory)\s*"
-    r"\|\s*([0-9]{1,9})\s*([KMGTP]?i?B)\s*\|\s*([0-9]{1,9})\s*([KMGTP]?i?B)",
-    re.MULTILINE,
-)
+_ROW = reading_pattern("fragment_sources.row")
 _UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB**3, "GB": KIB**3, "TiB": KIB**4}
 """Before 2.0 torch wrote MB and meant MiB."""
 

@@ -203,9 +203,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     before, printed = case.first("used_before"), case.number("used_before", "used_bytes")
     used_before = printed if printed is not None else case.other_processes_bytes
     if used_before is not None and used_before > 2 * GIB:
-        why = (
-            f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
-        )
+        why = reason("used_before", {"used": gib(used_before)})
         return Assessment(Strength.NAMED, proof(before, error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
@@ -250,9 +248,7 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
         strength = Strength.POSSIBLE if case.has_site_frame else Strength.SHOWN
         return Assessment(strength, proof(kept, case.first_failure), why)
     if (second := case.first("second_server_told")) is not None:
-        why = (
-            reason("others_are_charged") if _charges_others(case) else "Each server takes its share of the whole card."
-        )
+        why = reason("others_are_charged" if _charges_others(case) else "share_of_whole_card")
         return Assessment(Strength.LIKELY, proof(second), why)
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
@@ -323,10 +319,7 @@ def _assess_block_pool(case: Case) -> Assessment | None:
     pool, weights = case.block_pool_bytes, case.startup.weights_bytes or 0
     if pool is None or case.site != "kv" or not case.is_oom:
         return None
-    why = (
-        f"The blocks are {gib(pool)} (the CPU blocks are the swap space, and a GPU block is as large), beside "
-        f"{gib(weights)} of weights. This engine takes its share of the whole card, whatever others hold of it."
-    )
+    why = reason("block_pool", {"pool": gib(pool), "weights": gib(weights)})
     return Assessment(Strength.SHOWN, proof(case.last("kv_sized"), case.first_failure), why)
 
 
@@ -338,9 +331,8 @@ def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
     whole = (pool + (planner.case.startup.weights_bytes or 0)) / planner.utilization
     room = named if named is not None and named < whole else whole * 3 / 4
     flags = {"gpu_memory_utilization": math.floor(planner.utilization * room / whole * 100) / 100}
-    why = (
-        f"At {planner.utilization:g} the card has {gib(round(whole))} or more; {gib(round(room))} of it are to be used."
-    )
+    facts = {"share": f"{planner.utilization:g}", "whole": gib(round(whole)), "room": gib(round(room))}
+    why = reason("share_of_named", facts)
     return Fix("lower_util", why, flags, trades="a smaller KV pool", command=planner.command(flags), is_unplanned=True)
 
 

@@ -12,6 +12,7 @@ from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import gpu as known_gpu
@@ -156,11 +157,7 @@ _MEGAPIXEL = 1003520
 _MISSPELT_RATIO = 0.85
 """One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
 _SWITCHES = ("switch", "bool", "optbool")
-_LITERAL = re.compile(
-    r"\b(?P<name>\w{1,60})\s+Input should be (?P<allowed>[\d, ]{1,200}? or \d+) "
-    r"\[type=literal_error, input_value=(?P<value>\d+)"
-)
-"""pydantic's refusal of a number that is not among those it lists."""
+_LITERAL = reading_pattern("flag_repair.literal")
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
