@@ -236,6 +236,11 @@ def test_media_while_serving_may_be_given_room_beside_the_pool() -> None:
     assert not any(end.action.startswith("change gpu") for end in first(text).dead_ends)
 
 
+def test_prompts_of_several_images_are_not_limited_to_one() -> None:
+    text = "vLLM with Qwen2.5-VL-7B goes out of GPU memory when a request sends several images."
+    assert first_fix(text).flags == {"mm_processor_kwargs": {"max_pixels": 1003520}}
+
+
 def test_nccl_s_own_sizes_are_no_settings() -> None:
     args = diagnosed("a:1 [0] NCCL INFO P2P Chunksize set to 131072\nNCCL error: unhandled system error").case.startup
     assert args.args.max_num_batched_tokens is None and args.args.max_model_len is None

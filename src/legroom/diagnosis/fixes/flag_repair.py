@@ -147,7 +147,8 @@ def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     if patches := planner.case.number("pixels_told", "patches_count"):
         flags = {"mm_processor_kwargs": {"max_pixels": patches * 28 * 28}}
     elif any(name in named for name in read_data("towers.json")["max_pixels"]):
-        flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
+        are_many = re.search(r"\b(?:several|multiple|many|[2-9]) (?:\w+ )?images\b", told)  # one would refuse them
+        flags = {**({} if are_many else flags), "mm_processor_kwargs": {"max_pixels": _MEGAPIXEL}}
     return Fix("limit_multimodal", why, flags=flags, trades="larger or more media are scaled or refused")
 
 
