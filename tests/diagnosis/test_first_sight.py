@@ -539,7 +539,7 @@ def test_what_neither_torch_nor_this_process_holds_is_another_container_s() -> N
         "the allocated memory 21.92 GiB is allocated by PyTorch.\n"
     )
     assert first(log).cause == "gpu_shared_or_not_free"
-    assert diagnosis("sglang.launch_server\n" + log).notes[1].startswith("59.58 GiB of the card belong to another")
+    assert diagnosis("sglang.launch_server\n" + log).notes[0].startswith("59.58 GiB of the card belong to another")
 
 
 def test_pieces_of_steps_without_a_graph_pool_mean_that_steps_ran() -> None:

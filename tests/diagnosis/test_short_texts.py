@@ -204,7 +204,8 @@ def test_a_small_share_grows_by_what_is_missing() -> None:
 
 def test_a_share_that_cannot_give_what_is_missing_is_not_proposed_alone() -> None:
     text = "$ --gpu-memory-utilization 0.9\nAvailable KV cache memory: -2.20 GiB\nmodel weights 17.0 GiB"
-    assert fix(text).flags == {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024, "enforce_eager": True}
+    assert fix(text).flags == {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024}
+    assert fix(f"vLLM version 0.21.0\n{text}").flags.get("enforce_eager")  # graphs are inside the budget
 
 
 def test_steps_far_above_the_default_are_lowered_first() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from legroom.black_box import BlackBox
 from legroom.diagnosis.cause_words import WordEvidence
 from legroom.diagnosis.ledger import Ledger, ledger_of
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
@@ -29,11 +30,8 @@ def is_own_failure(item: Evidence) -> bool:
 
 
 FAILED_ALLOCATIONS = message_group("failed_allocation")
-SHORTAGE_WORDS = re.compile(
-    r"(?i)(?<!might be due to )(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)"
-    r"[\w ]{0,20} memory"
-    r"|(?:unable|failed) to allocate|cudaMalloc failed"
-)
+SHORTAGE_WORDS = reading_pattern("case.shortage_words")
+_OF_NPU = re.compile(r"\bNPU\b|vllm[_-]ascend|\b(?:worker|model_runner)_v1\.py")
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
 FULL_POOL_PERCENT = 95.0
@@ -98,6 +96,16 @@ class Case:
         """The highest KV cache usage that the log prints; 0 where it prints none."""
         usages = (item.facts.get("kv_usage_ratio") for item in self.all("engine_stats", "kv_usage_line"))
         return max((float(usage) for usage in usages if isinstance(usage, int | float)), default=0.0)
+
+    @cached_property
+    def is_npu(self) -> bool:
+        """Whether the card is an Ascend NPU, by a word or by a file of its plugin."""
+        return any(_OF_NPU.search(f"{item.at} {item.text}") for item in self.evidence)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine's own lines show tokens being generated."""
+        return any(float(str(item.facts.get("generated_ratio", 0))) > 0 for item in self.all("engine_stats"))
 
     @property
     def failed_share(self) -> float:

@@ -29,7 +29,8 @@ _LEVEL_CHARS = 160
 def other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's; else None."""
     is_of_vllm = case.has("vllm_named", "trainer")
-    found = [item for item in case.all(*other_engines()) if item.id != "engine_trainer" or not is_of_vllm]
+    beside = ("engine_trainer", "engine_llm_compressor") if is_of_vllm else ()
+    found = [item for item in case.all(*other_engines()) if item.id not in beside]
     # Frames by name may be of any engine, unless their path names its package.
     other = next((item for item in found if "package" in item.facts), found[0] if found else None)
     is_package = other is not None and "package" in other.facts
@@ -120,7 +121,7 @@ def _strength(case: Case, kind: Lookalike, evidence: Evidence) -> Strength:
     shortage = case.first(*SHORTAGE) or killed
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
         return Strength.USUAL  # a real shortage explains it
-    if evidence.id == "hang_told" and case.highest_kv_usage_percent >= FULL_POOL_PERCENT:
+    if evidence.id == "hang_told" and (case.highest_kv_usage_percent >= FULL_POOL_PERCENT or case.generates):
         return Strength.POSSIBLE  # requests that wait for blocks look like a hang
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
         is_other = case.has("exception") or case.first_failure not in (None, evidence)

@@ -14,6 +14,7 @@ from legroom.deployments.deployment import Deployment, deployment_from_command
 from legroom.deployments.server_words import expand_variables
 from legroom.diagnosis.told_settings import OFF, SETTINGS, stated_settings, told_names, with_setting
 from legroom.errors import LegroomError
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flags_ever
@@ -23,21 +24,11 @@ from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
-_LOGGED = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|Namespace\(|\blegroom(?:\[\d+\])?: "
-    r"|^\S*Error: (?!(?:CUDA|NPU|XPU|HIP) out of memory (?:at|while|when(?! warm)|during|in|after|on)\b)"
-)
-"""Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
+_LOGGED = reading_pattern("pasted_command.logged")
 _PERIOD = re.compile(r"[a-z]\. [A-Z]")
-_START = re.compile(
-    r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
-    r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
-)
+_START = reading_pattern("pasted_command.start")
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
-_SETTING = re.compile(
-    r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
-    r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"'`,)]*)?"""
-)
+_SETTING = reading_pattern("pasted_command.setting")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?((?:[^\s\"'#;$]|\$\{?\w+\}?)+)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
@@ -155,7 +146,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     if args.dtype is None and prose("float32").search(plain):
         args = replace(args, dtype="float32")
     known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
-    known = known or _named_models(plain)
+    known = known or set(prose("model_line").findall(plain)) or _named_models(plain)
     name = model["model"] if model else args.model or (known.pop() if len(known) == 1 else "")
     return replace(args, model=name.rstrip(".,;:"))
 
@@ -181,7 +172,9 @@ def _card_names() -> re.Pattern[str]:
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
     spelled = rf"(?i:[gr]tx[ _-]?)?({words})|{before}({numbers})"
-    return re.compile(rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|super|laptop|mobile))")
+    return re.compile(
+        rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?(?!\w|[.-](?!\d\d\b)\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+    )
 
 
 def named_card(text: str) -> str | None:
@@ -199,9 +192,10 @@ def named_card(text: str) -> str | None:
 
 def _slice_of(name: str, plain: str) -> str:
     """The card's name, or the size written after it where no card of that name is so small: a slice of it (MIG)."""
-    size = re.search(rf"{re.escape(name)}[ ,(-]{{1,2}}(\d{{1,3}}) ?G(?:i?B)?\b", plain)
+    size = re.search(rf"{re.escape(name)}[ ,(*x×-]{{1,2}}(\d{{2,3}})(?: ?G(?:i?B)?|(?<=-\d\d))\b", plain)
     card, sizes = gpu(name.replace("_", " ")), prose("card_size").findall(plain)
-    if card.larger and any(int(size or other) * GIB > card.total_bytes * 5 / 4 for size, other in sizes):
+    sizes += [(size[1], "")] if size else []
+    if card.larger and any(int(first or other) * GIB > card.total_bytes * 5 / 4 for first, other in sizes):
         return card.larger
     return f"{size[1]}GiB" if size and int(size[1]) * GIB < 3 / 4 * card.total_bytes else name
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import cast
 
 from legroom.diagnosis.case import FAILED_ALLOCATIONS, is_own_failure
-from legroom.diagnosis.pasted_command import prose, sentence_lines
+from legroom.diagnosis.pasted_command import command_lines, prose, sentence_lines
 from legroom.facts import read_data
 from legroom.facts.log_messages import Role, typed_groups
 from legroom.vllm_logs.evidence import Evidence
@@ -53,7 +53,9 @@ def told_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evidence]:
     # That a second server fails, a traceback without its error does not contradict.
     asked = () if failures or shortages or "told" in roles else (t for t in _told("questions") if t[2] or not is_failed)
     around += [(told, match) for told in asked if (match := told[3].search(sentences))]
-    if any(told[0] in ("neighbour_told", "several_servers") for told, _ in around) and (shares := _shares(text)):
+    if shares := _shares_of_commands(text):
+        yield Evidence("several_servers", "platform", 1, "", is_told=True)
+    if shares or (any(t[0] in ("neighbour_told", "several_servers") for t, _ in around) and (shares := _shares(text))):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
     ((_, _, _, size),), ((_, _, _, uncertain),) = _told("parameters"), _told("uncertain_weights")
     # Experts share a fifth of the parameters: Mixtral 8x7B has 46.7e9, 8x22B 141e9.
@@ -92,6 +94,14 @@ def _is_same_sentence(in_ram: re.Match[str], match: re.Match[str]) -> bool:
     """Whether an unnamed shortage stands in the sentence that speaks of RAM: then it is of RAM."""
     between = in_ram.string[min(in_ram.end(), match.end()) : max(in_ram.start(), match.start())]
     return not re.search(r"[.!?\n。]", between) and not re.search(r"(?i)GPU|CUDA|VRAM|显存", between + match[0])
+
+
+def _shares_of_commands(text: str) -> list[str]:
+    """The shares of servers that the text's commands start beside each other on the same cards; one alone: none."""
+    lines = dict.fromkeys(line for *_, line in command_lines(text.split("\n")))
+    is_beside = any(line.endswith("&") for line in lines) and not any("_VISIBLE_DEVICES" in line for line in lines)
+    found = [re.search(r"utilization[= ](\S+)", line) for line in lines if is_beside]
+    return [share[1] if share else "0.9" for share in found] if 1 < len(found) < 5 else []
 
 
 def _shares(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import size_bytes
@@ -22,13 +23,7 @@ OFF = "--no-"
 """The value of a switch that is named with `--no-`."""
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
-_VALUES = {
-    "share": r"0?\.\d{1,4}(?![\d.]| ?(?:[GMK]i?B|s\b|x\b))|1\.0(?!\d)",
-    "per_cent": r"\d\d(?:\.\d)?(?= ?%)",
-    "tokens": r"(?:\d{1,4}(?:\.\d)? ?[kK]|\d ?M|\d{1,3}(?:,\d{3})+|\d{3,8})(?![\w%]|[.,]\d| ?[GMK]i?B)",
-    "count": r"(?:\d{1,3}(?:,\d{3})+|\d{1,6})(?![\w%]|[.,]\d| ?(?:[GMK]i?B|%))",
-    "word": r"fp8\w*|[Tt]rue|[Ff]alse|auto",
-}
+_VALUES: dict[str, str] = read_data("evidence.json")["values"]
 """How a value of each kind is written."""
 
 
@@ -37,9 +32,7 @@ _SHORTEST_LENGTH = 64
 _BARE = (("gpu_memory_utilization", "share", "bare_share"), ("max_model_len", "tokens", "bare_length"))
 """Settings whose value is told without a name, the kind of value, and the form."""
 _SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
-_CLAUSE = re.compile(
-    r",\s+(?!\d)|:\s+(?!OK|fine|works|starts|boots|passes|same)|[()，]|\b(?:but|whereas|however|otherwise)\b|但"
-)
+_CLAUSE = reading_pattern("told_settings.clause")
 
 
 @cache
@@ -135,9 +128,7 @@ def stated_settings(text: str) -> dict[str, Any]:
 
 
 _USED_OF_TOTAL = re.compile(r"\d ?[GM]i?B ?/ ?[\d.]+ ?[GM]i?B\b[^.\n]{0,30}$")
-_IN_VAIN = re.compile(
-    r"(?is)\b(?:attempt|tried|try)\w*\b(.{0,800}?)\b(?:none of th|nothing (?:help|work)|all of the(?:se|m) fail)"
-)
+_IN_VAIN = reading_pattern("told_settings.in_vain")
 _LIST = re.compile(r"\[([\d., ]+)\]")
 
 
@@ -150,9 +141,7 @@ def values_in_vain(text: str) -> Iterator[tuple[str, float]]:
             yield from ((name, float(number) if "." in number else int(number)) for number in numbers)
 
 
-_RUN_AGAIN = re.compile(
-    r"(?i)\bre-?r[au]n\b|\br[au]n (?:it )?again\b|\brestarted\b|重新(?:运行|启动|部署)|再次(?:运行|启动)"
-)
+_RUN_AGAIN = reading_pattern("told_settings.run_again")
 
 
 def settings_of_rerun(text: str) -> dict[str, Any]:

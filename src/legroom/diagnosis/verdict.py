@@ -27,6 +27,7 @@ from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.lookalike_causes import SHORTAGE, other_engine
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import other_engine_meaning, other_engine_name, other_engine_text
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.facts.log_messages import message_group
@@ -178,7 +179,7 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
     assessed = [(cause, found) for cause in causes() if cause.domain == "other" and (found := cause.examine(case))]
     if is_short or not assessed:
         meaning = other_engine_meaning(other.id, "\n".join(item.window or item.text for item in case.evidence))
-        notes = (other_engine_text(other.id, "en"), *meaning, *held)
+        notes = (*held, other_engine_text(other.id, "en"), *meaning)
         return Diagnosis(case, "not understood", (), notes, other_engine=other.id)
     cause, assessment = max(assessed, key=lambda pair: pair[1].strength)
     finding = _make_finding(cause, assessment, share_right("lookalike"), planner, "")
@@ -311,7 +312,8 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
-    dead_ends = (*cause.impossible(planner), *cause.dead_ends)
+    is_printed = cause.domain != "settings" or not any(item.id == "words_told" for item in assessment.evidence)
+    dead_ends = (*cause.impossible(planner), *cause.dead_ends) if is_printed else ()
     fixes = checked_fixes(planner, cause.remedies(planner), dead_ends, is_memory=cause.is_memory)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
@@ -366,40 +368,25 @@ def _missing_lines(case: Case) -> list[str]:
     """Which further lines would decide, by how the text ends."""
     if case.is_unnamed:
         return ["which program this is: nothing here names vLLM or a setting of it; the command that started it tells"]
-    needed = []
+    needed, sentences = [], read_data("diagnosis_texts.json")["needed"]
     told = ("failure_told",) if case.was_ready else ("failure_told", "story_told")
     traceback, later, milestone = case.truncated_traceback, case.secondary_failure, case.unfinished_milestone
     if case.truncated_error is not None:
-        needed.append(f"the rest of line {case.truncated_error.line}: the error breaks off in the middle")
+        needed.append(sentences["rest_of_error"].format(line=case.truncated_error.line))
     elif traceback is not None:
-        needed.append(f"the rest of the traceback at line {traceback.line}: its last line names the error")
+        needed.append(sentences["rest_of_traceback"].format(line=traceback.line))
     if _oom_without_site(case):
-        needed.append(
-            "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last "
-            "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
-        )
-        return needed
+        return [*needed, sentences["place"]]
     if case.unread_shortage is not None:
-        needed.append(
-            f"which memory line {case.unread_shortage.line} means, at the moment of the error: `nvidia-smi` for the "
-            "card, `free -g; df -h /dev/shm` for the host"
-        )
-    if later is not None and later.id in BOILERPLATE:
-        needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
-    elif later is not None:
-        needed.append(
-            f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
-            "failed before; the first error of EngineCore or of a worker is the cause"
-        )
+        needed.append(sentences["which_memory"].format(line=case.unread_shortage.line))
+    if later is not None:
+        needed.append(sentences["worker" if later.id in BOILERPLATE else "first_error"].format(line=later.line))
     if not needed and case.first_failure is not None and case.first_failure.is_told:
-        needed.append("what the server printed after the last line here: the error and the frames above it")
+        needed.append(sentences["after_it"])
     elif not needed and milestone is None and case.has(*told):
-        needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
+        needed.append(sentences["whole_log"])
     elif not needed and (milestone is not None or not case.was_ready):
-        needed.append(
-            "what ended the process, if it ended: its exit code (137 is SIGKILL), `kubectl describe pod` or `docker "
-            "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"
-        )
+        needed.append(sentences["what_ended_it"])
     return needed
 
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.ledger import possible_moments
+from legroom.facts import read_data
 from legroom.facts.flags import flag_name
 from legroom.memory.tensors import Tensor, printed_request, score_tensors, tensors, tensors_of_size
 from legroom.units import GIB
 
-_SITES = {
-    "load": ("build", "load", "quant", "lora", "draft", "device"),
-    "forward": ("profile", "warmup", "serving"),
-    "sampling": ("profile", "sampler", "sampling", "serving"),
-    "encoder": ("profile", "serving"),
-    "serving": ("serving", "sampling"),
-    "kv": ("kv",),
-}
+_SITES = read_data("evidence.json")["tensor_sites"]
 """Sites at which a tensor of each moment is allocated."""
 _ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
 

@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from legroom.facts import pattern as reading_pattern
 from legroom.records import dataclass
 
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2^63."""
-_KILLED = re.compile(
-    r"(?P<scope>Memory cgroup out of memory|Out of memory)[^:]*: Killed process (?P<pid>\d+) "
-    r"\((?P<name>[^)]*)\).*?anon-rss:(?P<anon>\d+)kB"
-)
+_KILLED = reading_pattern("kernel_memory.killed")
 
 
 class _CgroupFiles(NamedTuple):

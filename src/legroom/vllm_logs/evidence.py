@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
+from legroom.facts import pattern as reading_pattern
 from legroom.facts.log_messages import (
     MessagePattern,
     Role,
@@ -45,9 +46,7 @@ _MIN_OPENING_CHARS = 4
 _MIN_UNIQUE_CHARS = 20
 """Of a message that breaks off so much at least is needed to know it; shorter beginnings are of several."""
 _NEGATED = re.compile(r"(?i)\b(?:no|not|without|never|any) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)")
-_FAILED = re.compile(
-    r"(?i)OOM|memory error|out[ -]of|fail|crash|\bdie|\berror|exception|rais|kill|allocat|asks for \d|不足|报错"
-)
+_FAILED = reading_pattern("evidence.failed")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
 _FEWEST_WORDS_OF_SENTENCE = 12
 """A line of code has fewer spaces between its words."""

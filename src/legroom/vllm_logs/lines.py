@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain, pairwise
 
+from legroom.facts import pattern as reading_pattern
+from legroom.facts import read_data
 from legroom.facts.log_messages import message_openings, message_patterns
 from legroom.records import dataclass
 
@@ -27,12 +29,7 @@ _BROKEN_SHARE = 0.03
 _WORD_BROKEN_SHARE = 0.2
 
 # Beginnings of lines that never continue a wrapped line: prefixes, lines of tracebacks, table borders.
-_NEW_LINE_START = re.compile(
-    r"(?:\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|"
-    r"\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
-    r"The above exc|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:|"
-    r"[+|]|[=~^*-]{4}|\{\"|[$#>] |[\w.-]+ *\| |[\w.-]+:\d+:\d+ \[\d+\] )"
-)
+_NEW_LINE_START = reading_pattern("lines.new_line_start")
 _INDENTED = re.compile(r"[ \t]{2}")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning): ")
 
@@ -161,24 +158,9 @@ _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,256}(?:\x0
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 # Anchored at the start and without nested repetition, so `re` is linear on them.
-_PREFIXES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\d{4}-\d\d-\d\dT[\d:.,]{5,24}(?:Z|[+-]\d\d:?\d\d)? (?:stdout|stderr) [FP] ",  # containerd, CRI-O
-        r"(?!CCL_)[\w./@-]{1,80}\s{0,8}\| ",  # docker compose; `CCL_ERROR|` is a level of oneCCL
-        r"\[pod/[^\]\s]{1,200}\] ",  # kubectl logs --prefix
-        r"[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \S{1,120} [\w./@:-]{1,80}(?:\[\d{1,9}\])?: ",  # journald, syslog
-        r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,10}(?:Z|[+-]\d\d:?\d\d)?\s",  # timestamps of platforms
-        r"\(?[\w:.-]{1,60} ?(?:TP\d+ )?(?:rank=\d+ )?(?:pid=\d+)(?:, ip=[\d.]+)?\) ?",  # (EngineCore pid=1), Ray
-        r"\((?:EngineCore|Worker|APIServer)\w{0,20}\) ",
-        r"\[rank\d+\]:\s?",
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]{1,120}:\d+\] ?",
-    )
-)
+_PREFIXES = tuple(re.compile(prefix) for prefix, _ in read_data("evidence.json")["line_prefixes"])
 _SERVICE = re.compile(r"\s{0,4}(?:(?!CCL_)([\w./@-]{1,80})\s{0,8}\| |\[(pod/[^\]\s]{1,200})\] )")
-_PROCESS = re.compile(
-    r"\(?(?P<label>\w{1,40})(?: rank=(?P<rank>\d+))? ?(?:TP(?P<tp>\d+) )?pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)? ?"
-)
+_PROCESS = reading_pattern("lines.process")
 _RANK = re.compile(r"\[rank(\d+)\]|Worker_(?:\w*_)?TP(\d+)|VllmWorker-(\d+)")
 _VLLM_TIME = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
 _ISO_TIME = re.compile(r"\b\d{4}-(\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache, lru_cache
 
+from legroom.facts import read_data
 from legroom.facts.log_messages import message_patterns, startup_lines
 from legroom.regex import LiteralFinder
 from legroom.vllm_logs.evidence import WINDOW_LINES, LogPassage
@@ -27,15 +28,7 @@ _PREFIX_BYTES = 160
 _MAX_FOLLOWING_LINES = 10 * WINDOW_LINES
 """Lines after a mark that are searched for text."""
 # Rarer marks for start-up lines whose own mark is too common.
-_RARER_MARKS = {
-    " took ": ("loading took", "weights took"),
-    "tart": (),
-    "model": ("█", "▄"),
-    "|": ("| NVIDIA", "NVIDIA "),
-    "GPU ": (),
-    " blocks: ": ("# GPU blocks", "# CUDA blocks", "# cuda blocks", "# CPU blocks"),
-    "version 0.": ("version 0.",),
-}
+_RARER_MARKS = read_data("evidence.json")["rarer_marks"]
 
 
 class Scanner:

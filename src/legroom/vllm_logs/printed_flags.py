@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts import pattern as reading_pattern
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import Flag, default, defaults_ever, flags_ever, flags_of
 from legroom.facts.releases import Release
@@ -52,9 +53,7 @@ def load_logged_model(name: str) -> Model:
         return from_bundled(known)
 
 
-_PAIR = re.compile(
-    r"""['"]?(?P<name>[a-z_]\w*)['"]?\s*[:=]\s*(?P<value>'[^']*'|"[^"]*"|True|False|None|-?\d+(?:\.\d+)?(?=[,)}\s]|$))"""
-)
+_PAIR = reading_pattern("printed_flags.pair")
 _ENGINE_FACTS = {
     "model": re.compile(r"\bmodel=(?P<value>'[^']*'|[^,]+)"),
     "dtype": re.compile(r"\bdtype=torch\.(?P<value>\w+)"),

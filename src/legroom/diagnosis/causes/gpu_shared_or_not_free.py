@@ -12,6 +12,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixP
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
+from legroom.diagnosis.fixes.log_accounting import told_weights_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -21,6 +22,8 @@ from legroom.vllm_logs.evidence import Evidence
 
 _HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
 """The command that lists the processes on a card that is not NVIDIA's."""
+_VIEWS = ("wsl", "container_told")
+"""Where the list of processes inside does not show who holds the card: what shows it."""
 _SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
 _USABLE_PART = 5
@@ -200,9 +203,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     before, printed = case.first("used_before"), case.number("used_before", "used_bytes")
     used_before = printed if printed is not None else case.other_processes_bytes
     if used_before is not None and used_before > 2 * GIB:
-        why = (
-            f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
-        )
+        why = reason("used_before", {"used": gib(used_before)})
         return Assessment(Strength.NAMED, proof(before, error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
@@ -247,9 +248,7 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
         strength = Strength.POSSIBLE if case.has_site_frame else Strength.SHOWN
         return Assessment(strength, proof(kept, case.first_failure), why)
     if (second := case.first("second_server_told")) is not None:
-        why = (
-            reason("others_are_charged") if _charges_others(case) else "Each server takes its share of the whole card."
-        )
+        why = reason("others_are_charged" if _charges_others(case) else "share_of_whole_card")
         return Assessment(Strength.LIKELY, proof(second), why)
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
@@ -257,9 +256,10 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     shares, holder = told_shares(case), _told_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
     if holder is not None and is_failed and case.ledger.total_bytes is None:
-        why = f"By the text another process holds {gib(holder[1])} of the card: that is missing here."
+        why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
         return Assessment(Strength.NAMED, proof(holder[0], case.first_failure), why)
     is_open = case.is_oom and (case.oom is None or case.oom.total_bytes is None) and not case.has_site_frame
+    is_open = is_open and not case.has("small_neighbour_told")
     if told is None or not (is_open or sum(shares) > 1) or case.platform.trainer:
         return None
     why = "Each server takes its share of the whole card, whatever the others hold."
@@ -278,6 +278,9 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
 def _told_holder(case: Case) -> tuple[Evidence, int] | None:
     """Who holds memory of the card beside vLLM, by a sentence or by nvidia-smi's list, and its bytes; else None."""
     told, listed = case.first("neighbour_holds"), case.all("smi_process")
+    if (used := case.first("memory_held_told")) is not None:
+        size = used.number("idle_bytes") or used.number("held_bytes") or 0
+        return (used, size) if size > GIB else None
     if told is not None:
         return told, round(float(told.facts["what"]) * GIB)
     others = [item for item in listed if not re.search(r"(?i)vllm|python", str(item.facts["what"]))]
@@ -316,10 +319,7 @@ def _assess_block_pool(case: Case) -> Assessment | None:
     pool, weights = case.block_pool_bytes, case.startup.weights_bytes or 0
     if pool is None or case.site != "kv" or not case.is_oom:
         return None
-    why = (
-        f"The blocks are {gib(pool)} (the CPU blocks are the swap space, and a GPU block is as large), beside "
-        f"{gib(weights)} of weights. This engine takes its share of the whole card, whatever others hold of it."
-    )
+    why = reason("block_pool", {"pool": gib(pool), "weights": gib(weights)})
     return Assessment(Strength.SHOWN, proof(case.last("kv_sized"), case.first_failure), why)
 
 
@@ -331,9 +331,8 @@ def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
     whole = (pool + (planner.case.startup.weights_bytes or 0)) / planner.utilization
     room = named if named is not None and named < whole else whole * 3 / 4
     flags = {"gpu_memory_utilization": math.floor(planner.utilization * room / whole * 100) / 100}
-    why = (
-        f"At {planner.utilization:g} the card has {gib(round(whole))} or more; {gib(round(room))} of it are to be used."
-    )
+    facts = {"share": f"{planner.utilization:g}", "whole": gib(round(whole)), "room": gib(round(room))}
+    why = reason("share_of_named", facts)
     return Fix("lower_util", why, flags, trades="a smaller KV pool", command=planner.command(flags), is_unplanned=True)
 
 
@@ -349,7 +348,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     case = planner.case
     less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
     less = less or _share_beside_block_pool(planner)
-    if less is None and case.site == "kv" and case.oom is not None:
+    if less is None and case.site == "kv" and case.is_oom:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
     if less is None and is_small:
@@ -390,7 +389,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
-        yield in_turn
+        yield None if case.has("not_released_told") else in_turn
 
 
 def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
@@ -446,6 +445,8 @@ def _named_holders(case: Case) -> list[str]:
         listed = zip(oom.other_pids, oom.others_bytes, strict=False)
         return [f"process {pid} with {gib(size)}" for pid, size in listed if size >= GIB and size != oom.own_bytes]
     check = case.first("free_below_desired")
+    if case.has("stages_told") and _assess_unequal_ranks(case):
+        return ["Stage workers of the same launch, which have no rank"]
     if check is None or not _is_held_by_sibling(case):
         return []
     loaded = max(case.all("weights_loaded"), key=lambda item: item.number("weights_bytes") or 0)
@@ -473,9 +474,10 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     """How to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
     check = planner.case.first("free_below_desired")
     device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
-    platform = planner.case.oom.platform if planner.case.oom else device
+    platform = "NPU" if planner.case.is_npu else planner.case.oom.platform if planner.case.oom else device
     holders = _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
     steps = [holders, *known_fix("free_gpu").steps]
+    steps[1:1] = [known_fix(name).steps[0] for name in _VIEWS if planner.case.has(name)]
     share = less.flags.get("gpu_memory_utilization") if less else None
     if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
         # Who asks for less than half of a card means to share it.
@@ -487,7 +489,8 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         ]
     elif share is not None and share * _USABLE_PART >= planner.utilization:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
-    if planner.total_bytes is None or planner.case.platform.unified or platform == "XPU":
+    is_listed = platform != "CUDA" or planner.case.has("neighbour_told", *_VIEWS, "memory_held_told", "stages_told")
+    if planner.case.platform.unified or platform == "XPU" or (planner.total_bytes is None and not is_listed):
         steps += known_fix("page_cache_is_counted").steps
     return replace(known_fix("free_gpu"), steps=tuple(steps))
 
@@ -538,7 +541,7 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     oom = planner.case.oom
     if oom is not None and planner.case.site in ("build", "load") and (oom.torch_bytes or 0) > share * total:
         return None  # the weights alone already took more
-    if share < 0.1:
+    if share < 0.1 or told_weights_bytes(planner.case) > share * total:
         return None
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
@@ -548,4 +551,4 @@ def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] =
     return replace(fix, steps=(*fix.steps, *steps)) if fix else None
 
 
-CAUSE = Cause(entry="LR103", phase="startup_load")
+CAUSE = Cause(entry="LR103")

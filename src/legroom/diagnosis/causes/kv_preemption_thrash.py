@@ -23,6 +23,7 @@ def examine(case: Case) -> Assessment | None:
     full = [item for item in case.all("engine_stats", "kv_usage_line") if _kv_usage_percent(item) >= FULL_POOL_PERCENT]
     nearly_full = (item for item in case.all("engine_stats") if _kv_usage_percent(item) >= 90)
     waiting = [item for item in nearly_full if _count_or_ratio(item, "waiting") > 0]
+    waiting = waiting or [item for item in case.all("engine_stats") if case.generates and _holds_others_back(item)]
     strength = Strength.NONE
     if failed:
         strength = Strength.NAMED
@@ -42,6 +43,12 @@ def examine(case: Case) -> Assessment | None:
             strength = Strength.USUAL  # preempting goes on for hours and ends nothing; the exception after it did
     proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
     return Assessment(strength, proven, _explanation(case, preempted, waiting or full))
+
+
+def _holds_others_back(item: Evidence) -> bool:
+    """Whether requests wait while the pool has less left than each of those that run holds."""
+    running, used = _count_or_ratio(item, "running"), _kv_usage_percent(item)
+    return _count_or_ratio(item, "waiting") > 0 < running and used / running > 100 - used
 
 
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
@@ -108,6 +115,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     why, trades = "Twice the tokens in the same pool.", "keys and values in 8 bits"
     twice = planner.plan_change("kv_cache_dtype", {"kv_cache_dtype": "fp8"}, why, trades=trades)
     waiting = max((int(_count_or_ratio(item, "waiting")) for item in case.all("engine_stats")), default=0)
+    if most == 1 and case.generates:
+        yield known_fix("bounded_requests")  # one request holds the pool for as long as it may grow
     if planner.failed_plan is None and 3 * waiting > most > 0 and seqs < _FEW_SEQUENCES and not survive:
         yield twice  # a few per cent of the card hold none of those that wait
     # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps. Without

@@ -62,6 +62,13 @@ def _assess_unprinted_check(case: Case) -> Assessment | None:
     return Assessment(Strength.SUGGESTED, proof(last, failed), reason("stopped_at_the_check", {"left": gib(left)}))
 
 
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether the check is only told, servers beside each other are shown, and one of them alone would pass it."""
+    case, plan = planner.case, planner.failed_plan
+    is_printed = case.has("kv_bytes_short", "kv_tokens_short", "estimated_max_len", "available_kv")
+    return case.has("shares_told") and not is_printed and plan is not None and plan.verdict == "fits"
+
+
 def longest_fitting_len(case: Case) -> int | None:
     """The longest max_model_len in tokens that fits according to the log; None where it is not printed."""
     for id_ in ("kv_tokens_short", "estimated_max_len"):
@@ -163,9 +170,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not is_limit:
         yield larger
     if short is not None:
-        why = f"{human_bytes(short)} are missing{planner.at_share}."
-        is_planned = planner.failed_plan is not None
-        yield planner.pull_lever("raise utilization", why) if is_planned else planner.raise_utilization(short, why)
+        # The printed pair counts more than the plan's own need.
+        yield planner.raise_utilization(short, f"{human_bytes(short)} are missing{planner.at_share}.")
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
     why, trades = "Keys and values in 8 bits take half the bytes a token.", "keys and values are stored in 8 bits"

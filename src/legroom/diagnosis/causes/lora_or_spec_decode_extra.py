@@ -46,7 +46,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, no draft model, fewer adapter slots, fewer sequences, more GPUs."""
     case, args = planner.case, planner.known.args
     spec = case.has("spec_on", "frame_spec", "frame_draft") or args.speculative_config is not None
-    lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
+    lora = case.has("lora_on", "frame_lora") or args.enable_lora or any("LoRA" in item.text for item in case.evidence)
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
     room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
@@ -61,7 +61,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield Fix(kind, why, flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16})
     seqs = args.max_num_seqs or 256
     flags, why = {"max_num_seqs": max(seqs // 4, 4)}, "Speculative depth multiplies what every sequence needs."
-    yield planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
+    fewer = planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
+    yield fewer if spec or not lora else None
     yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 
 

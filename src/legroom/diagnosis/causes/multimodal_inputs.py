@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
+from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import gib, round_up
@@ -83,6 +84,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     kernel = replace(known_fix("encoder_kernel"), flags={"mm_encoder_attn_backend": "FLASH_ATTN"} if has_flag else {})
     oom = planner.case.oom
     is_square = oom is not None and oom.platform == "CUDA" and planner.case.ledger.larger_than_card
+    if oom is not None and (oom.pools_bytes or planner.case.site == "serving") and not is_square:  # beside the pool
+        need = step_shortage_bytes(planner)
+        yield planner.lower_utilization(need, f"{gib(need)} more must stay free for the encoder beside the pool.")
     yield from (kernel, limit) if is_square else (limit, kernel)
     flags, why = (
         smaller_step_flags(planner, max(planner.step_tokens // 2, 1024)),

@@ -94,6 +94,8 @@ def _explanation(case: Case) -> str:
     share = startup.args.gpu_memory_utilization
     if startup.available_kv_bytes is not None and (total is None or peak is None):
         parts = f" beside {gib(weights)} of weights" if weights is not None else ""
+        if startup.available_kv_bytes == 0:
+            return reason("pool_clamped", {"parts": parts})
         return reason("pool_as_counted", {"pool": gib(startup.available_kv_bytes), "parts": parts})
     if total is None or weights is None or peak is None:
         return "utilization x total, less the weights and the peak of the profile run, leaves nothing for the KV cache."
@@ -259,7 +261,8 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
         flags["max_num_seqs"] = _FEW_SEQUENCES
     why = "The peak of the profile run follows the tokens of a step."
     trades = "fewer requests run at once; long prompts take more steps"
-    yield planner.plan_change("max_num_batched_tokens", flags, why, trades=trades)
+    steps = known_fix("what_decides").steps if planner.case.startup.available_kv_bytes == 0 else ()
+    yield planner.plan_change("max_num_batched_tokens", flags, why, steps=steps, trades=trades)
     if planner.case.engine.generation == "V0":
         yield known_fix("shorter_dummy_batch")
 

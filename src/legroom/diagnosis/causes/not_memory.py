@@ -10,6 +10,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import fewer_ranks_fix, named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes, other_engine
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import other_engine_name
 from legroom.vllm_logs.evidence import Evidence
@@ -58,14 +59,8 @@ def _assess_exception(case: Case) -> Assessment | None:
     return Assessment(Strength.SUGGESTED, proof(error), why)
 
 
-_WRAPPER = re.compile(
-    r"['\"]?Worker failed with error ['\"]?(?:%s)?|['\"]?, please check the stack trace above for the root cause['\"]?"
-)
-"""What vLLM's executor puts around the message of the worker that failed."""
-_ADVISED = re.compile(
-    r"(?i)\b(?:please (?:try to )?|try )(?:updat|upgrad|increas|decreas|reduc|lower|set|install|us|add|remov)\w*"
-    r"[^.\n]{3,160}"
-)
+_WRAPPER = reading_pattern("not_memory.wrapper")
+_ADVISED = reading_pattern("not_memory.advised")
 
 
 def _exception_name(error: Evidence) -> str:

@@ -76,6 +76,12 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     return Assessment(strength, proven, why)
 
 
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether WSL with a card of its own is all that speaks for it: most starts there have enough."""
+    case = planner.case
+    return case.platform.wsl and not case.platform.unified and examine(case) is None and not case.has("unified")
+
+
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
     case = planner.case
@@ -107,7 +113,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if case.has("no_cache_blocks") and case.has("page_cache_told") and pool is None:
             yield known_fix("pool_in_bytes")  # the cache is measured as vLLM's
             lower = None  # a smaller budget holds even fewer blocks
-        yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
+        yield from (lower, drop, wait) if is_large else (drop, lower, wait, None if case.platform.unified else wsl)
 
 
 CAUSE = Cause(entry="LR502", domain="host")

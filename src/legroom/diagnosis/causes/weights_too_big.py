@@ -9,7 +9,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand, other_hardware, split_over_more_gpus
-from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS, told_weights_bytes
 from legroom.diagnosis.fixes.step_savings import without_draft
 from legroom.diagnosis.ledger import possible_moments
 from legroom.units import GIB, MIB, gib
@@ -96,10 +96,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     if planner.known.args.dtype_bytes > 2:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
-    if _is_unsplit(planner):
-        yield known_fix("split_not_in_effect")
     if planner.case.has("transformers_backend"):
-        yield known_fix("native_model")
+        is_chosen = "--model-impl" in " ".join(planner.given_args.others)
+        yield known_fix("backend_of_vllm" if is_chosen else "native_model")
+    elif _is_unsplit(planner):
+        yield known_fix("split_not_in_effect")
+    yield _should_fit_fix(planner)
     yield _without_draft_fix(planner)
     yield _quantized_before_loading_fix(planner)
     fewer_bits = "A checkpoint with weights in fewer bits fits."
@@ -118,7 +120,19 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))
     else:
         yield more
-    yield _cpu_offload_fix(planner)
+    yield None if _is_unsplit(planner) else _cpu_offload_fix(planner)  # the plan knows only the split model
+
+
+def _should_fit_fix(planner: FixPlanner) -> Fix | None:
+    """What to look at where the told parameters are far below the card; None where they are not."""
+    case, total, is_shown = planner.case, planner.total_bytes, planner.known.args.tensor_parallel_size is not None
+    weights = told_weights_bytes(case) * case.startup.args.engine_ranks // planner.known.ranks
+    if planner.failed_plan is not None or not total or not 0 < weights < FULL_OF_WEIGHTS * total:
+        return None
+    if case.has("transformers_backend", "low_bit_load") or not (is_shown or planner.known.ranks > 1):
+        return None
+    fix = known_fix("whole_on_each_card")
+    return replace(fix, why=fix.why.format(weights=gib(weights), total=gib(total)))
 
 
 def _quantized_before_loading_fix(planner: FixPlanner) -> Fix | None:

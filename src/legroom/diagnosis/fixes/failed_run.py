@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.deployments.server_words import assignments
 from legroom.diagnosis.fixes.log_accounting import deduce_total_bytes, pool_bytes
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
@@ -279,13 +280,7 @@ def merge_args(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
     return replace(line, **shown)
 
 
-_LARGEST = {
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1024),
-    **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), 1024),
-    **dict.fromkeys(("max_num_seqs", "max_cudagraph_capture_size"), 1 << 20),
-    **dict.fromkeys(("max_loras", "max_lora_rank"), 1 << 12),
-    "block_size": 1 << 16,
-}
+_LARGEST = read_data("evidence.json")["largest_values"]
 
 
 def _without_impossible_values(args: ServeArgs) -> ServeArgs:
@@ -390,13 +385,7 @@ def _neighbours_bytes(case: Case) -> int:
 
 
 _MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
-_RESOLVED = {
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1),
-    **dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), True),
-    **dict.fromkeys(("enforce_eager", "enable_lora"), False),
-    "kv_cache_dtype": "auto",
-    "dtype": "bfloat16",
-}
+_RESOLVED = read_data("evidence.json")["resolved_values"]
 """Values that an engine's config line prints although they were not given."""
 
 

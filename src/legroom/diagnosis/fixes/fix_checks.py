@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from legroom.diagnosis.case import Case
@@ -38,7 +39,8 @@ def checked_fixes(
 ) -> tuple[Fix, ...]:
     """The fixes that change something, are no dead end and whose plan may start; one that surely starts goes before a
     tight first one, more GPUs go last where the number of ranks is known. `is_memory`: the failure is of memory."""
-    forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
+    held = [end for end in dead_ends if _is_shown(planner.case, end.when)]
+    forbidden = [found for end in held if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
     for fix in (_reported_fix(planner, is_memory), *fixes):
         if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
@@ -176,6 +178,9 @@ def _certainly_starts(fix: Fix) -> bool:
 def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     steps = tuple(step for step in fix.steps if planner.case.launcher or _release_has(planner, step))
+    if planner.case.is_npu:
+        of_cuda = (("nvidia-smi before", "npu-smi info before"), ("CUDA_VISIBLE", "ASCEND_RT_VISIBLE"))
+        steps = tuple(reduce(lambda step, names: step.replace(*names), of_cuda, step) for step in steps)
     if fix.steps and not (steps or fix.flags or fix.env):
         return None
     fix = replace(fix, steps=steps)

@@ -12,6 +12,7 @@ from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
+from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import gpu as known_gpu
@@ -146,7 +147,8 @@ def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     if patches := planner.case.number("pixels_told", "patches_count"):
         flags = {"mm_processor_kwargs": {"max_pixels": patches * 28 * 28}}
     elif any(name in named for name in read_data("towers.json")["max_pixels"]):
-        flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
+        are_many = re.search(r"\b(?:several|multiple|many|[2-9]) (?:\w+ )?images\b", told)  # one would refuse them
+        flags = {**({} if are_many else flags), "mm_processor_kwargs": {"max_pixels": _MEGAPIXEL}}
     return Fix("limit_multimodal", why, flags=flags, trades="larger or more media are scaled or refused")
 
 
@@ -156,11 +158,7 @@ _MEGAPIXEL = 1003520
 _MISSPELT_RATIO = 0.85
 """One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
 _SWITCHES = ("switch", "bool", "optbool")
-_LITERAL = re.compile(
-    r"\b(?P<name>\w{1,60})\s+Input should be (?P<allowed>[\d, ]{1,200}? or \d+) "
-    r"\[type=literal_error, input_value=(?P<value>\d+)"
-)
-"""pydantic's refusal of a number that is not among those it lists."""
+_LITERAL = reading_pattern("flag_repair.literal")
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -374,7 +372,8 @@ def _unknown_keyword_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     if "EngineArgs" not in str(evidence.facts["callee"]) or flag_kind_ever(flag_name(name)) is None:
         return None
     why = f"{name} is a setting of other releases; this one starts without it."
-    return Fix("flag", why, steps=(f"leave {name} out of LLM(...), EngineArgs(...) or the file that sets it",))
+    older = "or, where another program's code passes it: install the vLLM release that this code was written for"
+    return Fix("flag", why, steps=(f"leave {name} out of LLM(...), EngineArgs(...) or the file that sets it", older))
 
 
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {

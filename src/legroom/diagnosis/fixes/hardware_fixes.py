@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
+from legroom.facts import pattern as reading_pattern
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
     from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
-_QUANTIZED_NAME = re.compile(
-    r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
-)
+_QUANTIZED_NAME = reading_pattern("hardware_fixes.quantized_name")
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _EVEN_SPLITS = (2, 4, 8)
 """Ranks that divide the attention heads of nearly every model."""

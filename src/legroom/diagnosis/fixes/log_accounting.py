@@ -122,13 +122,18 @@ def log_accounting(case: Case, share: float, total_bytes: int | None, planned_we
 
 def _expected_weights_bytes(case: Case, total_bytes: int | None, planned: int | None) -> int | None:
     """The planned weights, else what the text says of them if that fills the card; None above one that loaded."""
-    told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
-    by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
-    said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
-    weights = planned or said.get("rank_bytes") or round(max(said.values(), default=by_name) / args.engine_ranks)
+    weights = planned or told_weights_bytes(case)
     is_above, is_loaded = total_bytes is not None and weights > total_bytes, case.site not in ("", "build", "load")
     is_full = total_bytes is not None and weights > FULL_OF_WEIGHTS * total_bytes
     return None if is_loaded and (is_above or not planned) else weights if planned or is_full else None
+
+
+def told_weights_bytes(case: Case) -> int:
+    """A rank's weights by the size, or the parameters and the type, that the text tells; 0 where it tells neither."""
+    told, size, args = case.first("parameters_told"), case.first("model_size_told"), case.startup.args
+    by_name = float(told.facts["billions"]) * 1e9 * args.dtype_bytes if told is not None else 0
+    said = {name: size.number(name) or 0 for name in size.facts if name.endswith("_bytes")} if size else {}
+    return said.get("rank_bytes") or round(max(said.values(), default=by_name) / args.engine_ranks)
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:

@@ -9,12 +9,15 @@ from legroom.diagnosis.finding import Fix, known_fix
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.facts.releases import first_release, release
-from legroom.units import gib
+from legroom.units import GIB, gib
 
 DEFAULT_STEP_TOKENS = 2048
 """vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
 LARGEST_DEFAULT_TOKENS = 8192
 """vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
+
+_CARDS_BYTES = (24 * GIB, 48 * GIB, 80 * GIB)
+"""Examples where no card is named: the usual sizes of cards that serve."""
 
 
 def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
@@ -74,15 +77,15 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
         return None  # the peak and a pool do not fit into what is left
     flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
     flags |= smaller_step_flags(planner, smaller_step_tokens(planner))
-    if not planner.known.args.enforce_eager:
+    # Before 0.20 graphs are no part of the budget.
+    if counts := planner.known.release_known and not planner.captures_outside_budget:
         flags["enforce_eager"] = True
-    share = f"{flags['gpu_memory_utilization']:g} of the card"
-    why, trades = (
-        f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
-        "graphs have to become smaller too.",
-        "slower decoding, and long prompts take more steps",
-    )
+    parts = "the peak of the profile run and the CUDA graphs have" if counts else "the peak of the profile run has"
+    trades = f"{'slower decoding, and ' if counts else ''}long prompts take more steps"
+    why = f"{gib(missing)} are missing: {parts} to become smaller, beside what a larger share gives."
     steps: tuple[str, ...] = () if is_known else known_fix("what_decides").steps
+    if not planner.utilization_known:
+        steps = (_share_rule(planner, missing), *steps)
     fix = planner.plan_change("raise_util", flags, why, steps=steps, trades=trades)
     if fix is not None or planner.failed_plan is None:
         return fix
@@ -90,3 +93,11 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
     steps = ("with a --max-model-len as short as your requests: the pool will be small",)
     line = planner.command(flags)
     return Fix("raise_util", why, flags, steps=steps, trades=trades, command=line, is_unplanned=True)
+
+
+def _share_rule(planner: FixPlanner, missing: int) -> str:
+    """What a share that the text does not show has to become, with the number for the card that it names."""
+    need, card = missing + max(planner.one_request_bytes, GIB), planner.total_bytes
+    on = ", ".join(f"{need / size:.2f} on {gib(size)}" for size in ([card] if card else _CARDS_BYTES))
+    sum_of = f"({gib(missing)} + one request, {gib(need - missing)} or what yours takes)"
+    return f"the share that is in force grows by {sum_of} / the card: {on}; up to {MAX_UTILIZATION}"
