@@ -129,7 +129,8 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
     if not args.model:
         return None
     card = planner.known.gpu or known_gpu("24GiB")
-    args = replace(args if planner.known.gpu else on_cpu(args), kv_cache_memory_bytes=None)
+    is_gpu = planner.known.gpu is not None or any("gpu_worker" in item.at for item in planner.case.evidence)
+    args = replace(args if is_gpu else on_cpu(args), kv_cache_memory_bytes=None)
     try:
         model = load_logged_model(args.model)
         settings = resolve(args, model, card, planner.known.release)
