@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -10,6 +9,7 @@ from typing import Any, Literal, cast
 from legroom.black_box import BlackBox
 from legroom.diagnosis.cause_words import WordEvidence
 from legroom.diagnosis.ledger import Ledger, ledger_of
+from legroom.diagnosis.pasted_command import prose
 from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
@@ -29,11 +29,6 @@ def is_own_failure(item: Evidence) -> bool:
 
 
 FAILED_ALLOCATIONS = message_group("failed_allocation")
-SHORTAGE_WORDS = re.compile(
-    r"(?i)(?<!might be due to )(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)"
-    r"[\w ]{0,20} memory"
-    r"|(?:unable|failed) to allocate|cudaMalloc failed"
-)
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
 FULL_POOL_PERCENT = 95.0
@@ -141,7 +136,7 @@ class Case:
     @cached_property
     def unread_shortage(self) -> Evidence | None:
         """An exception whose text mentions too little memory but matches no known message; None without one."""
-        return next((item for item in self.all("exception") if SHORTAGE_WORDS.search(item.window[:400])), None)
+        return next((item for item in self.all("exception") if prose("shortage_words").search(item.window[:400])), None)
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:

@@ -200,9 +200,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     before, printed = case.first("used_before"), case.number("used_before", "used_bytes")
     used_before = printed if printed is not None else case.other_processes_bytes
     if used_before is not None and used_before > 2 * GIB:
-        why = (
-            f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
-        )
+        why = reason("used_before_start", {"used": gib(used_before)})
         return Assessment(Strength.NAMED, proof(before, error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
@@ -316,10 +314,7 @@ def _assess_block_pool(case: Case) -> Assessment | None:
     pool, weights = case.block_pool_bytes, case.startup.weights_bytes or 0
     if pool is None or case.site != "kv" or not case.is_oom:
         return None
-    why = (
-        f"The blocks are {gib(pool)} (the CPU blocks are the swap space, and a GPU block is as large), beside "
-        f"{gib(weights)} of weights. This engine takes its share of the whole card, whatever others hold of it."
-    )
+    why = reason("pool_of_v0", {"pool": gib(pool), "weights": gib(weights)})
     return Assessment(Strength.SHOWN, proof(case.last("kv_sized"), case.first_failure), why)
 
 
@@ -365,6 +360,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     free_it = _with_share_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
+    if case.has("siblings_told") and case.is_oom:
+        free_it = known_fix("card_for_each_part")
+        yield free_it
     if not shares or case.has("no_cache_blocks"):
         yield _own_engines_fix(planner)
     if case.has("second_server_told"):
@@ -378,7 +376,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif case.has("profiling_error"):
         yield from (known_fix("start_again"), free_it, newer)
     else:
-        if holders := _named_holders(case):
+        if (holders := _named_holders(case)) and not (case.is_oom and case.has("siblings_told")):
             why = "to end, or to move to another card: whatever the flags say, its memory is missing here."
             free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
             if holders[0].startswith("Stage"):  # a living sibling, no orphan

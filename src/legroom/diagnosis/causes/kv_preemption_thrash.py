@@ -29,7 +29,8 @@ def examine(case: Case) -> Assessment | None:
     elif preempted or counted or waiting:
         strength = Strength.SHOWN
     elif full:
-        strength = Strength.SUGGESTED
+        nobody_waits = all(item.facts.get("waiting_count") == 0 for item in full)
+        strength = Strength.NONE if nobody_waits else Strength.SUGGESTED
     if not strength:
         return None
     if case.has("failed_execution_dump") and not failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from legroom.diagnosis.case import FULL_POOL_PERCENT
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 
@@ -14,9 +15,11 @@ def examine(case: Case) -> Assessment | None:
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
         return None
-    if metric and not stats and not case.has("preemptions_metric"):
+    full = [item for item in stats if float(item.facts.get("kv_usage_ratio") or 0) >= FULL_POOL_PERCENT]
+    is_calm = bool(full) and not any(item.facts.get("waiting_count", 1) for item in stats)
+    if (metric and not stats and not case.has("preemptions_metric")) or is_calm:
         why = reason("pool_of_prefixes")
-        return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:]), why)
+        return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:], full[-1:]), why)
     evicting = [
         item
         for item in stats

@@ -98,6 +98,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
     if _is_unsplit(planner):
         yield known_fix("split_not_in_effect")
+    if (told := planner.case.first("need_told")) and "offload" in str(planner.case.words and planner.case.words.lines):
+        rest = math.ceil(((told.number("need_bytes") or 0) - (planner.total_bytes or 0)) / GIB) + 2
+        why = f"What the card lacks, and 2 GiB for a step, stays in host RAM: {rest} GiB."
+        trades = "every step copies that part over the bus: much slower"
+        yield Fix("cpu_offload", why, {"cpu_offload_gb": float(rest)}, trades=trades, is_unplanned=True)
     if planner.case.has("transformers_backend"):
         yield known_fix("native_model")
     yield _without_draft_fix(planner)
