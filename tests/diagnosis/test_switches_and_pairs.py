@@ -233,3 +233,8 @@ def test_a_server_of_xinference_gets_its_own_parameters() -> None:
     self.model_runner.profile_run()
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."""
     assert "Xinference" in json.dumps([fix.steps for fix in diagnosed(text).findings[0].fixes])
+
+
+def test_a_class_of_ray_points_to_ray_and_not_only_to_vllm() -> None:
+    text = "(EngineCore) ERROR AttributeError: '_TorchTensorNcclChannel' object has no attribute '_nccl_group'"
+    assert "Ray release" in steps(text)
