@@ -188,11 +188,14 @@ ERROR 11-23 18:54:13 engine.py:135] torch.OutOfMemoryError: CUDA out of memory. 
     assert diagnosed(text).findings[0].fixes[0].flags["enable_chunked_prefill"] is True
 
 
-def test_a_full_pool_in_which_nobody_waits_is_no_thrashing() -> None:
+def test_a_pool_that_one_request_cannot_fill_holds_blocks_of_ended_ones() -> None:
     line = "INFO 10-28 03:07:55 [loggers.py:123] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation "
-    line += "throughput: 2.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, "
-    line += "GPU KV cache usage: 99.1%, Prefix cache hit rate: 9%"
-    assert diagnosed(line).findings[0].cause == "prefix_cache_pressure"
+    line += "throughput: 2.0 tokens/s, Running: {} reqs, Waiting: 0 reqs, "
+    line += "GPU KV cache usage: {}%, Prefix cache hit rate: 9%"
+    finding = diagnosed("\n".join((line.format(10, 60.1), line.format(1, 99.1)))).findings[0]
+    assert finding.cause == "prefix_cache_pressure" and "requests that ended" in finding.why
+    growing = "\n".join((line.format(8, 93.9), line.format(8, 95.8)))
+    assert diagnosed(growing).findings[0].cause == "kv_preemption_thrash"
 
 
 def test_a_trainer_s_share_is_lowered_from_the_one_it_has_and_its_smallest_batch_not_halved() -> None:

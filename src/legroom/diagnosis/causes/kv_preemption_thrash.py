@@ -29,8 +29,7 @@ def examine(case: Case) -> Assessment | None:
     elif preempted or counted or waiting:
         strength = Strength.SHOWN
     elif full:
-        nobody_waits = all(item.facts.get("waiting_count") == 0 for item in full)
-        strength = Strength.NONE if nobody_waits else Strength.SUGGESTED
+        strength = Strength.NONE if holds_finished_blocks(case) else Strength.SUGGESTED
     if not strength:
         return None
     if case.has("failed_execution_dump") and not failed:
@@ -43,6 +42,14 @@ def examine(case: Case) -> Assessment | None:
             strength = Strength.USUAL  # preempting goes on for hours and ends nothing; the exception after it did
     proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
     return Assessment(strength, proven, _explanation(case, preempted, waiting or full))
+
+
+def holds_finished_blocks(case: Case) -> bool:
+    """Whether each of a few requests holds more than three times of what it held while more of them ran."""
+    counts = [(_count_or_ratio(item, "running"), _kv_usage_percent(item)) for item in case.all("engine_stats")]
+    busy = [(running, usage) for running, usage in counts if running]
+    full = [(running, usage) for running, usage in busy if usage >= FULL_POOL_PERCENT]
+    return any(usage / few > 3 * other / many for few, usage in full for many, other in busy if many > few)
 
 
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:

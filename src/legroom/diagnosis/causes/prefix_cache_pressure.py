@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import FULL_POOL_PERCENT
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
+from legroom.diagnosis.causes.kv_preemption_thrash import holds_finished_blocks
 from legroom.diagnosis.finding import Strength
 
 
@@ -15,11 +15,11 @@ def examine(case: Case) -> Assessment | None:
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
         return None
-    full = [item for item in stats if float(item.facts.get("kv_usage_ratio") or 0) >= FULL_POOL_PERCENT]
-    is_calm = bool(full) and not any(item.facts.get("waiting_count", 1) for item in stats)
-    if (metric and not stats and not case.has("preemptions_metric")) or is_calm:
+    if metric and not stats and not case.has("preemptions_metric"):
         why = reason("pool_of_prefixes")
-        return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:], full[-1:]), why)
+        return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:]), why)
+    if holds_finished_blocks(case) and not any(item.facts.get("waiting_count", 1) for item in stats):
+        return Assessment(Strength.LIKELY, proof(stats[:1], stats[-1:]), reason("blocks_of_finished"))
     evicting = [
         item
         for item in stats
