@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from legroom.black_box import BlackBox
 from legroom.diagnosis.cause_words import WordEvidence
 from legroom.diagnosis.ledger import Ledger, ledger_of
-from legroom.facts import pattern as reading_pattern
+from legroom.diagnosis.pasted_command import prose
 from legroom.facts import read_data
 from legroom.facts.log_messages import Launcher, engine_files, message_group
 from legroom.facts.releases import logged_release
@@ -30,7 +30,6 @@ def is_own_failure(item: Evidence) -> bool:
 
 
 FAILED_ALLOCATIONS = message_group("failed_allocation")
-SHORTAGE_WORDS = reading_pattern("case.shortage_words")
 _OF_NPU = re.compile(r"\bNPU\b|vllm[_-]ascend|\b(?:worker|model_runner)_v1\.py")
 SENTENCE_LINES = 12
 """A step that a sentence names belongs to the failure that the same passage shows, before or after it."""
@@ -149,7 +148,7 @@ class Case:
     @cached_property
     def unread_shortage(self) -> Evidence | None:
         """An exception whose text mentions too little memory but matches no known message; None without one."""
-        return next((item for item in self.all("exception") if SHORTAGE_WORDS.search(item.window[:400])), None)
+        return next((item for item in self.all("exception") if prose("shortage_words").search(item.window[:400])), None)
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:

@@ -16,15 +16,8 @@ from legroom.vllm.args import ServeArgs
 Contrast = tuple[Mapping[str, Any], bool, str]
 """Settings by vLLM's Python names (None: taken away) or variables, whether it started, and the clause."""
 
-_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
-_CLAUSE = re.compile(r"(?<=[A-Za-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
-_STEP = re.compile(r"(?i)\b(?:same|again)\b.{0,80}?\b(with(?:out)? .{1,120})$")
-"""A step that repeats a run with a change; what comes of it is the next step."""
-_CONDITION = re.compile(r"(?i)[\s>*-]*(?:with(?:out)?|when|if|after|using|once|by|at)\b|\s*(?:设置|加上|去掉|关闭|改)")
-_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|(?<![a-z]-)\b([a-z]+(?:[_-][a-z]+)+)(?=[`'\" ]?[=: ]\s?(?:(?:to|of|at) )?\d)")
 _NAME = r"`?((?:VLLM|NCCL|PYTORCH)(?:_[A-Z\d]+)+)\b`?"
 _UNSET = re.compile(rf"{_NAME} (?:is |was )?(?:not set|unset|removed)|(?:without|unset\w*|not setting) {_NAME}")
-_VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
 
 @cache
@@ -44,17 +37,19 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     """Each group of settings that a clause outside of logs and commands calls working or failing."""
     plain = "\n".join(plain_lines(text.split("\n")))
     last_flag, last_feature, repeated, shares = "", "", "", bool(_words("about_shares").search(plain))
-    for sentence in _SENTENCE.split(plain):
+    for sentence in _words("sentence").split(plain):
         if lowered := _words("lowered").search(sentence):
             tokens, is_pool = int(lowered["tokens"]) * 1024, not lowered["length"]
             yield {"num_gpu_blocks_override": tokens // 16} if is_pool else {"max_model_len": tokens}, True, ""
+        if _words("not_eager").search(sentence) and _words("failed").search(sentence):
+            yield {"enforce_eager": True}, True, ""
         fails_later, before = bool(_words("fails_later").search(sentence)), repeated
-        repeated = step[1] if (step := _STEP.search(sentence)) else repeated * sentence.strip(" .)").isdigit()
+        repeated = step[1] if (step := _words("step").search(sentence)) else repeated * sentence.strip(" .)").isdigit()
         told, _, cure = sentence.partition(unless[0] if (unless := _words("unless").search(sentence)) else "\n")
         if settings := dict((*_mentions(cure, release, shares), *_remedies(cure, last_flag))):
             yield settings, True, cure
-        for part in _CLAUSE.split(told):
-            clause = f"{before} {part}" if _CONDITION.match(before) else part  # "without it, it starts"
+        for part in _words("clause").split(told):
+            clause = f"{before} {part}" if _words("condition").match(before) else part  # "without it, it starts"
             failed = bool(_words("failed").search(_words("no_failure").sub("", clause)))
             if failed or (_words("worked").search(clause) and not fails_later):
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
@@ -72,9 +67,8 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             ):
                 yield taken_away, True, ""
             before = "" if failed or _words("worked").search(clause) else part
-            named = [
-                one or other for one, other in _FLAG_NAME.findall(clause) if one or other.replace("-", "_") in SETTINGS
-            ]
+            flags = _words("flag_name").findall(clause)
+            named = [one or other for one, other in flags if one or other.replace("-", "_") in SETTINGS]
             last_flag = f"--{named[-1]}" if named else last_flag
             last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
 
@@ -105,7 +99,8 @@ def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str
     alone = [float(one or other) for one, other in _words("share_alone").findall(clause)] if shares else []
     if alone:
         yield "gpu_memory_utilization", alone[0]
-    yield from ((name, value) for name, value in _VARIABLE.findall(clause) if name.startswith(("VLLM_", "PYTORCH_")))
+    variables = _words("variable").findall(clause)
+    yield from ((name, value) for name, value in variables if name.startswith(("VLLM_", "PYTORCH_")))
 
 
 def _tried(clause: str, valued: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

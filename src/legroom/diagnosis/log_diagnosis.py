@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -171,9 +172,17 @@ def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
 
-def _with_false_oom(item: Evidence) -> Evidence:
-    """An XPU's refusal while a quarter of the card and the request are free, as the driver's failure that it is."""
+def _adds_up(item: Evidence) -> bool:
+    """Whether a line does not say that more was free than the card has, or than was asked for: such is misread."""
+    free, total, desired = (item.number(f"{name}_bytes") for name in ("free", "total", "desired"))
+    return item.id != "free_below_desired" or free is None or free <= min(total or free, desired or free)
+
+
+def _with_false_oom(item: Evidence, is_of_objects: bool) -> Evidence:
+    """An XPU's refusal on a free card as the driver's failure, and an object of garbage length as one of ranks."""
     oom = parse_torch_oom(item) if item.id == "torch_oom" else None
+    if is_of_objects and oom is not None and oom.wanted_bytes > (oom.total_bytes or math.inf):
+        return replace(item, id="garbage_length")
     free, total = (oom.free_bytes or 0, oom.total_bytes or 0) if oom is not None and oom.platform == "XPU" else (0, 0)
     is_false = oom is not None and 0 < total <= 4 * (free - oom.wanted_bytes) and free + (oom.torch_bytes or 0) <= total
     return replace(item, id="false_oom") if is_false else item
@@ -184,7 +193,8 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
     # What runs out beside the host's RAM is RAM unless its line names the card; a start's summary has free memory, too.
     is_of_host = any(item.id in ("ray_node_memory", "host_ram_told") for item in items)
     own = [i for i in items if i.id != "torch_oom_unsized" or not is_of_host or _OF_CARD.search(i.text)]
-    own = [_with_false_oom(item) for item in own if "summary" not in item.facts]
+    is_of_objects = any(item.id == "object_collective" for item in items)
+    own = [_with_false_oom(item, is_of_objects) for item in own if "summary" not in item.facts and _adds_up(item)]
     if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
     evidence = _promote_told_failures(_demote_own_kills(own))

@@ -37,8 +37,11 @@ def other_engine(case: Case) -> Evidence | None:
     by_vllm = case.startup.vllm or case.startup.args_known or (case.engine.generation and not is_package)
     if other is None or by_vllm or any(_VLLM_FRAME.search(item.text) for item in case.evidence):
         return None
+    named = case.first("vllm_named")
+    is_compared = named is not None and named.line < other.line and not other.facts and not case.traceback_frames
     beside_vllm = other.id not in ("engine_vllm_cpp", "engine_nano_vllm") and _NAMES_VLLM.search(other.text)
-    return None if beside_vllm or (case.traceback_frames and not is_package and "image" not in other.facts) else other
+    is_framed = case.traceback_frames and not is_package and "image" not in other.facts
+    return None if is_compared or beside_vllm or is_framed else other
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
@@ -49,8 +52,10 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
         if not items:
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
-        is_vague = evidence.id == "hang_told" or (evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls"))
-        key = (is_informational(evidence) or is_vague, evidence.line, number)
+        is_nvls = evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls")
+        is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank")
+        line = 0 if evidence.id in ("cache_unwritable", "garbage_length") else evidence.line  # what others follow from
+        key = (is_informational(evidence) or is_vague, line, number)
         if first is None or key < first[0]:
             first = (key, kind, evidence)
     return (first[1], first[2]) if first and first[1].cause == cause else None

@@ -43,6 +43,13 @@ class MatchedLine(dict[str, str]):
         return value if value is not None else self.defaults.get(name, "")
 
 
+def _whole_pieces(line: MatchedLine) -> str:
+    """The sizes just below and above the one asked for that are a whole number of pieces, in bytes."""
+    unit = int(line["unit_count"])
+    pieces = int(line["asked_count"]) // unit
+    return f"{pieces * unit} bytes ({pieces} pieces) or {(pieces + 1) * unit}"
+
+
 def _hub_model_id(line: MatchedLine) -> str | None:
     """The model's Hugging Face Hub id; None for a local folder or an unknown model."""
     model = line.planner.known.args.model
@@ -305,6 +312,7 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "library_stem": lambda line: line.get("library", "").partition(".so")[0] or None,  # libcudart of libcudart.so.12
     "library_why": _origin("library", 0),
     "library_step": _origin("library", 1),
+    "whole_pieces": _whole_pieces,
     "cuda_major": lambda line: _captured(r"\.so\.(\d+)", line.get("library", "")),
     "pin": lambda line: _version_pin(line.planner),
     "op_step": _missing_op_step,

@@ -12,9 +12,8 @@ from typing import Any
 
 from legroom.deployments.deployment import Deployment, deployment_from_command
 from legroom.deployments.server_words import expand_variables
-from legroom.diagnosis.told_settings import OFF, SETTINGS, stated_settings, told_names, with_setting
+from legroom.diagnosis.told_settings import OFF, SETTINGS, setting_words, stated_settings, told_names, with_setting
 from legroom.errors import LegroomError
-from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flags_ever
@@ -24,20 +23,10 @@ from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
-_LOGGED = reading_pattern("pasted_command.logged")
 _PERIOD = re.compile(r"[a-z]\. [A-Z]")
-_START = reading_pattern("pasted_command.start")
 _OPENING = re.compile(r"\bvllm serve\b|vllm\.entrypoints|\b(?:docker|podman) run\b")
-_SETTING = reading_pattern("pasted_command.setting")
 NUMBERS = {"two": "2", "dual": "2", "three": "3", "four": "4", "quad": "4", "eight": "8"}
-_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export |set |ENV )?([A-Z_][A-Z0-9_]*)=[\"']?((?:[^\s\"'#;$]|\$\{?\w+\}?)+)")
-_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
-"""A line of flags; where a sentence ends in it, it is prose."""
 _PROSE_END = re.compile("[`，。；：（）]")
-_COMMENT = re.compile(
-    r"^[ \t]*#[ \t]*(?:[a-z]\w*[ \t]*=[^=\n]*|[\"']?--[a-z].*)$|(?<=\S)[ \t]{1,80}#[ \t][^\n]*$", re.MULTILINE
-)
-"""A setting or flag that is commented out, and what stands behind a line's own content."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -51,7 +40,7 @@ def pasted_command(
     text: str, failure_line: int | None, release: Release | None, mismatch: Callable[[ServeArgs], int] = lambda args: 0
 ) -> tuple[str | None, ServeArgs]:
     """The best matching command, the last above the failure first, and its settings; else (None, named settings)."""
-    values = dict(_ASSIGNED.findall(text))
+    values = dict(setting_words("assigned").findall(text))
     lines = expand_variables(expand_variables(text, values), values).split("\n")  # a value may name another variable
     commands = list(command_lines(lines))
     above = [command for command in commands if failure_line is None or command[0] <= failure_line]
@@ -86,12 +75,12 @@ def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
     """Each command that starts a server with its continued lines, and the numbers of its first and last line."""
     last = 0
     for number, line in enumerate(lines, 1):
-        if number <= last or _LOGGED.search(line) or not _OPENING.search(line):
+        if number <= last or setting_words("logged").search(line) or not _OPENING.search(line):
             continue
         command, end = line, number
         while command.rstrip().endswith("\\") and end < len(lines):
             command, end = f"{command.rstrip()[:-1]} {lines[end]}", end + 1
-        if (start := _START.search(command)) is None:
+        if (start := setting_words("start").search(command)) is None:
             continue
         command, last = command[start.start() :], end
         # In prose a command ends at its closing backquote, or at a full-width mark.
@@ -100,22 +89,24 @@ def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 def plain_lines(lines: list[str]) -> Iterator[str]:
     """The lines that neither vLLM nor Python wrote and that start no server."""
-    return (line for line in lines if not _LOGGED.search(line) and not _START.search(line))
+    others = (setting_words("logged"), setting_words("start"))
+    return (line for line in lines if not any(words.search(line) for words in others))
 
 
 def sentence_lines(lines: list[str]) -> Iterator[str]:
     """Every line, empty where vLLM or Python wrote it or where it is a command."""
-    is_command = (_START.match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
-    return ("" if starts or _LOGGED.search(line) else line for line, starts in zip(lines, is_command, strict=True))
+    is_command = (setting_words("start").match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
+    logged = setting_words("logged")
+    return ("" if starts or logged.search(line) else line for line, starts in zip(lines, is_command, strict=True))
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
-    plain = prose("advice").sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
-    plain = _COMMENT.sub("", plain)
-    for match in _SETTING.finditer(plain):
+    plain = prose("advice").sub("", "\n".join(line for line in lines if not setting_words("logged").search(line)))
+    plain = setting_words("comment").sub("", plain)
+    for match in setting_words("setting").finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if name.startswith("no_") and name[3:] in SETTINGS and match["dashes"]:
             typed[name[3:]] = OFF
@@ -172,20 +163,19 @@ def _card_names() -> re.Pattern[str]:
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
     before = prose("before_card").pattern
     spelled = rf"(?i:[gr]tx[ _-]?)?({words})|{before}({numbers})"
-    return re.compile(
-        rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?(?!\w|[.-](?!\d\d\b)\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
-    )
+    behind = r"(?!\w|[.-](?!\d\d\b)\w|[ _-]?(?i:ti\b|super|laptop|mobile))"
+    return re.compile(rf"(?<![A-Za-z\d_.-])(?=[\w|])(?:{spelled})s?{behind}", re.ASCII)
 
 
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
-    plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
+    plain = "\n".join(line for line in text.split("\n") if not setting_words("logged").search(line))
     names = sorted(
         (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
     )
     cards = {gpu(name.replace("_", " ")).name: _slice_of(name, plain) for name in names}
     sizes = {size for match in prose("card_size").finditer(plain) for size in match.groups() if size}
-    if not cards and len(sizes) == 1:
+    if len(cards) != 1 and len(sizes) == 1:
         return f"{sizes.pop()}GiB"
     return cards.popitem()[1] if len(cards) == 1 else None
 
@@ -202,7 +192,7 @@ def _slice_of(name: str, plain: str) -> str:
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
     """Those of the lines that are nothing but flags, as one command; flags of other releases stay, unknown ones go."""
-    text = " ".join(line.strip().lstrip("$#> ") for line in lines if _BARE_FLAGS.match(line))
+    text = " ".join(line.strip().lstrip("$#> ") for line in lines if setting_words("bare_flags").match(line))
     try:
         words = shlex.split(text.replace("\\", " "), comments=True)
     except ValueError:

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
-from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import size_bytes
@@ -31,12 +30,10 @@ _SHORTEST_LENGTH = 64
 """Shorter lengths and batches are no settings of a server."""
 _BARE = (("gpu_memory_utilization", "share", "bare_share"), ("max_model_len", "tokens", "bare_length"))
 """Settings whose value is told without a name, the kind of value, and the form."""
-_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|;\s+|\n|[。；]")
-_CLAUSE = reading_pattern("told_settings.clause")
 
 
 @cache
-def _words(name: str) -> re.Pattern[str]:
+def setting_words(name: str) -> re.Pattern[str]:
     """The pattern `name` of `evidence.json` for how people connect a setting with a value and what came of it."""
     return re.compile(read_data("evidence.json")["setting_words"][name])
 
@@ -78,8 +75,8 @@ def _mention_pattern() -> re.Pattern[str]:
     before, joint = words["before"], words["joint"]
     first = "|".join(_VALUES[kind] for kind in ("share", "tokens", "count", "per_cent"))
     return re.compile(
-        rf"(?i:(?<![\w./-])(?<!sliding )(?<!cache )(?:--?)?(?:vllm[_-])?(?P<name>{names})(?:s|es)?(?![a-z_-]))"
-        rf"(?:{before}){{0,10}}(?P<values>{values})"
+        rf"(?i:(?:(?<![\w./-])|(?<=[a-z]\.)(?=gpu_mem))(?<!sliding )(?<!cache )(?:--?)?(?:vllm[_-])?"
+        rf"(?P<name>{names})(?:s|es)?(?![a-z_-]))(?:{before}){{0,10}}(?P<values>{values})"
         rf"|(?i:(?<![\w.,/$-])(?P<first>{first})(?: ?%)?(?:{joint})(?P<after>{after})(?![a-z_]))"
         r"|(?i:\b(?P<ways>[248])[ -]way (?:TP|tensor))"
     )
@@ -91,15 +88,15 @@ def mentions(text: str) -> Iterator[Mention]:
         if match["ways"]:
             yield Mention("tensor_parallel_size", (int(match["ways"]),), False, *match.span())
             continue
-        if match["first"] and _USED_OF_TOTAL.search(text, max(match.start() - 60, 0), match.start()):
+        if match["first"] and setting_words("used_of_total").search(text, max(match.start() - 60, 0), match.start()):
             continue  # what nvidia-smi shows, no setting
         spelled = re.sub("[_-]", " ", (match["name"] or match["after"]).lower())
         setting, kind = _setting_of(spelled)
-        written = [match["first"]] if match["first"] else _words("between").split(match["values"])
+        written = [match["first"]] if match["first"] else setting_words("between").split(match["values"])
         is_in_memory = bool(match["first"] or re.search(r"mem|vram|显存", spelled))
         values = [value for each in written if (value := _value(each, kind, match, is_in_memory)) is not None]
         if values:
-            is_change = len(values) > 1 and bool(_words("to").search(match["values"] or ""))
+            is_change = len(values) > 1 and bool(setting_words("to").search(match["values"] or ""))
             yield Mention(setting, tuple(values), is_change, *match.span())
 
 
@@ -107,46 +104,39 @@ def stated_settings(text: str) -> dict[str, Any]:
     """The settings of the run that failed by a text: no cure's value, and a trial's only where no other is stated."""
     stated: dict[str, Any] = {}
     tried: dict[str, Any] = {}
-    for sentence in _SENTENCE.split(text):
+    for sentence in setting_words("sentence").split(text):
         for mention in mentions(sentence):
-            start = max((mark.end() for mark in _CLAUSE.finditer(sentence, 0, mention.start)), default=0)
-            following = sentence[mention.end :]
-            clause = sentence[start : mention.end] + _CLAUSE.split(following, maxsplit=1)[0]
-            is_cured = _words("works").search(clause) or _words("cure").search(sentence[start : mention.start])
+            ends = [mark.end() for mark in setting_words("clause").finditer(sentence, 0, mention.start)]
+            start, following = max(ends, default=0), sentence[mention.end :]
+            clause = sentence[start : mention.end] + setting_words("clause").split(following, maxsplit=1)[0]
+            is_cure = setting_words("cure").search(sentence[start : mention.start])
+            is_cured = is_cure or setting_words("works").search(clause)
             if is_cured and not mention.is_change:
                 continue
-            kept = tried if _words("trial").search(clause) else stated
-            is_newest = "later" in clause or _words("then_failed").search(following)
+            kept = tried if setting_words("trial").search(clause) else stated
+            is_newest = "later" in clause or setting_words("then_failed").search(following)
             kept.setdefault(mention.name, mention.values[-1 if is_newest else 0])
     for name, kind, form in _BARE:
         if name not in stated and name not in tried:
-            found = (match for match in _words(form).finditer(text) if not _is_cure(text, match))
+            found = (match for match in setting_words(form).finditer(text) if not _is_cure(text, match))
             values = (_value(next(filter(None, match.groups())), kind, match, False) for match in found)
             if (value := next(filter(None, values), None)) is not None:
                 stated[name] = value
     return {**tried, **stated}
 
 
-_USED_OF_TOTAL = re.compile(r"\d ?[GM]i?B ?/ ?[\d.]+ ?[GM]i?B\b[^.\n]{0,30}$")
-_IN_VAIN = reading_pattern("told_settings.in_vain")
-_LIST = re.compile(r"\[([\d., ]+)\]")
-
-
 def values_in_vain(text: str) -> Iterator[tuple[str, float]]:
     """Each value of the lists, one setting a line, of which the text says below that none of them worked."""
-    for line in (line for found in _IN_VAIN.finditer(text) for line in found[1].split("\n")):
+    for line in (line for found in setting_words("in_vain").finditer(text) for line in found[1].split("\n")):
         name = next((name for name in told_names() if name in line.replace("-", "_")), None)
-        if name is not None and (listed := _LIST.search(line)):
+        if name is not None and (listed := setting_words("list").search(line)):
             numbers = re.findall(r"\d+(?:\.\d+)?", listed[1])
             yield from ((name, float(number) if "." in number else int(number)) for number in numbers)
 
 
-_RUN_AGAIN = reading_pattern("told_settings.run_again")
-
-
 def settings_of_rerun(text: str) -> dict[str, Any]:
     """The values that sentences set before the server was run again: those of the last run."""
-    again = (sentence for sentence in _SENTENCE.split(text) if _RUN_AGAIN.search(sentence))
+    again = filter(setting_words("run_again").search, setting_words("sentence").split(text))
     return {mention.name: mention.newest for sentence in again for mention in mentions(sentence)}
 
 
@@ -155,7 +145,7 @@ def _is_cure(text: str, match: re.Match[str]) -> bool:
     before, after = text[: match.start()], text[match.end() :]
     start = max(before.rfind(mark) for mark in "\n.,;(") + 1
     around = before[start:] + match[0] + re.split(r"[\n;,]|\. ", after, maxsplit=1)[0]
-    return bool(_words("works").search(around) or _words("cure").search(before[start:]))
+    return bool(setting_words("works").search(around) or setting_words("cure").search(before[start:]))
 
 
 @cache

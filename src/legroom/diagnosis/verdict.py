@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import (
-    BOILERPLATE,
-    FAILED_ALLOCATIONS,
-    FAILING,
-    SENTENCE_LINES,
-    SHORTAGE_WORDS,
-    Case,
-    is_traceback_line,
-)
+from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
@@ -25,6 +17,7 @@ from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.diagnosis.fixes.log_accounting import FULL_OF_WEIGHTS
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.lookalike_causes import SHORTAGE, other_engine
+from legroom.diagnosis.pasted_command import prose
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
 from legroom.facts import read_data
@@ -140,6 +133,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         if (card := planner.known.gpu) and (printed := weights_and_pool_beyond_card(case, planner.known)):
             has = f"{card.name} has {gib(card.total_bytes)}"
             why.append(f"This log is of another GPU: its weights and KV cache take {gib(printed)}, and the {has}.")
+        made = planner.failed_plan.layout if planner.failed_plan else None
+        if made and findings[0].cause == "host_ram_oom" and made.weights.low > made.total_bytes:
+            why.append(reason("then_the_card", {"weights": gib(made.weights.bytes), "total": gib(made.total_bytes)}))
         findings = (replace(findings[0], why=" ".join(filter(None, why))), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
@@ -175,7 +171,9 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
     case, others = planner.case, planner.case.ledger.other_processes_bytes or 0
     held = (f"{gib(others)} of the card belong to another process: that has to end first.",) if others > GIB else ()
     is_short = case.is_oom or case.has(*SHORTAGE) or case.has(*message_group("host_memory"), "block_pool_guard")
-    is_short = is_short or any(SHORTAGE_WORDS.search(item.window) for item in case.evidence if item.role in _FAILED)
+    is_short = is_short or any(
+        prose("shortage_words").search(item.window) for item in case.evidence if item.role in _FAILED
+    )
     assessed = [(cause, found) for cause in causes() if cause.domain == "other" and (found := cause.examine(case))]
     if is_short or not assessed:
         meaning = other_engine_meaning(other.id, "\n".join(item.window or item.text for item in case.evidence))
@@ -232,8 +230,8 @@ def _rests_on_words(case: Case, likely: list[tuple[Cause, Assessment]]) -> bool:
     """Whether no printed failure, printed figure or plan shows the first cause, so that words are all there is."""
     shown = (item for _, assessment in likely[:1] for item in assessment.evidence)
     is_planned = bool(likely) and case.is_oom and likely[0][1].strength == Strength.SHOWN
-    printed = ("milestone", "once", "stats")
-    return case.is_only_described and not is_planned and not any(item.role in printed for item in shown)
+    printed = ("milestone", "once", "stats", "need_told")
+    return case.is_only_described and not is_planned and not any({item.role, item.id} & {*printed} for item in shown)
 
 
 def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: Mapping[str, float]) -> Verdict:
@@ -253,6 +251,10 @@ def _planned_parts(layout: Layout) -> str:
 
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows no place; else None."""
+    need, total = case.number("need_told", "need_bytes") or 0, planner.total_bytes
+    if case.first_failure is None and total and need > total:
+        why = reason("more_than_the_card", {"need": gib(need), "total": gib(total)})
+        return cause_of("weights_too_big"), Assessment(Strength.NAMED, proof(case.first("need_told")), why)
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
     printed = (item for item in case.evidence if item.role in FAILING and not item.is_told)
     is_placed = case.has_site_frame or case.traceback_frames or case.has("forward_frame", "first_card_told")
@@ -261,7 +263,7 @@ def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment
         return None
     if case.oom is not None and case.oom.pools_bytes:
         return None  # graphs have a pool: the weights and the KV cache were in place
-    plan, weights, total = planner.failed_plan, planner.accounting.weights_bytes, planner.total_bytes
+    plan, weights = planner.failed_plan, planner.accounting.weights_bytes
     told = case.first("model_size_told", "parameters_told")
     if plan is None and told and total and (weights or 0) > FULL_OF_WEIGHTS * total:
         words = "By the text" if told.id == "model_size_told" else f"In {8 * case.startup.args.dtype_bytes} bits"
@@ -345,8 +347,8 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     is_incomplete = (not is_cured and _missing_lines(case)) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
-    if case.is_unnamed and likely and likely[0][0].domain == "gpu":
-        return "cause above"
+    if case.is_unnamed and likely and likely[0][0].domain == "gpu" and likely[0][1].strength < Strength.NAMED:
+        return "cause above"  # sizes that add up hold for any program
     is_told = case.first_failure is not None and case.first_failure.is_told
     is_incomplete = is_incomplete or (is_told and bool(likely) and likely[0][1].strength == Strength.FAINT)
     if likely and not (is_incomplete and likely[0][1].strength <= Strength.POSSIBLE):

@@ -128,7 +128,8 @@ class FlagReader:
                 message = f"--optimization-level takes 0, 1, 2 or 3, got {value!r}"
                 self.problem("--optimization-level", "bad_value", message, value=str(value))
         elif flag.dest in flag_values.FIELDS:
-            self.values[flag.dest] = value
+            is_draft = flag.dest == "speculative_config" and isinstance(value, dict)  # beside --spec-model and the like
+            self.values[flag.dest] = {**(self.values.get(flag.dest) or {}), **value} if is_draft else value
         elif flag.name in _REPEATABLE and flag.name in self.others:
             self.others[flag.name] += (flag.name, str(value))
         elif value is None:

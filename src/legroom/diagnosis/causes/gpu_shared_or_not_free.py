@@ -364,6 +364,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     free_it = _with_share_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
+    if case.has("siblings_told") and case.is_oom:
+        free_it = known_fix("card_for_each_part")
+        yield free_it
     if not shares or case.has("no_cache_blocks"):
         yield _own_engines_fix(planner)
     if case.has("second_server_told"):
@@ -377,7 +380,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif case.has("profiling_error"):
         yield from (known_fix("start_again"), free_it, newer)
     else:
-        if holders := _named_holders(case):
+        if (holders := _named_holders(case)) and not (case.is_oom and case.has("siblings_told")):
             why = "to end, or to move to another card: whatever the flags say, its memory is missing here."
             free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
             if holders[0].startswith("Stage"):  # a living sibling, no orphan

@@ -30,7 +30,7 @@ def examine(case: Case) -> Assessment | None:
     elif preempted or counted or waiting:
         strength = Strength.SHOWN
     elif full:
-        strength = Strength.SUGGESTED
+        strength = Strength.NONE if holds_finished_blocks(case) else Strength.SUGGESTED
     if not strength:
         return None
     if case.has("failed_execution_dump") and not failed:
@@ -49,6 +49,14 @@ def _holds_others_back(item: Evidence) -> bool:
     """Whether requests wait while the pool has less left than each of those that run holds."""
     running, used = _count_or_ratio(item, "running"), _kv_usage_percent(item)
     return _count_or_ratio(item, "waiting") > 0 < running and used / running > 100 - used
+
+
+def holds_finished_blocks(case: Case) -> bool:
+    """Whether each of a few requests holds more than three times of what it held while more of them ran."""
+    counts = [(_count_or_ratio(item, "running"), _kv_usage_percent(item)) for item in case.all("engine_stats")]
+    busy = [(running, usage) for running, usage in counts if running]
+    full = [(running, usage) for running, usage in busy if usage >= FULL_POOL_PERCENT]
+    return any(usage / few > 3 * other / many for few, usage in full for many, other in busy if many > few)
 
 
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:

@@ -25,7 +25,9 @@ def examine(case: Case) -> Assessment | None:
     large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not ledger.free_exceeds_request
     if not (inside or on):
         return None
-    strength = Strength.NAMED if inside else Strength.SHOWN if large else Strength.LIKELY
+    # By the text the pool was there: a step that verifies drafts makes sequences x (1 + drafts) x vocabulary.
+    is_drafting = case.has("spec_on") and case.site == "serving" and not case.traceback_frames
+    strength = Strength.NAMED if inside or is_drafting else Strength.SHOWN if large else Strength.LIKELY
     proven = proof(
         case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora", "frame_draft"), case.first("torch_oom")
     )

@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.flag_repair import fewer_ranks_fix, named_value_fix
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes, other_engine
-from legroom.facts import pattern as reading_pattern
+from legroom.diagnosis.pasted_command import prose
 from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import other_engine_name
 from legroom.vllm_logs.evidence import Evidence
@@ -59,10 +59,6 @@ def _assess_exception(case: Case) -> Assessment | None:
     return Assessment(Strength.SUGGESTED, proof(error), why)
 
 
-_WRAPPER = reading_pattern("not_memory.wrapper")
-_ADVISED = reading_pattern("not_memory.advised")
-
-
 def _exception_name(error: Evidence) -> str:
     """The exception's own name, without its module."""
     return str(error.facts.get("type", "an exception")).rpartition(".")[2]
@@ -94,7 +90,7 @@ def _exception_message(error: Evidence) -> str:
     """The message on the exception's own line, and on the next ones where that ends with a comma or a colon."""
     own = error.text.partition(str(error.facts.get("type", "")))[2].lstrip(":( ").rstrip()
     message = " ".join((str(error.facts.get("message", "")) if not own or own.endswith((",", ":")) else own).split())
-    return _WRAPPER.sub("", message).strip(' ,"()') if "Worker failed with error" in message else message
+    return prose("wrapper").sub("", message).strip(' ,"()') if "Worker failed with error" in message else message
 
 
 def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
@@ -104,7 +100,7 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     levers = read_data("diagnosis_texts.json")["named_levers"]
     named = next((text for pattern, text in levers if re.search(pattern, message)), None)
     meaning = str(named or meanings.get(kind, meanings[""]))
-    if advised := _ADVISED.search(message):
+    if advised := prose("advised").search(message):
         meaning = f"as the message says: {advised[0].rstrip()}"
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
         meaning = str(meanings["NoneType"])

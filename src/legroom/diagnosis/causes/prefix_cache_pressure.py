@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
+from legroom.diagnosis.causes.kv_preemption_thrash import holds_finished_blocks
 from legroom.diagnosis.finding import Strength
 
 
@@ -17,6 +18,8 @@ def examine(case: Case) -> Assessment | None:
     if metric and not stats and not case.has("preemptions_metric"):
         why = reason("pool_of_prefixes")
         return Assessment(Strength.LIKELY, proof(metric[:1], metric[-1:]), why)
+    if holds_finished_blocks(case) and not any(item.facts.get("waiting_count", 1) for item in stats):
+        return Assessment(Strength.LIKELY, proof(stats[:1], stats[-1:]), reason("blocks_of_finished"))
     evicting = [
         item
         for item in stats

@@ -21,9 +21,11 @@ def examine(case: Case) -> Assessment | None:
     if error is None:
         return None
     tokens_needed = error.facts.get("asked_count")
+    output = error.number("output_count") or 0
     limit = error.facts.get("limit_count", error.facts.get("limit2_count"))
     are_known = tokens_needed is not None and limit is not None
-    numbers = f"{tokens_needed:,} tokens against a limit of {limit:,}" if are_known else "over the limit"
+    tokens = f"{tokens_needed:,} + {output:,}" if output else f"{tokens_needed or 0:,}"
+    numbers = f"{tokens} tokens against a limit of {limit:,}" if are_known else "over the limit"
     why = reason("request_refused", {"numbers": numbers})
     crashed = case.is_oom or case.has("illegal_access", "no_cache_blocks")
     return Assessment(Strength.POSSIBLE if crashed else Strength.NAMED, proof(error), why)
@@ -49,11 +51,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         yield replace(shorter, why=why, steps=(f"in the request: max_tokens of {left:,} at most, or a shorter prompt",))
     current, longest = planner.known.args.max_model_len or 0, model_limit(planner)
-    if isinstance(tokens_needed, int) and current < tokens_needed <= (longest or tokens_needed):
+    output = error.facts.get("output_count") if error is not None else None
+    if isinstance(output, int) and isinstance(limit, int):
+        why = f"Prompt and output share the {limit:,} tokens, and the chat template adds some to the prompt."
+        steps = (f"a prompt below {limit - output:,} tokens for {output:,} of output, or a larger --max-model-len",)
+        yield replace(shorter, why=why, steps=steps)
+    elif isinstance(tokens_needed, int) and current < tokens_needed <= (longest or tokens_needed):
         flags = {"max_model_len": round_up(tokens_needed, 1024)}
         why = f"The request needs {tokens_needed:,} tokens, if the model was made for as many."
         yield planner.plan_change("max_model_len", flags, why, trades="one request may take more of the pool")
-    yield shorter if left <= 0 else None
+    yield shorter if left <= 0 and not output else None
 
 
 CAUSE = Cause(entry="LR408", phase="serving", domain="settings")

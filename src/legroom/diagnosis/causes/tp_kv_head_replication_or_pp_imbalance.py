@@ -27,6 +27,8 @@ def examine(case: Case) -> Assessment | None:
             proof(case.all("available_kv", "weights_loaded"), error),
             why,
         )
+    if case.is_oom and (unequal := case.first("unequal_cards_told")):
+        return Assessment(Strength.NAMED, proof(unequal, case.first_failure), reason("unequal_cards"))
     staged = case.first("pp_on") or ((case.startup.args.pipeline_parallel_size or 1) > 1 and case.first_failure)
     told = any("pipeline_parallel_size" in settings for settings, worked in case.reported if worked)
     staged = staged or case.first("stage_told") or (told and case.first_failure)
@@ -53,6 +55,9 @@ def _is_uneven(values: dict[str, int]) -> bool:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: fewer layers on the outer stages, a length that fits, TP within the KV heads."""
+    if planner.case.has("unequal_cards_told"):
+        yield known_fix("larger_card_alone")
+        return
     partition, fewer = _layer_partition(planner), known_fix("fewer_layers_at_both_ends")
     yield replace(fewer, env={"VLLM_PP_LAYER_PARTITION": partition}, steps=()) if partition else fewer
     if fits := longest_fitting_len(planner.case):

@@ -104,7 +104,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif can_start_with_lower_utilization(case) or (case.platform.unified and 3 * free > checked > 0):
         yield from (utilization_within_free_memory(planner), drop, wait)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
-        yield from (wsl, drop, lower)
+        yield from (wsl, None if case.platform.wsl else drop, lower)
     elif case.site == "device" and not case.has("page_cache_told"):
         yield from (wait, drop, lower)
     else:

@@ -96,6 +96,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     if planner.known.args.dtype_bytes > 2:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
+    if (told := planner.case.first("need_told")) and "offload" in str(planner.case.words and planner.case.words.lines):
+        rest = math.ceil(((told.number("need_bytes") or 0) - (planner.total_bytes or 0)) / GIB) + 2
+        why = f"What the card lacks, and 2 GiB for a step, stays in host RAM: {rest} GiB."
+        trades = "every step copies that part over the bus: much slower"
+        yield Fix("cpu_offload", why, {"cpu_offload_gb": float(rest)}, trades=trades, is_unplanned=True)
     if planner.case.has("transformers_backend"):
         is_chosen = "--model-impl" in " ".join(planner.given_args.others)
         yield known_fix("backend_of_vllm" if is_chosen else "native_model")

@@ -11,8 +11,8 @@ from typing import Any
 from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.pasted_command import prose
 from legroom.errors import LegroomError
-from legroom.facts import pattern as reading_pattern
 from legroom.facts import read_data
 from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import gpu as known_gpu
@@ -159,7 +159,6 @@ _MEGAPIXEL = 1003520
 _MISSPELT_RATIO = 0.85
 """One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
 _SWITCHES = ("switch", "bool", "optbool")
-_LITERAL = reading_pattern("flag_repair.literal")
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -335,7 +334,7 @@ def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 def _literal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     """Of the values that pydantic lists, the least above the refused one, else the largest; None for other refusals."""
-    match = _LITERAL.search(evidence.window)
+    match = prose("literal").search(evidence.window)
     if match is None or flag_kind_ever(flag_name(match["name"])) is None:
         return None
     name, allowed = match["name"], [int(number) for number in re.findall(r"\d+", match["allowed"])]

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from legroom.diagnosis.finding import Fix, FixKind, reason
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
-from legroom.facts import pattern as reading_pattern
+from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
     from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
-_QUANTIZED_NAME = reading_pattern("hardware_fixes.quantized_name")
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _EVEN_SPLITS = (2, 4, 8)
 """Ranks that divide the attention heads of nearly every model."""
@@ -30,7 +29,7 @@ def is_quantized(planner: FixPlanner) -> bool:
     if planner.failed_plan is not None:
         return planner.failed_plan.target.model.quantization is not None
     args = planner.known.args
-    return bool(args.quantization) or bool(_QUANTIZED_NAME.search(args.model))
+    return bool(args.quantization) or bool(prose("quantized_name").search(args.model))
 
 
 def is_4_bit(planner: FixPlanner) -> bool:
