@@ -245,6 +245,13 @@ class Journal:
         with self._read_transaction():
             return tuple(self._samples.servers())
 
+    def last_answers_s(self) -> dict[str, float]:
+        """Server name -> the time of its last sample."""
+        newest = "SELECT max(time_ms) FROM samples WHERE server_id = id"
+        with self._read_transaction() as db:
+            rows = db.execute(f"SELECT name, ({newest}) AS last_ms FROM servers WHERE last_ms > 0").fetchall()
+        return {name: last_ms / 1000 for name, last_ms in rows}
+
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
         """Rolls up samples and deletes samples, incidents and actions that are past their retention."""
         now_s, retention = self._given_or_now(now_s), retention or Retention()

@@ -162,6 +162,8 @@ class Window:
         self._window_s = window_s
         self.latest: samples.Sample | None = None
         """The last sample, also while scrapes fail."""
+        self.answered_earlier_s: float | None = None
+        """When the server last answered an earlier process of legroom."""
         self.steps: deque[WindowStep] = deque(maxlen=MAX_STEPS)
         self.failures: deque[samples.ScrapeFailure] = deque(maxlen=64)
         """Failed scrapes since the last sample."""
