@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
+from forked import QUICK
 from held_run import until
 
 from legroom.run.health import ServerAddress
@@ -132,6 +134,17 @@ def test_a_server_that_somebody_kills_while_it_starts_is_started_again(run, vict
     until((supervised.home / "runs" / f"{supervised.port}.json").exists)
     os.kill(supervised.file()[victim], signal.SIGKILL)
     assert "died of SIGKILL" in supervised.said("start failed")
+    supervised.serving()
+    assert supervised.end() == 0
+
+
+def test_an_engine_that_somebody_kills_while_it_starts_is_named_and_started_again(run):
+    supervised = run("--no-verify", "--restart-delay", "0.1", STAND_IN_START_S="3")
+    until(lambda: supervised.out.exists() and "KV cache size" in supervised.out.read_text())
+    time.sleep(2 * QUICK.poll_interval_s)
+    engine = supervised.engine()
+    os.kill(engine, signal.SIGKILL)
+    assert f"an untitled process (pid {engine}) died of SIGKILL, sent by somebody" in supervised.said("start failed")
     supervised.serving()
     assert supervised.end() == 0
 

@@ -18,7 +18,7 @@ import pytest
 from forked import QUICK
 from held_run import Run, is_free, until
 
-from legroom.process_table import process_start_ticks
+from legroom.process_table import descendants, process_start_ticks
 
 
 def test_a_dead_engine_is_an_incident_and_a_restart(run):
@@ -41,6 +41,16 @@ def test_a_killed_process_is_named_with_its_signal(run):
     os.kill(pid, signal.SIGKILL)
     told = supervised.said("diagnosis: ")
     assert f"(pid {pid}) died of SIGKILL, sent by somebody" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_worker_without_a_title_that_somebody_kills_is_named_too(run, number):
+    supervised = run("--no-verify")
+    supervised.serving()
+    worker = max(descendants(supervised.engine()))
+    os.kill(worker, number)
+    assert f"an untitled process (pid {worker}) died of {number.name}" in supervised.said("diagnosis: ")
+    supervised.serving(times=2)
 
 
 def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
