@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import Field, field, fields
+from dataclasses import Field, asdict, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,16 @@ def parse_policy(text: str, name: str = "policy", may_be_empty: bool = True) -> 
     if not (may_be_empty or any(values.values())):  # what a full disk leaves of a file that is being written
         raise LegroomError(f"{name} is empty or sets nothing, so it is not a policy", _HINT)
     return Policy(**read)
+
+
+def changed_keys(before: Policy, after: Policy) -> list[str]:
+    """Each changed key with both values, as `requests.max_sequences 1 -> 0`; of weights, which name keys, none."""
+    old, new = asdict(before), asdict(after)
+    both = (
+        (f"{section}.{key}", value, new[section][key]) for section in SECTIONS for key, value in old[section].items()
+    )
+    changes = [f"{key} {was} -> {now}".replace("None", "unset") for key, was, now in both if was != now]
+    return changes + [WEIGHTS] * (before.weights != after.weights)
 
 
 def _key_value(table: TomlTable, key: Field[Any]) -> Any:
