@@ -14,7 +14,7 @@ from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, ex
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import OPEN_WORD, Place, Text
-from legroom.deployments.subjects import Runs, StartedServer, Subject, change_servers
+from legroom.deployments.subjects import InvokedCommand, Runs, StartedServer, Subject, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names, flag_name
@@ -191,6 +191,8 @@ def container_servers(
     elif engine := dynamo_as_serve(words):
         yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
     else:
+        if any(word.text == "-m" for word in words):
+            yield InvokedCommand(words, "", place)
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from script_commands(node, env, runs) if node is not None else ()
 

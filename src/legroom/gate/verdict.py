@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import math
+import re
 import sys
 import time
 from collections import OrderedDict
@@ -37,11 +38,11 @@ Outcome = Literal["fits", "tight", "does_not_fit", "not_understood", "no_server"
 FixSearch = Literal["single_change", "full"]
 """Which fixes are tried: changes of a single flag, or any combination, which can take seconds."""
 _BY_SEVERITY: tuple[Outcome, ...] = ("no_server", "fits", "tight", "not_understood", "does_not_fit")
-_MAX_SERVERS = 8
-"""Servers planned per object; the rest of a larger object is ignored to bound the work."""
+_MAX_SERVERS = 16
+"""Servers planned per object, which bounds the work: as many as a node has GPUs. An object with more is refused."""
 _RESTART_LOOP_RULES = frozenset(
     {"shm-missing", "start-too-short", "container-command", "probe-port", "probe-path", "gpus-too-few"}
-    | {"path-missing", "model-gated", "flag-value"}
+    | {"path-missing", "model-gated", "flag-value", "allocator-breaks"}
 )
 """Lint rules for settings that make a pod restart although its memory suffices."""
 
@@ -76,9 +77,12 @@ def plan_verdict(
         servers, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
     if unread is not None:
         return Verdict("not_understood", (f"Not understood: the manifest {unread.reason}.",))
-    servers = [server for server in servers if server.runs_on_gpus][:_MAX_SERVERS]
+    servers = [server for server in servers if server.runs_on_gpus or server.refused_device]
     if not servers:
         return Verdict("no_server")
+    if len(servers) > _MAX_SERVERS:
+        many = f"It starts {len(servers)} vLLM servers, and at most {_MAX_SERVERS} of an object are checked: split it."
+        return Verdict("does_not_fit", (many,))
     worst, sentences, plans, is_searched, has_fixes = _BY_SEVERITY[0], list[str](), list[Plan](), True, True
     idle_gpus = 0
     with isolated(_hub_models(servers) if hub else None):
@@ -95,13 +99,18 @@ def plan_verdict(
             idle_gpus = server.gpus_idle
         if worst != "does_not_fit":
             warnings, findings = _startup_warnings(servers, plans, idle_gpus), _restart_loops(servers, plans)
-            told = (f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}." for found in findings)
+            told = (f"{_sentence_case(found.message)}: {found.suggestion}." for found in findings)
             sentences += [*warnings, *told]
             if any(found.severity == "error" for found in findings):
                 worst = "does_not_fit"
             elif worst == "fits" and (warnings or findings):
                 worst = "tight"
     return Verdict(worst, tuple(dict.fromkeys(sentences)), is_searched, has_fixes)
+
+
+def _sentence_case(text: str) -> str:
+    """The text with a capital, unless it begins with a name."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,']", text) else text
 
 
 def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) -> FileServer:

@@ -108,7 +108,7 @@ def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
     )
     # A GPU request (`count: all`) overrides NVIDIA_VISIBLE_DEVICES.
     is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
-    is_certain = context.is_release_certain(server) and is_counted and not looks_for_ray
+    is_certain = context.is_release_certain(server) and is_counted
     yield finding("gpus-too-few", flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import pattern, read_data
@@ -15,7 +14,7 @@ from legroom.facts.bundled import find, misspelling_of
 from legroom.facts.config_classes import is_recorded
 from legroom.facts.flags import advice, companion_of, flag_name, flags_ever, flags_of
 from legroom.facts.release_support import plugin_of, quantization_methods
-from legroom.facts.releases import known_releases
+from legroom.facts.releases import Release, known_releases
 from legroom.facts.releases import release as known_release
 from legroom.lint.rule import (
     Context,
@@ -92,7 +91,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         yield finding("flag-of-another", server.place, message)
     yield from _utilization_above_one(server, context)
     yield from _refused_by_config_classes(server, context)
-    yield from _device_of_another_build(server)
+    yield from _device_of_another_build(server, context.release_of(server))
     yield from _config_not_in_yaml(server)
     yield from _misspelled_model(server, context)
     yield from _unknown_quantization(server, context)
@@ -153,8 +152,6 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
     """The finding for a flag's problem, at the flag's word; a warning where the release is uncertain."""
     word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
     message, is_certain = problem.message, True
-    if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
-        message = message.replace(problem.flag, word.text.partition("=")[0], 1)
     if _depends_on_release(server, context, problem):
         is_certain = False
         if problem.kind != "unknown" and not context.is_release_certain(server):
@@ -242,7 +239,7 @@ def abbreviated_flags(server: StartedServer, context: Context) -> Findings:
     for word in server.words if server.runs != "config" and not server.launcher else ():
         name = plain_name(word.text)
         longer = {flag.name for key, flag in table.items() if key.startswith(name) and len(name) > 4}
-        if len(longer) == 1 and name.startswith("--") and name not in table:
+        if len(longer) == 1 and name.startswith("--") and name not in flags_ever():
             message = f"{name} is short for {min(longer)}, until a release has another flag that begins so"
             yield finding("flag-costly", server.place_of(word), message, f"write {min(longer)}", len(name))
 
@@ -344,12 +341,10 @@ def _config_not_in_yaml(server: StartedServer) -> Findings:
         yield finding("flag-value", server.place_of(word), message, "write its settings as YAML", len("--config"))
 
 
-def _device_of_another_build(server: StartedServer) -> Findings:
-    """`--device` cpu, tpu, hpu, xpu or neuron in vLLM's CUDA image, whose worker refuses it (0.10.0 drops the flag)."""
-    word = flag_word(server, "--device")
-    if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
-        return
-    if (value := flag_value(server, word)) in ("cpu", "tpu", "hpu", "xpu", "neuron"):
+def _device_of_another_build(server: StartedServer, release: Release) -> Findings:
+    """`--device` cpu, tpu, hpu, xpu or neuron in vLLM's CUDA image, whose worker refuses it; 0.10.0 drops the flag."""
+    word, value = flag_word(server, "--device"), server.refused_device
+    if word is not None and value and "--device" in flags_of(release):
         message = f"{server.image} is built for CUDA, and --device asks for {value}: vLLM does not start"
         yield finding("flag-value", server.place_of(word), message, f"use vLLM's image for {value}, or leave it out", 8)
 

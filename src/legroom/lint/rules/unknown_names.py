@@ -24,7 +24,8 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
     """A `python -m` of a vLLM API server module that does not exist."""
     for word in command.values_of("-m"):
         module = word.text.lower()
-        if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:
+        is_server = "api_server" in module or similarity(module.rpartition(".")[2], "api_server") > 0.8
+        if not _VLLM.match(module) or "entrypoints" not in module or not is_server:
             continue
         if word.text == API_SERVERS[1]:
             message = f"{word.text} is vLLM's demonstration: it has neither /v1 nor /metrics"
