@@ -22,8 +22,10 @@ _SECRET_NAME = re.compile(
     r"(?i)(?:KEYS?|TOKEN|[_-]PASS)$|SECRET|PASSW|AUTHORIZATION|COOKIE|(?:^|[_-])(?:KEY|TOKEN)[_-](?!THRESHOLD)"
 )
 """Matches neither TOKENS nor TOKENIZER."""
-_INNER_NAME = re.compile(r"(?i)(?:api|access|auth|private|account)[_-]?(?:key|token)|secret|passw|authorization")
-"""Keys inside a flag's JSON: stricter than variables, since a token there is mostly text."""
+_INNER_NAME = re.compile(
+    r"(?i)(?:api|access|auth|private|account|hf|bearer)[_-]?(?:key|token)|secret|passw|authorization|^(?:key|token)$"
+)
+"""Keys inside a flag's JSON: stricter than variables, since an `eos_token` there is text."""
 _INNER = re.compile(r'("([^"\\]+)"\s*:\s*")(?:[^"\\]|\\.)+"')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
 # Compiled on first use (`re` caches them), so that a plan does not wait for them.

@@ -334,12 +334,13 @@ def test_as_the_first_process_of_a_container_it_collects_what_others_leave(run):
 
 def test_the_run_file_has_no_keys_and_a_restart_has(run):
     flags = ("--api-key", "sk-very-secret", "--hf-token=hf_very_secret")
+    flags += ("--additional-config", '{"token": "a-secret", "of": {"hf_token": "b-secret", "key": "c-secret"}}')
     supervised = run("--no-verify", flags=flags)
     supervised.serving()
     supervised.process.send_signal(signal.SIGHUP)
     supervised.serving(times=2)
     text = (supervised.home / f"runs/{supervised.port}.json").read_text()
-    assert "secret" not in text and "--api-key" in supervised.file()["command"]
+    assert "secret" not in text + supervised.err.read_text() and "--api-key" in supervised.file()["command"]
     words = Path(f"/proc/{supervised.file()['child_pid']}/cmdline").read_bytes().split(b"\0")
     assert b"sk-very-secret" in words and b"--hf-token=hf_very_secret" in words
 

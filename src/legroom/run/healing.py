@@ -189,6 +189,8 @@ class _FixContext:
     tried: frozenset[object]
     pool_tokens: int | None
     """Tokens of the KV pool, from the log."""
+    named_len: int
+    """The max_model_len that vLLM's message names; 0 for none."""
 
 
 def find_remedy(
@@ -236,7 +238,9 @@ def find_remedy(
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_fitting_len(runs[0].case) if runs else None
-    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
+    ids = ("kv_tokens_short", "estimated_max_len") if runs else ()
+    named_len = max((runs[0].case.number(each, "fits_len_count") or 0 for each in ids), default=0)
+    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens, named_len)
     return _first_allowed_fix(diagnosed, findings, case)
 
 
@@ -297,7 +301,8 @@ def _exception_text(finding: Finding) -> str:
 def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
     """The diagnosis with the first fix that is within the bounds and was not tried, else with why all were refused."""
     refusals: list[str] = []
-    for fix in computed_fixes(findings):
+    for computed in computed_fixes(findings):
+        fix = _at_named_length(computed, case.named_len)
         command = case.command
         change = _change_text(fix, command, case.environ)
         words = with_settings(command.words, command.flags_at, fix.flags, command.release)
@@ -316,6 +321,14 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
     steps = [step for fix in findings[0].fixes[:2] for step in fix.steps[:1]]
     hint = f"; what may help: {'; or '.join(steps)}" if steps else ""
     return replace(diagnosed, refused=f"no flags that fix it could be computed{hint}")
+
+
+def _at_named_length(fix: Fix, named_len: int) -> Fix:
+    """The fix with the length that vLLM names, not one below it: where the next start has less, it names another."""
+    length = fix.flags.get("max_model_len")
+    if fix.flags.keys() != {"max_model_len"} or not isinstance(length, int) or not named_len // 2 < length < named_len:
+        return fix
+    return replace(fix, flags={"max_model_len": named_len}, why=fix.why.partition(" Rounded down")[0])
 
 
 def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _FixContext) -> str:
