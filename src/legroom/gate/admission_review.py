@@ -17,10 +17,8 @@ OWN_PREFIX = "legroom/"
 SWITCH = "legroom/gate"
 """Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
 _ACCOUNT = "system:serviceaccount:"
-_CONTROLLERS = re.compile(
-    rf"system:kube-controller-manager|{_ACCOUNT}kube-system:"
-    r"(deployment|replicaset|statefulset|daemon-set|replication|job|cronjob)-controller"
-)
+_OWN = "(deployment|replicaset|statefulset|daemon-set|replication|job|cronjob)-controller"
+_CONTROLLERS = re.compile(f"system:kube-controller-manager|{_ACCOUNT}kube-system:{_OWN}")
 _OPERATORS = {"leaderworkerset.x-k8s.io": "lws", "ray.io": "ray"}
 """What the service account of an API group's controller has in its name."""
 _VERSION = "admission.k8s.io/v1"

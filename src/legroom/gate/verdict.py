@@ -24,7 +24,6 @@ from legroom.facts.huggingface import fetch
 from legroom.facts.model_sources import is_hub_id, load
 from legroom.isolation import GivenModel, isolated
 from legroom.lint.linter import LintOptions, lint_servers
-from legroom.lint.rule import LintFinding
 from legroom.memo import Memo
 from legroom.planning.advice import with_advice, with_quick_advice
 from legroom.planning.file_plans import FileServer, planned_servers, started_servers
@@ -58,6 +57,9 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         return {"outcome": self.outcome, "sentences": list(self.sentences)}
+
+
+_FIRST_LETTER = re.compile(r"^[a-z](?=[a-z]*[ ,'])")  # of a sentence that begins with no name
 
 
 def plan_verdict(
@@ -98,19 +100,16 @@ def plan_verdict(
             plans += [shown] if shown is not None and outcome in ("fits", "tight") else []
             idle_gpus = server.gpus_idle
         if worst != "does_not_fit":
-            warnings, findings = _startup_warnings(servers, plans, idle_gpus), _restart_loops(servers, plans)
-            told = (f"{_sentence_case(found.message)}: {found.suggestion}." for found in findings)
-            sentences += [*warnings, *told]
+            warnings = _startup_warnings(servers, plans, idle_gpus)
+            options = LintOptions(plan=plan_document(plans[0]) if len(plans) == 1 else None, only=_RESTART_LOOP_RULES)
+            findings = [found for found in lint_servers(servers, options) if found.severity != "note"]
+            told = (f"{found.message}: {found.suggestion}." for found in findings)
+            sentences += [*warnings, *(_FIRST_LETTER.sub(lambda first: first[0].upper(), text) for text in told)]
             if any(found.severity == "error" for found in findings):
                 worst = "does_not_fit"
             elif worst == "fits" and (warnings or findings):
                 worst = "tight"
     return Verdict(worst, tuple(dict.fromkeys(sentences)), is_searched, has_fixes)
-
-
-def _sentence_case(text: str) -> str:
-    """The text with a capital, unless it begins with a name."""
-    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,']", text) else text
 
 
 def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) -> FileServer:
@@ -133,13 +132,6 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
         raised = "raise --tensor-parallel-size or --data-parallel-size"
         warnings.append(f"It is given {used + idle_gpus} GPUs and uses {used}: lower the limit, or {raised}.")
     return warnings
-
-
-def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
-    """Lint errors and warnings about what makes a server restart over and over, though its memory suffices."""
-    plan = plan_document(plans[0]) if len(plans) == 1 else None
-    findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
-    return [found for found in findings if found.severity != "note"]
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:

@@ -139,6 +139,7 @@ NOT_A_FIX = frozenset(
 )
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _LAST_LINES, _LONGEST_WORDS = 10, 300
+_NAMED_LENGTHS = ("kv_tokens_short", "estimated_max_len")
 _EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\s*warnings\.warn\(")
 _NEVER_CHANGED = frozenset({"model"})
@@ -232,15 +233,13 @@ def find_remedy(
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     why = f"{_failure_title(first)}: {masked_log_text(first.why + _exception_text(first))}"
-    lines = tuple(masked_log_text(item.text)[:_LONGEST_WORDS] for item in first.evidence[:3]) or (
-        (kill.line,) if kill and kill.line else ()
-    )
+    lines = tuple(masked_log_text(item.text)[:_LONGEST_WORDS] for item in first.evidence[:3])
+    lines = lines or ((kill.line,) if kill and kill.line else ())
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_fitting_len(runs[0].case) if runs else None
-    ids = ("kv_tokens_short", "estimated_max_len") if runs else ()
-    named_len = max((runs[0].case.number(each, "fits_len_count") or 0 for each in ids), default=0)
-    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens, named_len)
+    numbers = (run.case.number(id_, "fits_len_count") for run in runs[:1] for id_ in _NAMED_LENGTHS)
+    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens, max(filter(None, numbers), default=0))
     return _first_allowed_fix(diagnosed, findings, case)
 
 
@@ -301,8 +300,7 @@ def _exception_text(finding: Finding) -> str:
 def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
     """The diagnosis with the first fix that is within the bounds and was not tried, else with why all were refused."""
     refusals: list[str] = []
-    for computed in computed_fixes(findings):
-        fix = _at_named_length(computed, case.named_len)
+    for fix in (_at_named_length(each, case.named_len) for each in computed_fixes(findings)):
         command = case.command
         change = _change_text(fix, command, case.environ)
         words = with_settings(command.words, command.flags_at, fix.flags, command.release)

@@ -194,12 +194,8 @@ class Supervisor:
                 if watch is None and not self.stopping.is_stopping and self._address.is_healthy():
                     self.stopping.is_up = True
                     task = self._on_ready(child, record, task)
-                    watch = HangWatch(
-                        self.options.hang_timeout_s,
-                        api_server_cpu_ticks(child),
-                        self._address.answers,
-                        is_stopped=child.has_stopped_engine,
-                    )
+                    used, is_stopped = api_server_cpu_ticks(child), child.has_stopped_engine
+                    watch = HangWatch(self.options.hang_timeout_s, used, self._address.answers, is_stopped=is_stopped)
                 is_late = watch is None and time.monotonic() - began >= self.options.ready_timeout_s
                 if is_late and not (timed_out or self.stopping.is_stopping):
                     timed_out = True
@@ -219,16 +215,16 @@ class Supervisor:
                 if open_task is not None:
                     open_task.stop()
             self._guard_drain = None
-            for handle in self._handles:
-                os.close(handle)
-            self._handles.clear()
+            while self._handles:
+                os.close(self._handles.popitem()[0])
             child.close()
             record.log.close()
             record.report_write_error(self.say)
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting")
         self._first_death = None if self.stopping.is_stopping or timed_out or hung else self._first_death
-        code, lived_s = child.exit_code or 0, time.monotonic() - began
-        return restart_policy.ServerExit(code, watch is not None, timed_out, hung, lived_s)
+        return restart_policy.ServerExit(
+            child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began
+        )
 
     def _on_output_line(self, line: bytes) -> None:
         """Called by the output threads for each line: notes when vLLM prints its KV pool."""

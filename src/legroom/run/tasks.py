@@ -46,8 +46,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 def prepare(task_input: TaskInput) -> TaskOutput:
     """Before the first start: the command, with --shutdown-timeout added if missing, its address, GPUs and memory."""
     command = read_command(task_input["words"], task_input["vllm"], os.environ)
-    model = command.args.model
-    if model.startswith(("/", "./", "../")) and not path_exists(Path(model)):
+    if (model := command.args.model).startswith(("/", "./", "../")) and not path_exists(Path(model)):
         raise LegroomError(f"there is no file or folder {model}", "check the path, and what is mounted")
     gpus = visible_gpus({**os.environ, **command.env}, task_input["gpu"], command.args.gpus_needed)
     notes = []

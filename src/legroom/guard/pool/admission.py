@@ -91,8 +91,8 @@ class Admission:
             LOG.error("the policy was not reloaded, the old one stays: %s", problem)
         elif self.file.policy is not before:
             changes = ", ".join(changed_keys(before, self.file.policy))  # a file that was cut may still be valid
-            say = LOG.warning if changes else LOG.info
-            say("policy reloaded from %s: %s", self.file.path, changes or "no value changed")
+            text = f"policy reloaded from {self.file.path}: {changes or 'no value changed'}"
+            (LOG.warning if changes else LOG.info)("%s", text)
             self._apply_limits()
 
     def _apply_limits(self) -> None:

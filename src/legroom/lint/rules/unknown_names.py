@@ -53,9 +53,8 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         is_met = (flag and flag_word(server, flag)) or row.get("unless") in server.env
         if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met:
             continue
-        is_built = server.runs not in ("docker", "compose", "kubernetes") or (
-            kind_of(server.place_of(word).path, "") == "dockerfile"
-        )
+        is_built = kind_of(server.place_of(word).path, "") == "dockerfile"
+        is_built = is_built or server.runs not in ("docker", "compose", "kubernetes")
         if server.runs in row.get("runs", (server.runs,)) and not (row.get("at_run") and is_built):
             found = finding("env-meaning", server.place_of(word), row["message"], row.get("suggestion", "leave it out"))
             yield replace(found, severity=row.get("severity", "note"), length=len(row["name"]))
@@ -76,10 +75,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             # Called like a flag it is a mistake in every build; an image's own entry point may read it.
             flag = "--" + name.removeprefix("VLLM_").lower().replace("_", "-")
             is_flag = flag in flags_of(release) and len({word.offset for word in server.words[:2]}) == 2
-            is_given_to_vllm = bool(server.words) and server.runs != "config"
-            is_given_to_vllm = is_given_to_vllm and not any(
-                f"${name}" in word.raw.replace("{", "") for word in server.words
-            )
+            is_used = any(f"${name}" in word.raw.replace("{", "") for word in server.words)
+            is_given_to_vllm = bool(server.words) and server.runs != "config" and not is_used
             is_given_to_vllm = is_given_to_vllm and (context.runs_vllms_own(server) or is_flag)
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
                 instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
@@ -122,9 +119,8 @@ def _is_typo(name: str, candidate: str) -> bool:
 def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     """vLLM flags in a file that belong to no server which could be read."""
     message = f"{flags.flag} is vLLM's, and what it is given to was not understood ({plural(flags.lines, 'line')})"
-    yield finding(
-        "not-understood", flags.place, message, "lint the command itself, or what the tool makes of this file"
-    )
+    suggestion = "lint the command itself, or what the tool makes of this file"
+    yield finding("not-understood", flags.place, message, suggestion)
 
 
 _LINE_RULES = dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"])

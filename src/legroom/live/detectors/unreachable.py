@@ -33,9 +33,7 @@ class Unreachable(Detector):
         running = f", with {counted(lost, 'request')} running" if lost else ""
         at_fault = last.kind in _SERVER_IS_AT_FAULT
         reason = f"{last.message} ({counted(len(window.failures), 'scrape')} in a row{before}{running})"
-        numbers, is_dead = (
-            {"failed_looks": float(len(window.failures)), "running_before": lost},
-            at_fault and up_s is not None,
-        )
+        numbers = {"failed_looks": float(len(window.failures)), "running_before": lost}
+        is_dead = at_fault and up_s is not None
         severity: Severity = "critical" if is_dead else "warning"
         return Condition(True, reason, numbers, severity=severity, restart_helps=is_dead)

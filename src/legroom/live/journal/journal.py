@@ -247,10 +247,9 @@ class Journal:
 
     def last_answers_s(self) -> dict[str, float]:
         """Server name -> the time of its last sample."""
-        newest = "SELECT max(time_ms) FROM samples WHERE server_id = id"
+        query = "SELECT name, (SELECT max(time_ms) FROM samples WHERE server_id = id) / 1000.0 FROM servers"
         with self._read_transaction() as db:
-            rows = db.execute(f"SELECT name, ({newest}) AS last_ms FROM servers WHERE last_ms > 0").fetchall()
-        return {name: last_ms / 1000 for name, last_ms in rows}
+            return {name: last_s for name, last_s in db.execute(query) if last_s}
 
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
         """Rolls up samples and deletes samples, incidents and actions that are past their retention."""
