@@ -34,11 +34,12 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
         if word.text not in API_SERVERS:
             near = difflib.get_close_matches(module, API_SERVERS, n=1, cutoff=0.6)
             suggestion = f"write {near[0]}" if near else ""
-            message = f"there is no module {word.text}"
             # With another word it may be a fork's module, like Habana's multi_model_api_server.
             is_typo = bool(near) and has_same_words(module, near[0], ".") and similarity(module, near[0]) >= 0.92
             place, length = command.locate(word.offset), len(word.text)
-            yield finding("module-unknown", place, message, suggestion, length, is_certain=is_typo)
+            yield finding(
+                "module-unknown", place, f"there is no module {word.text}", suggestion, length, is_certain=is_typo
+            )
 
 
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
@@ -51,7 +52,8 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         value = expand_variables(word.text, {}) if word is not None else ""
         is_met = (flag and flag_word(server, flag)) or row.get("unless") in server.env
-        if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met:
+        is_read = not row["name"].startswith("VLLM_") or row["name"] in env_names(context.release_of(server))
+        if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met or not is_read:
             continue
         is_built = kind_of(server.place_of(word).path, "") == "dockerfile"
         is_built = is_built or server.runs not in ("docker", "compose", "kubernetes")
