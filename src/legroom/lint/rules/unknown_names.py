@@ -33,13 +33,11 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
             yield finding("module-unknown", place, message, suggestion, len(word.text), is_certain=False)
         if word.text not in API_SERVERS:
             near = difflib.get_close_matches(module, API_SERVERS, n=1, cutoff=0.6)
-            suggestion = f"write {near[0]}" if near else ""
+            suggestion, message = f"write {near[0]}" if near else "", f"there is no module {word.text}"
             # With another word it may be a fork's module, like Habana's multi_model_api_server.
             is_typo = bool(near) and has_same_words(module, near[0], ".") and similarity(module, near[0]) >= 0.92
             place, length = command.locate(word.offset), len(word.text)
-            yield finding(
-                "module-unknown", place, f"there is no module {word.text}", suggestion, length, is_certain=is_typo
-            )
+            yield finding("module-unknown", place, message, suggestion, length, is_certain=is_typo)
 
 
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
