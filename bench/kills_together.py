@@ -31,7 +31,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 from legroom.live.journal.journal import Journal
 from legroom.process_table import descendants, process_start_ticks, process_title
+from legroom.run.health import port_problem
 
 SERVER_PARTS = ("keeper", "API server", "engine core", "worker")
 TARGETS = ("run", *SERVER_PARTS, "guard", "sidecar")
@@ -90,20 +91,9 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def is_bound(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False
-
-
 def stand_in(folder: Path) -> Path:
     """A `vllm` that is the stand-in."""
-    path = folder / "vllm"
-    server = ROOT / "tests/run/stand_in_vllm.py"
+    path, server = folder / "vllm", ROOT / "tests/run/stand_in_vllm.py"
     path.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(server)!r}, run_name='__main__')\n")
     path.chmod(0o755)
     return path
@@ -162,6 +152,7 @@ class Together:
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._known_outages: list[tuple[float, float]] | None = None
+        self.unheld_s: list[float] = []
 
     def start(self, name: str) -> None:
         env = {**os.environ, **SERVE_ENV, MARK: self.mark, "LEGROOM_HOME": str(self.home)}
@@ -176,7 +167,15 @@ class Together:
             for name, process in tuple(self.processes.items()):
                 if process.poll() is not None:
                     self.start(name)
+            if not self._is_held():
+                self.unheld_s.append(time.time())
             await asyncio.sleep(0.1)
+
+    def _is_held(self) -> bool:
+        """Whether a `legroom run` that lives has written its record."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.home / f"runs/{self.port}.json").read_text())["pid"] == self.processes["run"].pid
+        return False
 
     # Clients
 
@@ -305,8 +304,6 @@ class Together:
                 sys.exit(f"it did not come back: {self.kills[-1:]}\n{tail}")
             await asyncio.sleep(0.05)
 
-    # What was left
-
     def stop(self) -> None:
         for name in ("guard", "sidecar", "run"):
             self.processes[name].send_signal(signal.SIGTERM)
@@ -347,11 +344,14 @@ class Together:
         hit = {pid for kill in self.kills for pid in kill.lives}
         lives = self.lives()
         said = "".join((self.folder / f"{name}.log").read_text("utf-8", "replace") for name in self.words)
+        stamps = re.findall(r"^(\S+) legroom: .*does not answer: http", said, re.MULTILINE)
+        pages = [time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S")) for stamp in stamps]
         own = "\n".join(line for line in said.splitlines() if "legroom: " in line)
         with Journal.open(self.home / "journal.db") as journal:
             named = {int(number) for number in re.findall(r"legroom: .*incident (\d+)", own)}
             missing = sorted(number for number in named if journal.incident(number) is None)
             problems = [row[0] for row in journal._db.execute("PRAGMA integrity_check") if row[0] != "ok"]
+        ports = (self.port, self.guard_port, self.sidecar_port)
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         return {
@@ -363,13 +363,13 @@ class Together:
             "lives_hit": len(hit & set(lives)),
             "restarts_too_many": [pid for pid in lives[:-1] if pid not in hit],
             "sidecar_restarts": said.count("restart: "),
-            "pages": said.count("does not answer: http"),
-            "pages_without_run": len(re.findall(r"answer: http.*\n.*not acting: (?:no|the) `legroom run`", said)),
+            "pages": len(pages),
+            "pages_without_run": sum(any(-1.0 < at_s - page < 2.0 for at_s in self.unheld_s) for page in pages),
             "incidents": len(named),
             "journal_missing": missing,
             "journal_problems": problems,
             "orphans": len(orphans),
-            "ports_bound": [port for port in (self.port, self.guard_port, self.sidecar_port) if is_bound(port)],
+            "ports_bound": list(filter(partial(port_problem, "127.0.0.1"), ports)),
             "tracebacks": said.count("This is a bug in legroom"),
             "rounds": [asdict(kill) for kill in self.kills],
         }

@@ -36,8 +36,10 @@ sys.exit(0 if own or len(comments) < 100 else 9)' <<<"$listed" && return
   return 1
 }
 
-send() { # METHOD URL
-  python3 -c 'import json, sys; print(json.dumps({"body": sys.stdin.read()}))' <"$report" |
+send() { # METHOD URL. GitHub takes 65,536 characters; a cut may fall inside one.
+  python3 -c '
+import json, sys
+print(json.dumps({"body": sys.stdin.buffer.read()[:60000].decode("utf-8", "ignore")}))' <"$report" |
     "${ask[@]}" --request "$1" --data-binary @- "$2" >/dev/null
 }
 
@@ -54,8 +56,6 @@ comment() {
   fi
 }
 
-# GitHub takes 65,536 characters.
-head -c 60000 "$report" >"$report.cut" && mv "$report.cut" "$report"
 comment || echo "::warning::the comment was not written: the API did not take it, or the token may only read, as that of a fork. The job's summary has the plan."
 [ "${LEGROOM_FAIL:-true}" = true ] || exit 0
 exit "$code"

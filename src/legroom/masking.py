@@ -22,8 +22,8 @@ _SECRET_NAME = re.compile(
     r"(?i)(?:KEYS?|TOKEN|[_-]PASS)$|SECRET|PASSW|AUTHORIZATION|COOKIE|(?:^|[_-])(?:KEY|TOKEN)[_-](?!THRESHOLD)"
 )
 """Matches neither TOKENS nor TOKENIZER."""
-_INNER_NAME = re.compile(r"(?i)(?:api|access|auth|private|account)[_-]?(?:key|token)|secret|passw|authorization")
-"""Keys inside a flag's JSON: stricter than variables, since a token there is mostly text."""
+_INNER_KEY = re.compile(r"(?i)(?:api|access|auth|private|account|hf).?(?:key|token)|secret|passw|authori|^key$|^token$")
+"""Keys inside a flag's JSON: stricter than variables, since an `eos_token` there is text."""
 _INNER = re.compile(r'("([^"\\]+)"\s*:\s*")(?:[^"\\]|\\.)+"')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
 # Compiled on first use (`re` caches them), so that a plan does not wait for them.
@@ -73,7 +73,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 def is_secret_json_key(name: str) -> bool:
     """Whether a key inside a flag's JSON holds a secret."""
-    return bool(_INNER_NAME.search(name))
+    return bool(_INNER_KEY.search(name))
 
 
 def shown_word(word: str) -> str:
@@ -82,9 +82,4 @@ def shown_word(word: str) -> str:
     if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"
     shown = CREDENTIALS.sub(rf"\1{HIDDEN}@", word)
-    return _INNER.sub(_masked_inner_value, shown) if "{" in shown else shown
-
-
-def _masked_inner_value(match: re.Match[str]) -> str:
-    """A matched `"key": "value"` of a JSON text, the value replaced where the key names a secret."""
-    return f'{match[1]}{PLACEHOLDER}"' if is_secret_json_key(match[2]) else match[0]
+    return _INNER.sub(lambda at: f'{at[1]}{PLACEHOLDER}"' if is_secret_json_key(at[2]) else at[0], shown)

@@ -119,6 +119,14 @@ def has_role(pid: int, *roles: str) -> bool:
     return any(f"::{role}".encode() in title for role in roles)
 
 
+def engine_name(pid: int, server: int) -> str:
+    """The title of an engine process, `an untitled process` where vLLM has set none yet; empty for other processes."""
+    if has_role(pid, *ENGINE_ROLES):
+        return process_title(pid).strip(b"\0 ").decode("utf-8", "replace")
+    title = process_title(pid)
+    return "an untitled process" if title and (title == process_title(server) or b"spawn_main(" in title) else ""
+
+
 def shares_engines(pid: int) -> bool:
     """Whether the process is one of several API servers of a vLLM, whose engines are its siblings, not its children."""
     return _SHARES_ENGINES.search(process_title(pid)) is not None

@@ -378,8 +378,9 @@ def test_without_a_key_the_port_is_published_on_this_machine_alone(kind, capsys)
 
 @pytest.mark.parametrize("kind", ["systemd", "script", "env"])
 def test_a_server_on_the_host_that_answers_everybody_is_said_on_stderr(kind, capsys):
-    assert main(["export", kind, "llama-3.1-8b", "--gpu", "h100"]) == 0
-    assert "answers everybody" in capsys.readouterr().err
+    for host in ((), ("--host", "0.0.0.0")):
+        assert main(["export", kind, "llama-3.1-8b", "--gpu", "h100", *host]) == 0
+        assert "answers everybody" in capsys.readouterr().err
     for closed in (("--api-key", "hush"), ("--host", "127.0.0.1")):
         assert main(["export", kind, "llama-3.1-8b", "--gpu", "h100", *closed]) == 0
         assert "answers everybody" not in capsys.readouterr().err

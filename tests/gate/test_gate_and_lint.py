@@ -41,6 +41,24 @@ MANIFESTS = {
     "more ranks than GPUs": (made(*LLAMA, "-tp", "4"), "error"),
     "more GPUs than ranks": (made(**{"nvidia.com/gpu": "2"}), "warning"),
     "serve for an image that serves": (made("serve", *LLAMA), "error"),
+    "the CPU as the device of the CUDA image": (
+        made(*LLAMA, "--device", "cpu", image="vllm/vllm-openai:v0.8.5"),
+        "error",
+    ),
+    "a device where the flag is gone": (made(*LLAMA, "--device", "cpu"), "error"),
+    "sleep mode with expandable segments": (
+        made(
+            *LLAMA,
+            "--enable-sleep-mode",
+            env={"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments:True"},
+            image="vllm/vllm-openai:v0.11.0",
+        ),
+        "error",
+    ),
+    "more ranks than GPUs where the release looks for Ray": (
+        made(*LLAMA, "-tp", "4", image="vllm/vllm-openai:v0.11.0"),
+        "error",
+    ),
     "a probe of another port": (made(*LLAMA, "--port", "9000", probe={"initialDelaySeconds": 3600}), "error"),
     "a GPU beyond those of the container": (made(env={"name": "CUDA_VISIBLE_DEVICES", "value": "1"}), "error"),
 }

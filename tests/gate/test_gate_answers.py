@@ -59,6 +59,37 @@ def test_an_update_that_leaves_the_server_as_it_is_passes(gate):
     assert gate.ask(new, operation="UPDATE", old=old)["allowed"] is True
 
 
+@pytest.mark.parametrize("where", ["annotations", "labels"])
+@pytest.mark.parametrize("is_of_pods", [False, True])
+def test_an_update_that_takes_the_switch_away_is_judged(gate, where, is_of_pods):
+    old = deployment()
+    switched = old["spec"]["template"] if is_of_pods else old
+    switched["metadata"][where] = {"legroom/gate": "off"}
+    assert gate.ask(deployment(), operation="UPDATE", old=old)["allowed"] is False
+
+
+def test_every_server_of_a_pod_is_judged(gate):
+    small = deployment(*FITS)["spec"]["template"]["spec"]["containers"][0]
+    thing = deployment()
+    large = thing["spec"]["template"]["spec"]["containers"]
+    thing["spec"]["template"]["spec"]["containers"] = [*({**small, "name": f"s{n}"} for n in range(8)), *large]
+    assert "Fix: --max-model-len" in gate.ask(thing)["status"]["message"]
+    thing["spec"]["template"]["spec"]["containers"] = [{**small, "name": f"s{n}"} for n in range(17)]
+    assert "17 vLLM servers" in gate.ask(thing)["status"]["message"]
+
+
+def test_names_are_told_as_written(gate):
+    told = [
+        gate.ask(deployment(*FITS, "--no-such-flag")),
+        gate.ask(deployment("--model Qwen/Qwen3-0.6B")),
+        gate.ask(deployment(*FITS, "--device", "cpu", image="vllm/vllm-openai:v0.8.5")),
+    ]
+    for response, name in zip(
+        told, ["--no-such-flag.", "--model Qwen/Qwen3-0.6B (", "vllm/vllm-openai:v0.8.5 is"], strict=True
+    ):
+        assert name in response["status"]["message"], response
+
+
 def test_an_update_that_breaks_the_server_is_refused(gate):
     assert gate.ask(deployment(), operation="UPDATE", old=deployment(*FITS))["allowed"] is False
 
@@ -86,6 +117,7 @@ def test_what_an_owner_makes_is_checked_unless_the_owner_was(gate, owner):
     assert gate.ask(thing, user=user)["allowed"] is OWNERS[owner]
 
 
+HELM, ARGO_CD = "kube-system:helm-controller", "argocd:argocd-application-controller"
 LWS, REPLICA_SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), ("apps/v1", "ReplicaSet")
 
 
@@ -93,7 +125,12 @@ LWS, REPLICA_SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), ("apps/v1
     ("owner", "user", "passes"),
     [
         (REPLICA_SET, "admin", False),
-        (REPLICA_SET, "system:serviceaccount:argocd:argocd-application-controller", False),
+        (REPLICA_SET, f"system:serviceaccount:{ARGO_CD}", False),
+        (REPLICA_SET, f"system:serviceaccount:{HELM}", False),
+        (LWS, f"system:serviceaccount:{ARGO_CD}", False),
+        (LWS, f"system:serviceaccount:{HELM}", False),
+        (("ray.io/v1", "RayCluster"), f"system:serviceaccount:{ARGO_CD}", False),
+        (("ray.io/v1", "RayCluster"), "system:serviceaccount:ray-system:kuberay-operator", True),
         (REPLICA_SET, "system:kube-controller-manager", True),
         (LWS, "system:serviceaccount:models:deployer", False),
         (LWS, "system:serviceaccount:lws-system:lws-controller-manager", True),

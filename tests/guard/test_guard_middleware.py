@@ -211,6 +211,17 @@ async def test_a_policy_that_changes_is_taken_over_and_a_broken_one_is_not(polic
     assert "line 2" in guard.admission.status()["policy_error"]
 
 
+async def test_a_policy_that_was_cut_off_is_a_warning_with_each_limit_that_went(policy, capsys):
+    path = policy("[requests]\nmax_output_tokens = 64\nmax_sequences = 1\nmax_images = 2\n[weights]\nsecret = 2.0")
+    guard = Guard(Server(), policy=path)
+    policy("[requests]\nmax_output_tokens = 6")
+    guard.admission.reload(force=True)
+    warned = capsys.readouterr().err
+    assert warned.startswith("WARNING") and "secret" not in warned
+    for changed in ("max_output_tokens 64 -> 6", "max_sequences 1 -> 0", "max_images 2 -> unset", "weights"):
+        assert changed in warned
+
+
 def test_a_broken_policy_at_the_start_says_why_without_a_traceback(policy):
     with pytest.raises(SystemExit, match="line 2"):
         Guard(Server(), policy=policy("[requests]\nmax_output = 5"))

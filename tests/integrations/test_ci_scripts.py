@@ -301,6 +301,16 @@ def test_the_github_action_takes_back_what_no_longer_holds(repository):
 
 
 @needs_curl
+@pytest.mark.parametrize("before", ["", "x", "xx"])
+def test_a_report_that_is_too_long_is_cut_between_two_characters(changed, tmp_path, before):
+    program(tmp_path / "bin" / "legroom", f"python3 -c \"print('{before}' + chr(0x20AC) * 30000)\"")
+    forge = Forge()
+    done = github(*changed, forge)
+    assert "::warning::" not in done.stdout, done.stdout + done.stderr
+    assert forge.comments[1].endswith("\u20ac") and 59_990 < len(forge.comments[1].encode()) <= 60_000
+
+
+@needs_curl
 @pytest.mark.parametrize("status", [403, 500])
 def test_a_token_that_may_only_read_does_not_fail_the_github_action(changed, status):
     done = github(*changed, Forge(status=status), LEGROOM_FAIL="false")

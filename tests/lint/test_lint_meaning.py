@@ -50,10 +50,10 @@ def test_a_flag_error_does_not_hide_a_probe_that_is_too_short():
     assert judged(text) == [("flag-unknown", "error"), ("start-too-short", "warning")]
 
 
-def test_too_few_gpus_are_a_warning_where_the_release_looks_for_ray():
+def test_too_few_gpus_are_an_error_also_where_the_release_looks_for_a_ray_cluster_that_no_file_names():
     text = pod().replace("gpu: 4", "gpu: 2").replace("v0.32.0", "v0.10.2")
-    assert ("gpus-too-few", "warning") in judged(text)
-    assert ("gpus-too-few", "warning") not in judged(text.replace("[vllm,", "[ray, start, --head, '&&', vllm,"))
+    assert ("gpus-too-few", "error") in judged(text)
+    assert ("gpus-too-few", "error") not in judged(text.replace("[vllm,", "[ray, start, --head, '&&', vllm,"))
     assert lint_texts([("a.yaml", text)], LintOptions()).release == "0.10.2"
 
 

@@ -66,6 +66,10 @@ spec:
 
 
 def test_ranks_on_tpus_share_no_memory():
+    wrapped = (
+        "image: registry.local/vllm-tpu:1\nextraArgs: [--tensor-parallel-size, '4']\nlimits: {google.com/tpu: 4}\n"
+    )
+    assert "shm-missing" not in {each.rule for each in lint_texts([("values.yaml", wrapped)], LintOptions()).findings}
     assert judged(pod("registry.local/vllm:nightly", "google.com/tpu"), "pod.yaml") == []
     assert judged(pod("registry.local/vllm:nightly"), "pod.yaml") == [("shm-missing", "warning")]
 
@@ -94,6 +98,37 @@ def test_the_cuda_image_has_no_other_device():
     assert judged(line.replace("IMAGE", "vllm/vllm-openai:v0.8.5")) == [("flag-value", "error")]
     assert judged(line.replace("IMAGE", "vllm/vllm-openai:v0.8.5").replace("cpu", "cuda")) == []
     assert judged(line.replace("IMAGE", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.8.5")) == []
+
+
+def test_a_device_whose_flag_is_gone_is_one_finding():
+    line = "docker run --gpus all --ipc=host vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --device cpu"
+    found = lint_texts([("start.sh", line)], LintOptions()).findings
+    assert [each.rule for each in found if "--device" in each.message] == ["flag-removed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("python3 -m vllm.entrypoints.openai.api_sever --model Qwen/Qwen3-8B", "a.sh"),
+        (
+            "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.11.0\n"
+            "    command: [python3, -m, vllm.entrypoints.openai.api_sever]\n    args: [--model, Qwen/Qwen3-8B]\n",
+            "pod.yaml",
+        ),
+    ],
+)
+def test_a_module_of_vllm_that_is_misspelled_is_an_error(text, path):
+    assert judged(text, path) == [("module-unknown", "error")]
+    assert ("module-unknown", "error") not in judged(text.replace("openai.api_sever", "openai.run_batch"), path)
+
+
+@pytest.mark.parametrize(
+    ("backend", "found"),
+    [("FLASHY", ["env-meaning"]), ("FLASH_ATTENTION", ["env-meaning"]), ("FLASH_ATTN_VLLM_V1", []), ("flashinfer", [])],
+)
+def test_an_attention_backend_that_no_release_has_is_a_warning(backend, found):
+    line = f"docker run --gpus all -e VLLM_ATTENTION_BACKEND={backend} vllm/vllm-openai:v0.10.2 --model Qwen/Qwen3-8B"
+    assert [rule for rule, _ in judged(line)] == found
 
 
 @pytest.mark.parametrize("name", ["VLLM_LOG_LEVEL", "VLLM_MY_OWN_SWITCH"])

@@ -63,26 +63,31 @@ def mend(tmp_path: Path):
     return run
 
 
+@pytest.mark.parametrize("named", [1500, 2049, 3000])
+def test_the_length_that_vllm_names_is_tried_as_it_is(mend, named):
+    assert mend(SHORT.replace("2000", str(named)), "--max-model-len 4096").words[-1] == str(named)
+
+
 def test_a_length_that_fits_is_tried(mend):
     remedy = mend(SHORT, "--max-model-len 4096")
     assert remedy.cause == "kv_too_small_for_max_len"
-    assert remedy.words[-2:] == ("--max-model-len", "1968")
-    assert remedy.changed == "--max-model-len 1968 (was 4096)"
+    assert remedy.words[-2:] == ("--max-model-len", "2000")
+    assert remedy.changed == "--max-model-len 2000 (was 4096)"
     assert remedy.is_memory
 
 
 def test_a_kept_flag_stays_and_is_named(mend):
     remedy = mend(SHORT, "--max-model-len 4096", keep=("max_model_len",))
     assert not remedy.words
-    assert "--max-model-len 1968" in remedy.refused
+    assert "--max-model-len 2000" in remedy.refused
     assert "--keep" in remedy.refused
 
 
 def test_a_context_below_the_least_is_not_tried(mend):
-    assert mend(SHORT, "--max-model-len 4096", min_context=1900).words
-    remedy = mend(SHORT, "--max-model-len 4096", min_context=2000)
+    assert mend(SHORT, "--max-model-len 4096", min_context=2000).words
+    remedy = mend(SHORT, "--max-model-len 4096", min_context=2100)
     assert not remedy.words
-    assert "--min-context 2000" in remedy.refused
+    assert "--min-context 2100" in remedy.refused
 
 
 @pytest.mark.parametrize("message", REFUSALS)
@@ -165,9 +170,9 @@ def test_what_has_been_tried_is_not_tried_again(mend):
 
 
 def test_the_same_flags_in_another_order_are_the_same_command(mend):
-    remedy = mend(SHORT, "--seed 1 --max-model-len 4096", tried=[("--max-model-len 1968 --seed 1", {})])
+    remedy = mend(SHORT, "--seed 1 --max-model-len 4096", tried=[("--max-model-len 2000 --seed 1", {})])
     assert not remedy.words
-    assert "--max-model-len 1968 (was 4096) (that has been tried)" in remedy.refused
+    assert "--max-model-len 2000 (was 4096) (that has been tried)" in remedy.refused
 
 
 def test_a_refused_flag_of_a_config_file_is_left_to_the_user(mend, tmp_path):

@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
+from forked import QUICK
 from held_run import until
 
 from legroom.run.health import ServerAddress
@@ -20,9 +22,9 @@ def test_a_failed_start_is_mended_and_told_in_a_line(run):
     supervised.serving()
     line = supervised.said("try 1 of 3")
     assert "the KV cache" in line
-    assert "Changed: --max-model-len 976 (was 2048)" in line
+    assert "Changed: --max-model-len 1000 (was 2048)" in line
     assert "Expected now:" in line
-    assert "--max-model-len 976" in supervised.said("serving at")
+    assert "--max-model-len 1000" in supervised.said("serving at")
     assert supervised.end() == 0
     (incident,) = supervised.incidents()
     assert incident.kind == "start_failed"
@@ -40,7 +42,7 @@ def test_a_start_is_mended_where_legrooms_folder_cannot_be_written(run, tmp_path
         TMPDIR=str(tmp_path / "passing"),
     )
     supervised.serving()
-    assert "Changed: --max-model-len 976 (was 2048)" in supervised.said("try 1 of 3")
+    assert "Changed: --max-model-len 1000 (was 2048)" in supervised.said("try 1 of 3")
     assert supervised.end() == 0
     assert not list((tmp_path / "passing").iterdir())
 
@@ -60,14 +62,14 @@ def test_as_json_it_is_one_document_at_the_end_and_the_server_speaks_on_stderr(r
     document = json.loads(supervised.out.read_text())
     (failed,) = document["history"]
     assert (failed["what"], failed["cause"]) == ("start_failed", "kv_too_small_for_max_len")
-    assert document["command"][-1] == "976" and document["verified"] is True and document["exit_code"] == 0
+    assert document["command"][-1] == "1000" and document["verified"] is True and document["exit_code"] == 0
     assert "Application startup complete" in supervised.err.read_text()
 
 
 def test_a_kept_flag_stops_the_run_with_the_servers_code(run):
     supervised = run("--keep", "--max-model-len", flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
     assert supervised.process.wait(120) == 1
-    assert "--max-model-len 976" in supervised.said("Not tried again")
+    assert "--max-model-len 1000" in supervised.said("Not tried again")
 
 
 def test_a_server_that_ends_at_once_passes_its_code_on(run):
@@ -136,12 +138,29 @@ def test_a_server_that_somebody_kills_while_it_starts_is_started_again(run, vict
     assert supervised.end() == 0
 
 
+def test_an_engine_that_somebody_kills_while_it_starts_is_named_and_started_again(run):
+    supervised = run("--no-verify", "--restart-delay", "0.1", STAND_IN_START_S="3")
+    until(lambda: supervised.out.exists() and "KV cache size" in supervised.out.read_text())
+    time.sleep(2 * QUICK.poll_interval_s)
+    engine = supervised.engine()
+    os.kill(engine, signal.SIGKILL)
+    assert f"an untitled process (pid {engine}) died of SIGKILL, sent by somebody" in supervised.said("start failed")
+    supervised.serving()
+    assert supervised.end() == 0
+
+
 def test_a_dry_run_shows_the_command_and_starts_nothing(run):
     supervised = run("--dry-run")
     assert supervised.process.wait(120) == 0
     assert "--shutdown-timeout 60" in supervised.out.read_text()
     assert "starting" not in supervised.err.read_text()
     assert not (supervised.home / "runs").exists()
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_starts(run):
+    supervised = run("--dry-run", flags=("--model", "/models/nowhere"))
+    assert supervised.process.wait(120) == 2
+    assert "there is no file or folder /models/nowhere" in supervised.err.read_text()
 
 
 def test_a_shutdown_timeout_of_the_users_own_stays(run):
@@ -176,7 +195,7 @@ def test_the_final_settings_are_saved_as_a_script(run, tmp_path):
     supervised = run("--save", str(script), flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
     supervised.said("saved as")
     supervised.end()
-    assert "--max-model-len 976" in script.read_text()
+    assert "--max-model-len 1000" in script.read_text()
     assert os.access(script, os.X_OK)
 
 

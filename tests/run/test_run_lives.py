@@ -18,7 +18,7 @@ import pytest
 from forked import QUICK
 from held_run import Run, is_free, until
 
-from legroom.process_table import process_start_ticks
+from legroom.process_table import descendants, process_start_ticks
 
 
 def test_a_dead_engine_is_an_incident_and_a_restart(run):
@@ -41,6 +41,16 @@ def test_a_killed_process_is_named_with_its_signal(run):
     os.kill(pid, signal.SIGKILL)
     told = supervised.said("diagnosis: ")
     assert f"(pid {pid}) died of SIGKILL, sent by somebody" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_worker_without_a_title_that_somebody_kills_is_named_too(run, number):
+    supervised = run("--no-verify")
+    supervised.serving()
+    worker = max(descendants(supervised.engine()))
+    os.kill(worker, number)
+    assert f"an untitled process (pid {worker}) died of {number.name}" in supervised.said("diagnosis: ")
+    supervised.serving(times=2)
 
 
 def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
@@ -324,12 +334,13 @@ def test_as_the_first_process_of_a_container_it_collects_what_others_leave(run):
 
 def test_the_run_file_has_no_keys_and_a_restart_has(run):
     flags = ("--api-key", "sk-very-secret", "--hf-token=hf_very_secret")
+    flags += ("--additional-config", '{"token": "a-secret", "of": {"hf_token": "b-secret", "key": "c-secret"}}')
     supervised = run("--no-verify", flags=flags)
     supervised.serving()
     supervised.process.send_signal(signal.SIGHUP)
     supervised.serving(times=2)
     text = (supervised.home / f"runs/{supervised.port}.json").read_text()
-    assert "secret" not in text and "--api-key" in supervised.file()["command"]
+    assert "secret" not in text + supervised.err.read_text() and "--api-key" in supervised.file()["command"]
     words = Path(f"/proc/{supervised.file()['child_pid']}/cmdline").read_bytes().split(b"\0")
     assert b"sk-very-secret" in words and b"--hf-token=hf_very_secret" in words
 

@@ -122,6 +122,22 @@ def test_its_pages_tell_and_act_for_whoever_has_the_token(place):
     wait_for(lambda: 'legroom_actions_total{name="restart",outcome="done"} 1.0' in place.get("/metrics"))
 
 
+def test_a_server_that_answered_an_earlier_sidecar_is_revived(place):
+    sidecar = place.sidecar()
+
+    def has_samples():
+        with place.journal() as journal:
+            return journal.last_answers_s()
+
+    wait_for(has_samples)
+    sidecar.kill()
+    sidecar.wait()
+    stop_server(place.folder)  # as after a node's reboot: the new sidecar never sees it alive
+    place.another()
+    wait_for(lambda: len(starts(place.folder)) == 2)
+    wait_for(lambda: '"outcome": "over, after restart (done)"' in place.get("/incidents"))
+
+
 def test_without_being_told_to_act_it_only_tells(place):
     place.sidecar(act=["notify"])
     (place.folder / "stuck").touch()

@@ -15,7 +15,7 @@ from legroom.cli.main import Parser
 from legroom.cli.output import note, print_json
 from legroom.errors import OK, LegroomError
 from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
-from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
+from legroom.exports.deploy.serve_command import ALL_ADDRESSES, API_KEY_NAME, address_of, parse_command
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
@@ -105,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
-    """Whether the server has no API key and neither --host nor --uds binds it."""
+    """Whether the server has no API key and neither --uds nor a --host that is an address binds it."""
     words = parse_command(plan.command, plan.release)
-    is_bound = words.get("--host") is not None or words.get("--uds") is not None
-    return not is_bound and API_KEY_NAME not in (*words.secrets, *secret_names)
+    address = address_of(words)
+    return address.host in ALL_ADDRESSES and not address.socket and API_KEY_NAME not in (*words.secrets, *secret_names)
 
 
 def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, ex
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import OPEN_WORD, Place, Text
-from legroom.deployments.subjects import Runs, StartedServer, Subject, change_servers
+from legroom.deployments.subjects import InvokedCommand, Runs, StartedServer, Subject, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names, flag_name
@@ -108,9 +108,8 @@ def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
                 if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
                     names = possible_gpus(container, node, of_pods.get(id(node)), *metadata)
                     env = _variables(container, config_maps)
-                    yield from _subjects_of_container(
-                        container, node, names, env, is_whole or bool(container.list("ports"))
-                    )
+                    is_one = is_whole or bool(container.list("ports"))
+                    yield from _subjects_of_container(container, node, names, env, is_one)
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
@@ -155,6 +154,9 @@ def _subjects_of_container(
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
         yield from script_commands(command, env) if command is not None else ()
+    elsewhere = {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
+    listed = container.list("ports")
+    ports = tuple(PublishedPort(port.text("containerPort"), port.source.place(port.offset)) for port in listed)
     yield from change_servers(
         container_servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
@@ -172,8 +174,8 @@ def _subjects_of_container(
             has_no_gpu=_has_no_gpu(container, pod, is_whole),
             mounts=tuple(_mounts(container, pod)) if is_whole else None,
             has_read_only_root=container.text("securityContext", "readOnlyRootFilesystem") == "true",
-            other_env=_other_variables(container),
-            declared_ports=_declared_ports(container) if len(pod.list("containers")) == 1 else (),
+            other_env=frozenset(elsewhere | ({"*"} if container.get("envFrom") is not None else set())),
+            declared_ports=ports if len(pod.list("containers")) == 1 else (),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2, is_whole=is_whole)),
         ),
     )
@@ -191,6 +193,8 @@ def container_servers(
     elif engine := dynamo_as_serve(words):
         yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
     else:
+        if any(word.text == "-m" for word in words):
+            yield InvokedCommand(words, "", place)
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from script_commands(node, env, runs) if node is not None else ()
 
@@ -282,18 +286,6 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
         is_host = source is not None and source.get("hostPath") is not None
         is_read_only = mount.text("readOnly") == "true"
         yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume", is_read_only)
-
-
-def _declared_ports(container: Node) -> tuple[PublishedPort, ...]:
-    """The containerPorts of a container."""
-    ports = container.list("ports")
-    return tuple(PublishedPort(port.text("containerPort"), port.source.place(port.offset)) for port in ports)
-
-
-def _other_variables(container: Node) -> frozenset[str]:
-    """The variables of a container whose values the manifest does not hold."""
-    names = {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
-    return frozenset(names | ({"*"} if container.get("envFrom") is not None else set()))
 
 
 def _has_no_gpu(container: Node, pod: Node, is_whole: bool) -> bool:

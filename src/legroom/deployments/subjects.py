@@ -118,6 +118,15 @@ class StartedServer:
         return not self._devices & _OTHER_DEVICES and not is_for_other_hardware(self.image)
 
     @property
+    def refused_device(self) -> str:
+        """Other hardware that --device names in vLLM's CUDA image, whose worker refuses it; empty without."""
+        from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
+
+        is_given = any(word.text.partition("=")[0] == "--device" for word in self.words) and not self.other_device
+        is_for_cuda = is_given and is_published_by_vllm(self.image) and not is_for_other_hardware(self.image)
+        return next(iter(self._devices & _OTHER_DEVICES), "") if is_for_cuda else ""
+
+    @property
     def _devices(self) -> set[str]:
         """The values of --device and VLLM_TARGET_DEVICE, such as `cpu` or `tpu`."""
         words = [word.text for word in self.words]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, Literal
@@ -16,7 +17,10 @@ OWN_PREFIX = "legroom/"
 SWITCH = "legroom/gate"
 """Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
 _ACCOUNT = "system:serviceaccount:"
-_CONTROLLERS = ("system:kube-controller-manager", f"{_ACCOUNT}kube-system:")
+_OWN = "(deployment|replicaset|statefulset|daemon-set|replication|job|cronjob)-controller"
+_CONTROLLERS = re.compile(f"system:kube-controller-manager|{_ACCOUNT}kube-system:{_OWN}")
+_OPERATORS = {"leaderworkerset.x-k8s.io": "lws", "ray.io": "ray"}
+"""What the service account of an API group's controller has in its name."""
 _VERSION = "admission.k8s.io/v1"
 _IRRELEVANT_FIELDS = frozenset(
     {"replicas", "selector", "strategy", "updateStrategy", "revisionHistoryLimit", "minReadySeconds", "paused"}
@@ -62,11 +66,10 @@ class AdmissionRequest:
 
     def _is_by_controller(self, group: str) -> bool:
         """Whether a controller of the owner's API group sent the object: one of Kubernetes' own, or for other groups a
-        service account of another namespace."""
-        if self.creator.startswith(_CONTROLLERS):
-            return True
-        account = self.creator.startswith(_ACCOUNT) and not self.creator.startswith(f"{_ACCOUNT}{self.namespace}:")
-        return account and "." in group
+        service account of another namespace by its name. Argo CD or Helm send what people wrote."""
+        namespace, _, account = self.creator.removeprefix(_ACCOUNT).partition(":")
+        is_operator = group in _OPERATORS and _OPERATORS[group] in account and namespace != self.namespace
+        return is_operator or _CONTROLLERS.fullmatch(self.creator) is not None
 
     @property
     def is_deleted(self) -> bool:
@@ -101,9 +104,9 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in spec.items() if key not in _IRRELEVANT_FIELDS}
     template = _mapping_or_empty(kept.get("template"))
     if isinstance(template.get("metadata"), Mapping):
-        kept["template"] = {**template, "metadata": _legroom_annotations(template)}
+        kept["template"] = {**template, "metadata": _own_metadata(template)}
     named = {name: manifest.get(name) for name in ("apiVersion", "kind")}
-    return named | {"metadata": _legroom_annotations(manifest), "spec": kept}
+    return named | {"metadata": _own_metadata(manifest), "spec": kept}
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
@@ -117,10 +120,11 @@ def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequen
     return json.dumps({"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}).encode()
 
 
-def _legroom_annotations(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A metadata object with legroom's own annotations alone."""
-    annotations = _mapping_or_empty(_mapping_or_empty(manifest.get("metadata")).get("annotations"))
-    return {"annotations": {key: value for key, value in annotations.items() if str(key).startswith(OWN_PREFIX)}}
+def _own_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A metadata object with legroom's own annotations and labels alone."""
+    metadata = _mapping_or_empty(manifest.get("metadata"))
+    both = ((name, _mapping_or_empty(metadata.get(name))) for name in ("annotations", "labels"))
+    return {name: {key: own[key] for key in own if str(key).startswith(OWN_PREFIX)} for name, own in both}
 
 
 def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

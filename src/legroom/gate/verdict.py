@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import math
+import re
 import sys
 import time
 from collections import OrderedDict
@@ -23,7 +24,6 @@ from legroom.facts.huggingface import fetch
 from legroom.facts.model_sources import is_hub_id, load
 from legroom.isolation import GivenModel, isolated
 from legroom.lint.linter import LintOptions, lint_servers
-from legroom.lint.rule import LintFinding
 from legroom.memo import Memo
 from legroom.planning.advice import with_advice, with_quick_advice
 from legroom.planning.file_plans import FileServer, planned_servers, started_servers
@@ -37,11 +37,11 @@ Outcome = Literal["fits", "tight", "does_not_fit", "not_understood", "no_server"
 FixSearch = Literal["single_change", "full"]
 """Which fixes are tried: changes of a single flag, or any combination, which can take seconds."""
 _BY_SEVERITY: tuple[Outcome, ...] = ("no_server", "fits", "tight", "not_understood", "does_not_fit")
-_MAX_SERVERS = 8
-"""Servers planned per object; the rest of a larger object is ignored to bound the work."""
+_MAX_SERVERS = 16
+"""Servers planned per object, which bounds the work: as many as a node has GPUs. An object with more is refused."""
 _RESTART_LOOP_RULES = frozenset(
     {"shm-missing", "start-too-short", "container-command", "probe-port", "probe-path", "gpus-too-few"}
-    | {"path-missing", "model-gated", "flag-value"}
+    | {"path-missing", "model-gated", "flag-value", "allocator-breaks"}
 )
 """Lint rules for settings that make a pod restart although its memory suffices."""
 
@@ -57,6 +57,9 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         return {"outcome": self.outcome, "sentences": list(self.sentences)}
+
+
+_FIRST_LETTER = re.compile(r"^[a-z](?=[a-z]*[ ,'])")  # of a sentence that begins with no name
 
 
 def plan_verdict(
@@ -76,9 +79,12 @@ def plan_verdict(
         servers, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
     if unread is not None:
         return Verdict("not_understood", (f"Not understood: the manifest {unread.reason}.",))
-    servers = [server for server in servers if server.runs_on_gpus][:_MAX_SERVERS]
+    servers = [server for server in servers if server.runs_on_gpus or server.refused_device]
     if not servers:
         return Verdict("no_server")
+    if len(servers) > _MAX_SERVERS:
+        many = f"It starts {len(servers)} vLLM servers, and at most {_MAX_SERVERS} of an object are checked: split it."
+        return Verdict("does_not_fit", (many,))
     worst, sentences, plans, is_searched, has_fixes = _BY_SEVERITY[0], list[str](), list[Plan](), True, True
     idle_gpus = 0
     with isolated(_hub_models(servers) if hub else None):
@@ -94,9 +100,11 @@ def plan_verdict(
             plans += [shown] if shown is not None and outcome in ("fits", "tight") else []
             idle_gpus = server.gpus_idle
         if worst != "does_not_fit":
-            warnings, findings = _startup_warnings(servers, plans, idle_gpus), _restart_loops(servers, plans)
-            told = (f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}." for found in findings)
-            sentences += [*warnings, *told]
+            warnings = _startup_warnings(servers, plans, idle_gpus)
+            options = LintOptions(plan=plan_document(plans[0]) if len(plans) == 1 else None, only=_RESTART_LOOP_RULES)
+            findings = [found for found in lint_servers(servers, options) if found.severity != "note"]
+            told = (f"{found.message}: {found.suggestion}." for found in findings)
+            sentences += [*warnings, *(_FIRST_LETTER.sub(lambda first: first[0].upper(), text) for text in told)]
             if any(found.severity == "error" for found in findings):
                 worst = "does_not_fit"
             elif worst == "fits" and (warnings or findings):
@@ -124,13 +132,6 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
         raised = "raise --tensor-parallel-size or --data-parallel-size"
         warnings.append(f"It is given {used + idle_gpus} GPUs and uses {used}: lower the limit, or {raised}.")
     return warnings
-
-
-def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
-    """Lint errors and warnings about what makes a server restart over and over, though its memory suffices."""
-    plan = plan_document(plans[0]) if len(plans) == 1 else None
-    findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
-    return [found for found in findings if found.severity != "note"]
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import Field, field, fields
+from dataclasses import Field, asdict, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ class PoolPolicy:
     )
     overcommit: float = _key(1.0, "1: the pool as it is; 1.5: count on answers ending early", low=0.1, high=10.0)
     max_running: int = _key(0, "sequences admitted at once; 0: max_num_seqs")
-    open_ended: int | str = _choice(
-        "reserve for an answer without max_tokens: learnt, worst, or tokens", "learnt", "worst"
-    )
+    open_ended: int | str = _choice("reserve for answers without max_tokens: learnt, worst, tokens", "learnt", "worst")
     count: str = _choice(
         "prompt tokens: bytes (bound), tokenize (exact, a call each), auto (only where it decides)",
         "auto",
@@ -166,6 +164,14 @@ def parse_policy(text: str, name: str = "policy", may_be_empty: bool = True) -> 
     if not (may_be_empty or any(values.values())):  # what a full disk leaves of a file that is being written
         raise LegroomError(f"{name} is empty or sets nothing, so it is not a policy", _HINT)
     return Policy(**read)
+
+
+def changed_keys(before: Policy, after: Policy) -> list[str]:
+    """Each changed key with both values, as `requests.max_sequences 1 -> 0`; of weights, which name keys, none."""
+    old, new = asdict(before), asdict(after)
+    both = ((f"{name}.{key}", old[name][key], new[name][key]) for name in SECTIONS for key in old[name])
+    changes = [f"{key} {was} -> {now}".replace("None", "unset") for key, was, now in both if was != now]
+    return changes + [WEIGHTS] * (before.weights != after.weights)
 
 
 def _key_value(table: TomlTable, key: Field[Any]) -> Any:

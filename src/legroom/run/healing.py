@@ -139,6 +139,7 @@ NOT_A_FIX = frozenset(
 )
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _LAST_LINES, _LONGEST_WORDS = 10, 300
+_NAMED_LENGTHS = ("kv_tokens_short", "estimated_max_len")
 _EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\s*warnings\.warn\(")
 _NEVER_CHANGED = frozenset({"model"})
@@ -189,6 +190,8 @@ class _FixContext:
     tried: frozenset[object]
     pool_tokens: int | None
     """Tokens of the KV pool, from the log."""
+    named_len: int
+    """The max_model_len that vLLM's message names; 0 for none."""
 
 
 def find_remedy(
@@ -230,13 +233,13 @@ def find_remedy(
         return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     why = f"{_failure_title(first)}: {masked_log_text(first.why + _exception_text(first))}"
-    lines = tuple(masked_log_text(item.text)[:_LONGEST_WORDS] for item in first.evidence[:3]) or (
-        (kill.line,) if kill and kill.line else ()
-    )
+    lines = tuple(masked_log_text(item.text)[:_LONGEST_WORDS] for item in first.evidence[:3])
+    lines = lines or ((kill.line,) if kill and kill.line else ())
     diagnosed = Remedy(first.cause, first.entry, why, cause_of(first.cause).is_memory, lines)
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_fitting_len(runs[0].case) if runs else None
-    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
+    numbers = (run.case.number(id_, "fits_len_count") for run in runs[:1] for id_ in _NAMED_LENGTHS)
+    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens, max(filter(None, numbers), default=0))
     return _first_allowed_fix(diagnosed, findings, case)
 
 
@@ -297,7 +300,7 @@ def _exception_text(finding: Finding) -> str:
 def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
     """The diagnosis with the first fix that is within the bounds and was not tried, else with why all were refused."""
     refusals: list[str] = []
-    for fix in computed_fixes(findings):
+    for fix in (_at_named_length(each, case.named_len) for each in computed_fixes(findings)):
         command = case.command
         change = _change_text(fix, command, case.environ)
         words = with_settings(command.words, command.flags_at, fix.flags, command.release)
@@ -316,6 +319,14 @@ def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _
     steps = [step for fix in findings[0].fixes[:2] for step in fix.steps[:1]]
     hint = f"; what may help: {'; or '.join(steps)}" if steps else ""
     return replace(diagnosed, refused=f"no flags that fix it could be computed{hint}")
+
+
+def _at_named_length(fix: Fix, named_len: int) -> Fix:
+    """The fix with the length that vLLM names, not one below it: where the next start has less, it names another."""
+    length = fix.flags.get("max_model_len")
+    if fix.flags.keys() != {"max_model_len"} or not isinstance(length, int) or not named_len // 2 < length < named_len:
+        return fix
+    return replace(fix, flags={"max_model_len": named_len}, why=fix.why.partition(" Rounded down")[0])
 
 
 def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _FixContext) -> str:

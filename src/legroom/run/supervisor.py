@@ -21,7 +21,7 @@ from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import START_REQUESTED
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import engines_below, exit_signal, has_role, process_start_ticks, process_title
+from legroom.process_table import descendants, engine_name, exit_signal, has_role, process_start_ticks
 from legroom.run import restart_policy
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
@@ -112,7 +112,7 @@ class Supervisor:
         self._is_start_requested = not self.file.path.exists()  # a run that was not killed removes its file
         """Whether a person or the sidecar asked for this start, so that it follows no crash."""
         self._handles: dict[int, tuple[str, int]] = {}
-        """A pidfd of each engine process -> its title and pid."""
+        """A pidfd of each engine process -> its name and pid."""
         self._first_death: restart_policy.ProcessDeath | None = None
         self._process_record: ProcessRecord | None = None
         """The log and memory account of the present or last server process."""
@@ -190,16 +190,12 @@ class Supervisor:
         try:
             while not child.gone:
                 if watch is None:
-                    record.track_cgroup(child.pid)
+                    self._track_processes(child, record)
                 if watch is None and not self.stopping.is_stopping and self._address.is_healthy():
                     self.stopping.is_up = True
                     task = self._on_ready(child, record, task)
-                    watch = HangWatch(
-                        self.options.hang_timeout_s,
-                        api_server_cpu_ticks(child),
-                        self._address.answers,
-                        is_stopped=child.has_stopped_engine,
-                    )
+                    used, is_stopped = api_server_cpu_ticks(child), child.has_stopped_engine
+                    watch = HangWatch(self.options.hang_timeout_s, used, self._address.answers, is_stopped=is_stopped)
                 is_late = watch is None and time.monotonic() - began >= self.options.ready_timeout_s
                 if is_late and not (timed_out or self.stopping.is_stopping):
                     timed_out = True
@@ -219,16 +215,16 @@ class Supervisor:
                 if open_task is not None:
                     open_task.stop()
             self._guard_drain = None
-            for handle in self._handles:
-                os.close(handle)
-            self._handles.clear()
+            while self._handles:
+                os.close(self._handles.popitem()[0])
             child.close()
             record.log.close()
             record.report_write_error(self.say)
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting")
         self._first_death = None if self.stopping.is_stopping or timed_out or hung else self._first_death
-        code, lived_s = child.exit_code or 0, time.monotonic() - began
-        return restart_policy.ServerExit(code, watch is not None, timed_out, hung, lived_s)
+        return restart_policy.ServerExit(
+            child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began
+        )
 
     def _on_output_line(self, line: bytes) -> None:
         """Called by the output threads for each line: notes when vLLM prints its KV pool."""
@@ -244,8 +240,12 @@ class Supervisor:
         timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)
         readable, _, _ = select.select([*waits, *self._handles], [], [], timeout_s)
         for handle in self._handles.keys() & set(readable):
-            title, pid = self._handles.pop(handle)
-            self._first_death = self._first_death or restart_policy.ProcessDeath(title, pid, exit_signal(pid, handle))
+            name, pid = self._handles.pop(handle)
+            number = exit_signal(pid, handle)
+            # vLLM itself sends SIGTERM to the others when one fails to start, and its helpers end without a signal.
+            is_sent_by_vllm = number == signal.SIGTERM and not self.stopping.is_up
+            if name and not is_sent_by_vllm and (number or "::" in name):
+                self._first_death = self._first_death or restart_policy.ProcessDeath(name, pid, number)
             os.close(handle)
         reap()  # orphans of a killed keeper, or of the container whose init process this is
         if self._signals in readable:
@@ -316,17 +316,23 @@ class Supervisor:
         if task is not None:
             self._report_output(task)
         record.log.started()
-        record.track_cgroup(child.pid)
         child.mark_ready()
-        engines = engines_below(child.pid) if child.pid is not None else {}
-        self._engines = [pid for pid in engines if has_role(pid, "EngineCore")]
-        for pid in engines:
-            with contextlib.suppress(OSError):
-                self._handles[os.pidfd_open(pid)] = process_title(pid).strip(b"\0 ").decode("utf-8", "replace"), pid
+        self._track_processes(child, record)
+        self._engines = [pid for _, pid in self._handles.values() if has_role(pid, "EngineCore")]
         self._write_run_file("serving", child)
         self._restarts.served()
         task_input = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
         return TaskProcess("verify_and_calibrate", task_input, self._start_task)
+
+    def _track_processes(self, child: Child, record: ProcessRecord) -> None:
+        """Finds the cgroup, opens a pidfd of each new engine process, and names all again: vLLM sets titles late."""
+        record.track_cgroup(child.pid)
+        handles = {pid: handle for handle, (_, pid) in self._handles.items()}
+        for pid in descendants(child.pid) if child.pid is not None else ():
+            name = engine_name(pid, child.pid or 0)
+            with contextlib.suppress(OSError):
+                if name or pid in handles:
+                    self._handles[handles.get(pid) or os.pidfd_open(pid)] = name, pid
 
     def _report_output(self, task: TaskProcess) -> None:
         """Says what a task returned; a server that is not verified opens an incident, else its script is saved."""

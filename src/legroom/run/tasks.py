@@ -26,6 +26,7 @@ from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import startup_lines
+from legroom.facts.model_sources import path_exists
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
 from legroom.live.kernel_memory import kernel_kill
@@ -45,6 +46,8 @@ _SWITCHES = ("switch", "bool", "optbool")
 def prepare(task_input: TaskInput) -> TaskOutput:
     """Before the first start: the command, with --shutdown-timeout added if missing, its address, GPUs and memory."""
     command = read_command(task_input["words"], task_input["vllm"], os.environ)
+    if (model := command.args.model).startswith(("/", "./", "../")) and not path_exists(Path(model)):
+        raise LegroomError(f"there is no file or folder {model}", "check the path, and what is mounted")
     gpus = visible_gpus({**os.environ, **command.env}, task_input["gpu"], command.args.gpus_needed)
     notes = []
     if not command.stated_release:

@@ -62,6 +62,7 @@ class Sidecar:
         self._last_scrape_s = time.monotonic()
         self._journal_problem: str | None = None
         self._journal_replaced: str | None = None
+        self._answered_earlier_s: dict[str, float] = {}
         self._has_taken_over = False
         """False until the unfinished actions of an earlier process are read: nothing is done to a server before."""
         self._last_error = ""
@@ -131,6 +132,7 @@ class Sidecar:
         # Retried while the journal cannot be read; no action is taken before.
         try:
             left = await self._journal.call(left_open)
+            self._answered_earlier_s = await self._journal.call(lambda journal: journal.last_answers_s())
             if self._config.prometheus is not None or self._config.kubernetes is not None:
                 for incident in left:
                     self._groups.setdefault(incident.server, "default")  # they may well be found there again
@@ -172,6 +174,7 @@ class Sidecar:
             server = self._servers.get(result.server)
             watcher = Watcher(result.server, self._config.thresholds, server.plan if server is not None else None)
             self._watchers[result.server] = watcher
+        watcher.window.answered_earlier_s = self._answered_earlier_s.get(result.server)
         is_acted_on = self._actor.is_acting_on(result.server)
         under_way = run_under_way(result.server) if isinstance(result, ScrapeFailure) else None
         for incident in self._keeper.of_server(result.server):

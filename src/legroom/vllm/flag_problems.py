@@ -81,7 +81,8 @@ def _unknown_flag_problem(name: str, release: Release) -> FlagProblem:
     if len(whole) == 1 and len(name) >= 8 and whole[0] not in flags_of(release):
         return _abbreviation_problem(name, whole[0], release)
     near = nearest_flags(name, release)
-    return FlagProblem(name, "unknown", f"no vLLM release has {name}", near[0] if near else "")
+    message = f"no vLLM release has {name}{' (one word)' if ' ' in name else ''}"
+    return FlagProblem(name, "unknown", message, near[0] if near else "")
 
 
 def _replacement_in_release(use: str, release: Release) -> str:

@@ -242,7 +242,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
     name, has_value, text = token.partition("=")
     value = text if has_value else None
     dashes = "--" if name.startswith("--") else "-"
-    head, dot, path = name[len(dashes) :].partition(".")
+    head, dot, path = name[len(dashes) :].partition("\0" if " " in name else ".")  # a flag and its value as one word
     name = flag_name(head) if dashes == "--" else dashes + head
     flag, negated = _find_flag(name, reader)
     if flag is None:
@@ -297,7 +297,7 @@ def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
     elif name != positive and positive in flags_of(reader.release):
         reader.problem(name, "unknown", f"{positive} has no --no- form in vLLM {reader.release}: leave it out")
     else:
-        reader.problems.append(explain_unknown(positive, reader.release))
+        reader.problems.append(explain_unknown(positive if flag_history(positive) else name, reader.release))
     known = flags_ever().get(positive)
     kind = known.kind if known else None
     if value is not None or kind in ("switch", "bool") or name != positive:

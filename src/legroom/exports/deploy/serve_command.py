@@ -121,7 +121,7 @@ def _canonical_flag(flag: str, table: Mapping[str, Flag]) -> str:
 
 
 DEFAULT_PORT = 8000
-_ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that mean all addresses, and the loopback address of each."""
 
 
@@ -143,7 +143,7 @@ class Address:
         """The URL on the server's own machine, without a path; `localhost` without a port for a Unix socket."""
         if self.socket:
             return f"{self.scheme}://localhost"
-        near = _ALL_ADDRESSES.get(self.host, self.host)
+        near = ALL_ADDRESSES.get(self.host, self.host)
         return f"{self.scheme}://{f'[{near}]' if ':' in near else near}:{self.port}"
 
     def curl_words(self, path: str, *options: str) -> tuple[str, ...]:
@@ -189,6 +189,6 @@ def check_reachable(words: ServeCommand) -> None:
     if address.socket:
         why = f"--uds {address.socket} is a socket inside the container, which nobody outside reaches"
         raise LegroomError(why, "leave out --uds and use --port")
-    if address.host not in _ALL_ADDRESSES:
+    if address.host not in ALL_ADDRESSES:
         hint = "leave out --host, and publish the port on an address of the host instead"
         raise LegroomError(f"--host {address.host} is not reached from outside the container", hint)

@@ -16,7 +16,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard.log import LOG
-from legroom.guard.policy import Policy, PolicyFile
+from legroom.guard.policy import Policy, PolicyFile, changed_keys
 from legroom.guard.pool.admission_pool import RECHECK_INTERVAL_S, Pool, PoolLimits
 from legroom.guard.pool.guard_metrics import GuardMetrics
 from legroom.guard.pool.projection import BlockNeed, ReservationState
@@ -90,7 +90,9 @@ class Admission:
         if problem is not None:
             LOG.error("the policy was not reloaded, the old one stays: %s", problem)
         elif self.file.policy is not before:
-            LOG.info("policy reloaded from %s", self.file.path)
+            changes = ", ".join(changed_keys(before, self.file.policy))  # a file that was cut may still be valid
+            text = f"policy reloaded from {self.file.path}: {changes or 'no value changed'}"
+            (LOG.warning if changes else LOG.info)("%s", text)
             self._apply_limits()
 
     def _apply_limits(self) -> None:

@@ -103,12 +103,10 @@ def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
         return
     what = "looks for the others in a Ray cluster" if looks_for_ray else "does not start"
     message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM {what}"
-    suggestion = (
-        "give it a GPU for each rank, or ask for fewer; on a Ray cluster, add --distributed-executor-backend ray"
-    )
+    suggestion = "give it a GPU for each rank, or ask for fewer; for a Ray cluster --distributed-executor-backend ray"
     # A GPU request (`count: all`) overrides NVIDIA_VISIBLE_DEVICES.
     is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
-    is_certain = context.is_release_certain(server) and is_counted and not looks_for_ray
+    is_certain = context.is_release_certain(server) and is_counted
     yield finding("gpus-too-few", flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)
 
 
@@ -138,9 +136,8 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     shown = [part.strip() for part in word.text.split(",")] if word is not None else []
     if word is not None and gpus and all(map(str.isdecimal, shown)) and max(map(int, shown)) >= gpus:
         message = f"{_CUDA_DEVICES}={word.text} in a container with {plural(gpus, 'GPU')}, which count from 0"
-        yield finding(
-            "gpus-too-few", server.place_of(word), message, "leave it out, and choose the GPU in its reservation"
-        )
+        suggestion = "leave it out, and choose the GPU in its reservation"
+        yield finding("gpus-too-few", server.place_of(word), message, suggestion)
         return
     args, problems = context.parsed_args(server).args, context.parsed_args(server).problems
     if "gpu-slices" in context.platform_signs or any(problem.stops_vllm for problem in problems):
@@ -150,6 +147,5 @@ def gpus_not_used(server: StartedServer, context: Context) -> Findings:
     is_open = has_open_words(server, ServeArgs.__dataclass_fields__)
     if gpus and count and count > args.gpus_needed and not is_spread and not is_open and args.model:
         raised = "raise --tensor-parallel-size or --data-parallel-size, or reserve fewer"
-        yield finding(
-            "gpus-idle", flag_place(server, *_SIZES), f"{gpus} GPUs are given and {args.gpus_needed} used", raised
-        )
+        message = f"{gpus} GPUs are given and {args.gpus_needed} used"
+        yield finding("gpus-idle", flag_place(server, *_SIZES), message, raised)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts import pattern, read_data
@@ -15,7 +14,7 @@ from legroom.facts.bundled import find, misspelling_of
 from legroom.facts.config_classes import is_recorded
 from legroom.facts.flags import advice, companion_of, flag_name, flags_ever, flags_of
 from legroom.facts.release_support import plugin_of, quantization_methods
-from legroom.facts.releases import known_releases
+from legroom.facts.releases import Release, known_releases
 from legroom.facts.releases import release as known_release
 from legroom.lint.rule import (
     Context,
@@ -32,7 +31,6 @@ from legroom.lint.rule import (
     similarity,
 )
 from legroom.lint.server_plan import plan_of_server
-from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem, explain_unknown
@@ -59,14 +57,12 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     problems = context.parsed_args(server).problems
     given = frozenset(plain_name(word.text) for word in server.words if word.text.startswith("--"))
     if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
-        yield finding(
-            "flag-of-another", server.place, f"flags of {program} are not judged: it reads this command line itself"
-        )
+        message = f"flags of {program} are not judged: it reads this command line itself"
+        yield finding("flag-of-another", server.place, message)
         return
     if own := _fork_flags(server, problems):
-        yield finding(
-            "flag-of-another", server.place, f"flags of a fork are not judged: no release has {' or '.join(own[:2])}"
-        )
+        message = f"flags of a fork are not judged: no release has {' or '.join(own[:2])}"
+        yield finding("flag-of-another", server.place, message)
         problems = tuple(problem for problem in problems if problem.flag not in own)
     extension = next((name for word in server.words if (name := _EXTENSIONS.get(word.text))), "")
     strays = sum(not problem.flag.startswith("-") for problem in problems)
@@ -77,13 +73,10 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         if not _is_no_mistake(server, problem, strays, extension):
             reported.add((problem.flag, problem.kind))
             yield _finding_of_problem(server, context, problem)
-    for word in server.left_out:
-        problem = explain_unknown(flag_name(word.text), context.release_of(server))
-        if (
-            problem.flag not in flags_of(context.release_of(server))
-            and problem.kind in _OTHER_RELEASE
-            and not extension
-        ):
+    release = context.release_of(server)
+    for word in server.left_out if not extension else ():
+        problem = explain_unknown(flag_name(word.text), release)
+        if problem.flag not in flags_of(release) and problem.kind in _OTHER_RELEASE:
             message = f"{problem.message} (the chart gives it for other values)"
             found = finding(_BY_KIND[problem.kind], server.place_of(word), message, _suggested_flag(problem))
             yield replace(found, severity="note")
@@ -92,7 +85,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         yield finding("flag-of-another", server.place, message)
     yield from _utilization_above_one(server, context)
     yield from _refused_by_config_classes(server, context)
-    yield from _device_of_another_build(server)
+    yield from _device_of_another_build(server, release)
     yield from _config_not_in_yaml(server)
     yield from _misspelled_model(server, context)
     yield from _unknown_quantization(server, context)
@@ -144,17 +137,14 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
     if problem.kind != "bad_value":
         return False
     names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
-    return bool(_FILLED_IN.fullmatch(problem.value)) or (
-        is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
-    )
+    is_for_reader = is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
+    return is_for_reader or bool(_FILLED_IN.fullmatch(problem.value))
 
 
 def _finding_of_problem(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
     """The finding for a flag's problem, at the flag's word; a warning where the release is uncertain."""
     word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
     message, is_certain = problem.message, True
-    if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
-        message = message.replace(problem.flag, word.text.partition("=")[0], 1)
     if _depends_on_release(server, context, problem):
         is_certain = False
         if problem.kind != "unknown" and not context.is_release_certain(server):
@@ -229,10 +219,8 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
 def _is_emptied(server: StartedServer, flag: str) -> bool:
     """Whether the flag's value is an empty word, as a script leaves it to switch the flag off."""
     texts = [word.text for word in server.words]
-    return any(
-        plain_name(text) == flag and (text.endswith("=") or texts[i + 1 : i + 2] == [""])
-        for i, text in enumerate(texts)
-    )
+    pairs = zip(texts, [*texts[1:], None], strict=True)
+    return any(plain_name(text) == flag and (text.endswith("=") or after == "") for text, after in pairs)
 
 
 @checks(StartedServer, "flag-costly")
@@ -242,7 +230,7 @@ def abbreviated_flags(server: StartedServer, context: Context) -> Findings:
     for word in server.words if server.runs != "config" and not server.launcher else ():
         name = plain_name(word.text)
         longer = {flag.name for key, flag in table.items() if key.startswith(name) and len(name) > 4}
-        if len(longer) == 1 and name.startswith("--") and name not in table:
+        if len(longer) == 1 and name.startswith("--") and name not in flags_ever():
             message = f"{name} is short for {min(longer)}, until a release has another flag that begins so"
             yield finding("flag-costly", server.place_of(word), message, f"write {min(longer)}", len(name))
 
@@ -270,7 +258,9 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
         is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
         if word is not None and is_known and plain_name(word.text) != _SHARE:
             found = finding("flag-value", server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
-            is_open = not context.is_release_certain(server) and not _is_message_of_all_releases(message, args)
+            recorded = filter(is_recorded, map(known_release, known_releases()))
+            is_of_all = all(message in dict(field_refusals(args, release)) for release in recorded)
+            is_open = not context.is_release_certain(server) and not is_of_all
             yield replace(found, severity="note") if is_open else found
 
 
@@ -296,16 +286,9 @@ def _checkpoint_of_another_method(server: StartedServer, context: Context) -> Fi
     method = flag_value(server, word).removesuffix("_marlin") if word is not None else ""
     other = {"awq": "gptq", "gptq": "awq"}.get(method, "")
     if word is not None and other and other in name and method not in name:
-        message = (
-            f"the checkpoint's name says {other.upper()}, and --quantization {method}: vLLM refuses another method"
-        )
+        what = f"the checkpoint's name says {other.upper()}, and --quantization {method}"
+        message = f"{what}: vLLM refuses another method"
         yield finding("flag-value", server.place_of(word), message, "leave it out", is_certain=False)
-
-
-def _is_message_of_all_releases(message: str, args: ServeArgs) -> bool:
-    """Whether the config classes of every release that is recorded give the message."""
-    recorded = filter(is_recorded, map(known_release, known_releases()))
-    return all(message in dict(field_refusals(args, release)) for release in recorded)
 
 
 def _unknown_quantization(server: StartedServer, context: Context) -> Findings:
@@ -328,10 +311,8 @@ def _misspelled_model(server: StartedServer, context: Context) -> Findings:
     model = context.parsed_args(server).args.model
     word = next((word for word in server.words if model and word.text.endswith(model)), None)
     if word is not None and find(model) is None and (right := misspelling_of(model)):
-        message = f"no model {model} is known, and {right} is"
-        yield finding(
-            "flag-value", server.place_of(word), message, f"did you mean {right}?", len(model), is_certain=False
-        )
+        message, question = f"no model {model} is known, and {right} is", f"did you mean {right}?"
+        yield finding("flag-value", server.place_of(word), message, question, len(model), is_certain=False)
 
 
 def _config_not_in_yaml(server: StartedServer) -> Findings:
@@ -344,12 +325,10 @@ def _config_not_in_yaml(server: StartedServer) -> Findings:
         yield finding("flag-value", server.place_of(word), message, "write its settings as YAML", len("--config"))
 
 
-def _device_of_another_build(server: StartedServer) -> Findings:
-    """`--device` cpu, tpu, hpu, xpu or neuron in vLLM's CUDA image, whose worker refuses it (0.10.0 drops the flag)."""
-    word = flag_word(server, "--device")
-    if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
-        return
-    if (value := flag_value(server, word)) in ("cpu", "tpu", "hpu", "xpu", "neuron"):
+def _device_of_another_build(server: StartedServer, release: Release) -> Findings:
+    """`--device` cpu, tpu, hpu, xpu or neuron in vLLM's CUDA image, whose worker refuses it; 0.10.0 drops the flag."""
+    word, value = flag_word(server, "--device"), server.refused_device
+    if word is not None and value and "--device" in flags_of(release):
         message = f"{server.image} is built for CUDA, and --device asks for {value}: vLLM does not start"
         yield finding("flag-value", server.place_of(word), message, f"use vLLM's image for {value}, or leave it out", 8)
 

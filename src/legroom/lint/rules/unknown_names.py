@@ -24,7 +24,8 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
     """A `python -m` of a vLLM API server module that does not exist."""
     for word in command.values_of("-m"):
         module = word.text.lower()
-        if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:
+        is_server = "api_server" in module or similarity(module.rpartition(".")[2], "api_server") > 0.8
+        if not _VLLM.match(module) or "entrypoints" not in module or not is_server:
             continue
         if word.text == API_SERVERS[1]:
             message = f"{word.text} is vLLM's demonstration: it has neither /v1 nor /metrics"
@@ -32,8 +33,7 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
             yield finding("module-unknown", place, message, suggestion, len(word.text), is_certain=False)
         if word.text not in API_SERVERS:
             near = difflib.get_close_matches(module, API_SERVERS, n=1, cutoff=0.6)
-            suggestion = f"write {near[0]}" if near else ""
-            message = f"there is no module {word.text}"
+            suggestion, message = f"write {near[0]}" if near else "", f"there is no module {word.text}"
             # With another word it may be a fork's module, like Habana's multi_model_api_server.
             is_typo = bool(near) and has_same_words(module, near[0], ".") and similarity(module, near[0]) >= 0.92
             place, length = command.locate(word.offset), len(word.text)
@@ -50,11 +50,11 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         value = expand_variables(word.text, {}) if word is not None else ""
         is_met = (flag and flag_word(server, flag)) or row.get("unless") in server.env
-        if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met:
+        is_read = not row["name"].startswith("VLLM_") or row["name"] in env_names(context.release_of(server))
+        if word is None or not re.fullmatch(row.get("value", ".*"), value) or is_met or not is_read:
             continue
-        is_built = server.runs not in ("docker", "compose", "kubernetes") or (
-            kind_of(server.place_of(word).path, "") == "dockerfile"
-        )
+        is_built = kind_of(server.place_of(word).path, "") == "dockerfile"
+        is_built = is_built or server.runs not in ("docker", "compose", "kubernetes")
         if server.runs in row.get("runs", (server.runs,)) and not (row.get("at_run") and is_built):
             found = finding("env-meaning", server.place_of(word), row["message"], row.get("suggestion", "leave it out"))
             yield replace(found, severity=row.get("severity", "note"), length=len(row["name"]))
@@ -75,10 +75,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             # Called like a flag it is a mistake in every build; an image's own entry point may read it.
             flag = "--" + name.removeprefix("VLLM_").lower().replace("_", "-")
             is_flag = flag in flags_of(release) and len({word.offset for word in server.words[:2]}) == 2
-            is_given_to_vllm = bool(server.words) and server.runs != "config"
-            is_given_to_vllm = is_given_to_vllm and not any(
-                f"${name}" in word.raw.replace("{", "") for word in server.words
-            )
+            is_used = any(f"${name}" in word.raw.replace("{", "") for word in server.words)
+            is_given_to_vllm = bool(server.words) and server.runs != "config" and not is_used
             is_given_to_vllm = is_given_to_vllm and (context.runs_vllms_own(server) or is_flag)
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
                 instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
@@ -121,9 +119,8 @@ def _is_typo(name: str, candidate: str) -> bool:
 def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     """vLLM flags in a file that belong to no server which could be read."""
     message = f"{flags.flag} is vLLM's, and what it is given to was not understood ({plural(flags.lines, 'line')})"
-    yield finding(
-        "not-understood", flags.place, message, "lint the command itself, or what the tool makes of this file"
-    )
+    suggestion = "lint the command itself, or what the tool makes of this file"
+    yield finding("not-understood", flags.place, message, suggestion)
 
 
 _LINE_RULES = dict.fromkeys(row["rule"] for row in read_data("line_mistakes.json")["rows"])

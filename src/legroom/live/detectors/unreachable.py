@@ -27,12 +27,13 @@ class Unreachable(Detector):
         if not window.failures:
             return GOOD
         last = window.failures[-1]
-        was_up = window.latest is not None
-        before = f"; it answered until {now_s - window.latest.time_s:.0f} s ago" if window.latest else "; it never did"
+        up_s = window.latest.time_s if window.latest else window.answered_earlier_s
+        before = "; it never did" if up_s is None else f"; it answered until {max(now_s - up_s, 0.0):.0f} s ago"
         lost = (window.latest.running or 0.0) if window.latest else 0.0
         running = f", with {counted(lost, 'request')} running" if lost else ""
         at_fault = last.kind in _SERVER_IS_AT_FAULT
         reason = f"{last.message} ({counted(len(window.failures), 'scrape')} in a row{before}{running})"
-        numbers, is_dead = {"failed_looks": float(len(window.failures)), "running_before": lost}, at_fault and was_up
+        numbers = {"failed_looks": float(len(window.failures)), "running_before": lost}
+        is_dead = at_fault and up_s is not None
         severity: Severity = "critical" if is_dead else "warning"
         return Condition(True, reason, numbers, severity=severity, restart_helps=is_dead)

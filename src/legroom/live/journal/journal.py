@@ -245,6 +245,12 @@ class Journal:
         with self._read_transaction():
             return tuple(self._samples.servers())
 
+    def last_answers_s(self) -> dict[str, float]:
+        """Server name -> the time of its last sample."""
+        query = "SELECT name, (SELECT max(time_ms) FROM samples WHERE server_id = id) / 1000.0 FROM servers"
+        with self._read_transaction() as db:
+            return {name: last_s for name, last_s in db.execute(query) if last_s}
+
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
         """Rolls up samples and deletes samples, incidents and actions that are past their retention."""
         now_s, retention = self._given_or_now(now_s), retention or Retention()

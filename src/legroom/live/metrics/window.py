@@ -8,7 +8,7 @@ import copy
 import statistics
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -139,9 +139,7 @@ def _engine_step(new: samples.EngineSample, old: samples.EngineSample, seconds: 
     return EngineStep(**values, **before, seconds=seconds, restarted=restarted)
 
 
-def _guard_step(
-    new: Iterable[samples.GuardSample], old: Mapping[str, samples.GuardSample]
-) -> samples.GuardSample | None:
+def _guard_step(new: Iterable[samples.GuardSample], old: dict[str, samples.GuardSample]) -> samples.GuardSample | None:
     """All guards together: what they counted since the last sample of each (`old`, by API server), and the requests
     that wait now; None without a guard."""
     pairs = [(guard, old.get(guard.api_server)) for guard in new]
@@ -162,6 +160,8 @@ class Window:
         self._window_s = window_s
         self.latest: samples.Sample | None = None
         """The last sample, also while scrapes fail."""
+        self.answered_earlier_s: float | None = None
+        """When the server last answered an earlier process of legroom."""
         self.steps: deque[WindowStep] = deque(maxlen=MAX_STEPS)
         self.failures: deque[samples.ScrapeFailure] = deque(maxlen=64)
         """Failed scrapes since the last sample."""
