@@ -529,8 +529,8 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, half more without a black box, the whole request if fragmented; at least those
-    of the prompt logprobs that a black box shows; 1 GiB without sizes."""
+    """Bytes that the failed step lacked, and those that follow in it: of prompt logprobs the copies that a traceback or
+    black box shows, else half of it; the whole request if fragmented; 1 GiB without sizes."""
     oom = planner.case.oom
     if oom is None:
         return GIB
@@ -538,6 +538,11 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     record = planner.case.black_box
     # What follows in the step is half as large again: an activation's output beside its input.
     follows = oom.wanted_bytes // 2 if record is None else 0
+    if record is None and "_get_prompt_logprobs" in (
+        frames := " ".join(i.text for i in planner.case.all("frame_logits"))
+    ):
+        # Of LOGPROB_BYTES the logits are 2 and come first; the other 8 are two copies in float32.
+        follows = oom.wanted_bytes * (1 if "log_softmax" in frames or "gather_logprobs" in frames else 4)
     need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need
