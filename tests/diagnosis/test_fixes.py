@@ -523,13 +523,14 @@ def test_only_what_the_log_printed_of_an_unchanged_part_is_measured() -> None:
 @pytest.mark.parametrize(("frame", "copies"), [("compute_logits", 5), ("log_softmax", 2)])
 def test_prompt_logprobs_need_every_copy_that_follows_the_one_that_failed(frame: str, copies: int) -> None:
     lines = [
-        "INFO 11-19 06:17:49 [api_utils.py:286] non-default args: {'gpu_memory_utilization': 0.92, 'model': 'Qwen/Qwen3-8B'}",
+        "INFO 11-19 06:17:49 [api_utils.py:286] non-default args: "
+        "{'gpu_memory_utilization': 0.92, 'model': 'Qwen/Qwen3-8B'}",
         "INFO:     Application startup complete.",
         "Traceback (most recent call last):",
         '  File "/opt/vllm/v1/worker/gpu_model_runner.py", line 5375, in _get_prompt_logprobs_dict',
         f'  File "/opt/vllm/model_executor/models/gemma3.py", line 428, in {frame}',
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of "
-        "139.80 GiB of which 3.00 GiB is free. Including non-PyTorch memory, this process has 136.80 GiB memory in use.",
+        "139.80 GiB of which 3.00 GiB is free. Including non-PyTorch memory, this process has 136.80 GiB in use.",
     ]
     finding = read_log(["\n".join(lines).encode()], "log", Hints()).runs[0].findings[0]
     assert finding.cause == "runtime_activation_burst"
