@@ -67,8 +67,9 @@ def test_a_shorter_context_is_the_longest_that_fits(target):
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-AWQ"])
 def test_where_all_that_fits_halves_the_context_a_tight_advice_keeps_more(target, model):
     fitting = with_advice(plan(target(model, "rtx 3090", "0.32.0"), ServeArgs(model)))
-    *same, tight = with_longer_context_first(fitting).advice
-    assert tuple(same) == fitting.advice
+    ways = with_longer_context_first(fitting).advice
+    assert [way for way in ways if way in fitting.advice] == list(fitting.advice)
+    [tight] = (way for way in ways if way not in fitting.advice)
     assert tight.plan.verdict == "tight"
     assert tight.plan.settings.max_model_len >= 2 * fitting.advice[0].plan.settings.max_model_len
 

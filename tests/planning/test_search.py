@@ -69,6 +69,17 @@ def test_a_quantized_variant_is_taken_only_when_the_original_does_not_do(target)
     assert found.losses[0] == "another checkpoint, its weights in 4 bits"
 
 
+@pytest.mark.parametrize(("model", "is_run"), [("qwen3-14b-awq", True), ("gemma-3-12b", False)])
+def test_an_eight_bit_kv_cache_is_searched_on_cards_without_fp8_units_where_their_kernels_read_it(
+    target, model, is_run
+):
+    found = search_flags([target(model, "rtx 3090", "0.32.0")], ServeArgs(), CapacityGoal(32768, 4))
+    assert (found.best is not None) == is_run
+    if found.best:
+        assert found.best.settings.kv_cache_dtype == "fp8"
+        assert found.losses[0] == "keys and values in 8 bits, which this card unpacks"
+
+
 def test_tens_of_thousands_of_settings_are_weighed(target):
     found = search_flags([target(card="h100")], ServeArgs(), CapacityGoal(32768, 8, gpus=(1, 2, 4, 8)))
     assert found.considered > 20_000

@@ -12,7 +12,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import weights
-from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
+from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_fp8, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.search_space import (
     CapacityGoal,
@@ -353,7 +353,8 @@ def _candidate(
         unpacked = ", which this card unpacks" if unpacks_weights(combination.target.model, combination.target) else ""
         losses.append(f"another checkpoint, its weights in {FULL_BITS - lost} bits{unpacked}")
     if flags.get("kv_cache_dtype") == "fp8":
-        losses.append("keys and values in 8 bits")
+        unpacked = ", which this card unpacks" if unpacks_fp8(combination.target) else ""
+        losses.append(f"keys and values in 8 bits{unpacked}")
     if flags.get("enforce_eager"):
         losses.append("no CUDA graphs: slower decoding")
     elif "max_cudagraph_capture_size" in flags:

@@ -118,9 +118,8 @@ def no_graphs(plan: Plan) -> Proposals:
 
 
 def fp8_kv_cache(plan: Plan) -> Proposals:
-    """--kv-cache-dtype fp8, on GPUs with FP8 tensor cores."""
-    capability = plan.target.gpu.compute_capability
-    if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and capability >= (8, 9):
+    """--kv-cache-dtype fp8, on named GPUs: those without FP8 tensor cores unpack it, where a kernel reads it."""
+    if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and any(plan.target.gpu.compute_capability):
         yield {"kv_cache_dtype": "fp8"}
 
 
