@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from legroom.memory.weights.loaded import weights
 from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_fp8, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.search_space import (
+    NODE_GPUS,
     CapacityGoal,
     FlagCombination,
     Flags,
@@ -129,15 +130,14 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
             gpus_enough = min([gpus_enough, *(option.gpus + 1 for option in state.options if option.keeps_answers)])
         # Another checkpoint is tried only where it saves GPUs, or has more room.
         gpus_enough = min([gpus_enough, *(option.gpus for option in state.options if not number or option.roomy)])
-    state.options.sort(key=lambda option: option.cost)
-    starting = _starting_plans(state.options, base_args, max_answers)
-    fitting = ((_fitting_or_same(laid_out, base_args, goal), option) for option, laid_out in starting)
-    plans = [(each, option.losses) for each, option in fitting]
+    roomy = {(option.target.model.name, option.gpus) for option in state.options if option.roomy}
+    state.options.sort(key=lambda option: _rank(option, roomy))
+    plans = list(_starting_plans(state.options, base_args, goal, max_answers))
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
         plans = sure + [each for each in plans if each not in sure]
-        plans = [_tight_where_full(*each, base_args) for each in plans]
+        plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.
@@ -150,6 +150,15 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
         lacking = state.closest.lacking_bytes(goal, _utilizations(state.closest, base_args, goal), band)
         return SearchAnswer(goal, None, (), (), state.considered, state.closest.why_short(goal, lacking, band), lacking)
     return SearchAnswer(goal, plans[0][0], plans[0][1], tuple(plans[1:]), state.considered)
+
+
+def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
+    """The losses with the value that a smaller cap, step or graph has, so that two plans with one of them differ."""
+    values = {
+        "a lower cap on running requests": f" ({found.settings.max_num_seqs:,})",
+        "smaller prefill steps": f" ({found.settings.max_num_batched_tokens:,} tokens)",
+    }
+    return tuple(loss + values.get(loss, "") for loss in losses)
 
 
 def gpus_for_weights(target: Target, args: ServeArgs) -> int:
@@ -202,19 +211,33 @@ class _SearchState:
             self.closest = combination
 
 
+def _rank(option: SearchCandidate, roomy: Collection[tuple[str, int]]) -> tuple[float, ...]:
+    """The cost of a candidate; a checkpoint has room where some split of it over as many GPUs (`roomy`) has."""
+    variant, _, *others = option.cost
+    return variant, bool(variant) and (option.target.model.name, option.gpus) not in roomy, *others
+
+
 def _starting_plans(
-    options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
-) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """Up to `max_answers` candidates that start, with their plans; none that has all losses of an earlier one."""
-    paid: list[tuple[int, frozenset[str]]] = []
+    options: Iterable[SearchCandidate], base_args: ServeArgs, goal: CapacityGoal, max_answers: int
+) -> Iterator[tuple[Plan, tuple[str, ...]]]:
+    """Up to `max_answers` plans that start, with their losses; none with all losses of an earlier one that is sure or
+    has as many pipeline stages."""
+    paid: list[tuple[Plan, frozenset[str]]] = []
     for option in options:
-        if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
+        stages = dict(option.flags).get("pipeline_parallel_size", base_args.pipeline_parallel_size or 1)
+        if any(
+            earlier.args.gpus_needed <= option.gpus
+            and losses <= set(option.losses)
+            and (earlier.verdict == "fits" or earlier.settings.pipeline_parallel_size == stages)
+            for earlier, losses in paid
+        ):
             continue
         laid_out = plan(option.target, replace(base_args, **dict(option.flags)))
         if not laid_out.starts:
             continue  # a check that the search leaves out, such as the state blocks of a hybrid model
-        paid.append((option.gpus, frozenset(option.losses)))
-        yield option, laid_out
+        laid_out = _fitting_or_same(laid_out, base_args, goal)
+        paid.append((laid_out, frozenset(option.losses)))
+        yield laid_out, option.losses
         if len(paid) == max_answers:
             return
 
@@ -364,6 +387,8 @@ def _candidate(
     settings = combination.settings
     if settings.max_num_seqs < default_seqs:
         losses.append("a lower cap on running requests")
+    if "pipeline_parallel_size" in flags and settings.gpus_used <= NODE_GPUS:
+        losses.append("pipeline stages: slower for each user")
     gpus = settings.gpus_used
     cost = (
         variant > 0,

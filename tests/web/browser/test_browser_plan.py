@@ -257,7 +257,7 @@ def test_models_follow_the_card_and_the_language(served, open_page):
     page.get_by_role("link", name="qwen3-32b", exact=True).wait_for()
     page.get_by_role("combobox", name="GPU").fill("rtx3090")
     page.keyboard.press("Enter")
-    page.get_by_text("a lower cap on running requests").first.wait_for()
+    page.get_by_text("a lower cap on running requests (").first.wait_for()
     page.get_by_role("button", name="中文").click()
     page.get_by_text("同时运行的请求上限更低").first.wait_for()
 
