@@ -220,26 +220,30 @@ def _rank(option: SearchCandidate, roomy: Collection[tuple[str, int]]) -> tuple[
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, goal: CapacityGoal, max_answers: int
 ) -> Iterator[tuple[Plan, tuple[str, ...]]]:
-    """Up to `max_answers` plans that start, with their losses; none with all losses of an earlier one that is sure or
-    has as many pipeline stages."""
-    paid: list[tuple[Plan, frozenset[str]]] = []
+    """Up to `max_answers` plans that start, with their losses; of those with all losses of an earlier plan only the
+    first that is sure where that one is tight and split otherwise."""
+    paid: list[tuple[SearchCandidate, bool]] = []
+    answers = 0
     for option in options:
-        stages = dict(option.flags).get("pipeline_parallel_size", base_args.pipeline_parallel_size or 1)
-        if any(
-            earlier.args.gpus_needed <= option.gpus
-            and losses <= set(option.losses)
-            and (earlier.verdict == "fits" or earlier.settings.pipeline_parallel_size == stages)
-            for earlier, losses in paid
-        ):
+        worse = [(each, sure) for each, sure in paid if each.gpus <= option.gpus and {*each.losses} <= {*option.losses}]
+        if any(sure or _stages(each) == _stages(option) for each, sure in worse):
             continue
         laid_out = plan(option.target, replace(base_args, **dict(option.flags)))
         if not laid_out.starts:
             continue  # a check that the search leaves out, such as the state blocks of a hybrid model
         laid_out = _fitting_or_same(laid_out, base_args, goal)
-        paid.append((laid_out, frozenset(option.losses)))
+        paid.append((option, laid_out.verdict == "fits"))
+        if worse and laid_out.verdict != "fits":
+            continue
+        answers += 1
         yield laid_out, option.losses
-        if len(paid) == max_answers:
+        if answers == max_answers:
             return
+
+
+def _stages(option: SearchCandidate) -> int:
+    """The pipeline stages that a candidate's flags ask for."""
+    return int(dict(option.flags).get("pipeline_parallel_size", 1))
 
 
 def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -> Plan:
