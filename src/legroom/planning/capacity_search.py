@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -128,10 +128,11 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
                     gpus_enough = gpus  # the release's defaults meet the goal with these parallel sizes
                     break
             gpus_enough = min([gpus_enough, *(option.gpus + 1 for option in state.options if option.keeps_answers)])
-        # Another checkpoint is tried only where it saves GPUs, or has more room.
-        gpus_enough = min([gpus_enough, *(option.gpus for option in state.options if not number or option.roomy)])
-    roomy = {(option.target.model.name, option.gpus) for option in state.options if option.roomy}
-    state.options.sort(key=lambda option: _rank(option, roomy))
+        # Another checkpoint is tried only where it saves GPUs, has more room, or keeps the graphs.
+        enough = (option for option in state.options if not number or (option.roomy and not _is_eager(option)))
+        gpus_enough = min([gpus_enough, *(option.gpus for option in enough)])
+    roomy = {_apart_from_split(option) for option in state.options if option.roomy}
+    state.options.sort(key=lambda option: _rank(option, _apart_from_split(option) in roomy))
     plans = list(_starting_plans(state.options, base_args, goal, max_answers))
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
@@ -211,10 +212,20 @@ class _SearchState:
             self.closest = combination
 
 
-def _rank(option: SearchCandidate, roomy: Collection[tuple[str, int]]) -> tuple[float, ...]:
-    """The cost of a candidate; a checkpoint has room where some split of it over as many GPUs (`roomy`) has."""
+def _rank(option: SearchCandidate, is_roomy: bool) -> tuple[float, ...]:
+    """The cost of a candidate; a checkpoint has room where some split of it over as many GPUs has (`is_roomy`)."""
     variant, _, *others = option.cost
-    return variant, bool(variant) and (option.target.model.name, option.gpus) not in roomy, *others
+    return variant, bool(variant) and not is_roomy, *others
+
+
+def _is_eager(option: SearchCandidate) -> bool:
+    """Whether a candidate gives up all CUDA graphs."""
+    return "enforce_eager" in dict(option.flags)
+
+
+def _apart_from_split(option: SearchCandidate) -> tuple[Any, ...]:
+    """What a candidate changes of the outputs and graphs, whatever its split and batches."""
+    return option.target.model.name, option.gpus, dict(option.flags).get("kv_cache_dtype"), _is_eager(option)
 
 
 def _starting_plans(
@@ -397,6 +408,7 @@ def _candidate(
     cost = (
         variant > 0,
         variant > 0 and not roomy,
+        variant > 0 and bool(flags.get("enforce_eager")),
         lost,
         variant,
         "kv_cache_dtype" in flags,
