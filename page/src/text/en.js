@@ -136,7 +136,7 @@ export const en = {
   "command.title": "The command",
   "address.unread": "This part of the link cannot be read and is left out:",
   "wish.title": "What must it hold?",
-  "wish.sentence": "I want| tokens for| users.",
+  "wish.sentence": "I want| tokens for| users at once.",
   "wish.context": "Tokens for each user",
   "wish.users": "Users at once",
   "wish.find": "Find the settings",

@@ -22,9 +22,7 @@ _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES = 1_000_000
 _LONGEST_STRING = 16 * 2**20
 
-TYPES: dict[int, tuple[str, int, int]] = {
-    int(kind): tuple(row) for kind, row in read_data("gguf.json")["types"].items()
-}
+TYPES = {int(kind): tuple(row) for kind, row in read_data("gguf.json")["types"].items()}
 """ggml's type number -> name, elements a block, bytes a block (ggml/src/ggml.c, ggml-common.h)."""
 
 _ARCHITECTURES: dict[str, tuple[str, str]] = read_data("gguf.json")["architectures"]
