@@ -117,6 +117,28 @@ def test_every_entry_is_found_by_its_title_and_its_example_line():
             assert entry in [hit.entry for hit in search(signature.example, bundled(), 5)], entry.id
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("outside", "outside: Used beside the budget: the CUDA context"),
+        ("what is headroom", "headroom: Free at the peak"),
+        ("余量", "余量: 峰值时空闲"),
+    ],
+)
+def test_a_word_of_a_plan_is_explained_before_the_entries_that_have_it(capsys, words, says):
+    assert told(capsys, words).lstrip().startswith(says)
+    assert words in json.loads(told(capsys, words, "--json"))["query"]
+
+
+def test_every_part_of_a_plan_is_a_word_that_explain_knows(capsys):
+    for name in ("weights", "activations", "CUDA graphs", "non-torch", "KV cache", "outside", "others", "headroom"):
+        assert told(capsys, name).lstrip().startswith(f"{name}: ")
+
+
+def test_a_line_of_a_log_is_no_question_about_a_word_of_it(capsys):
+    assert "pool that requests share" not in told(capsys, "No available memory for the KV cache blocks")
+
+
 def test_a_search_that_finds_nothing_says_so(capsys):
     assert main(["explain", "--search", "xyzzy"]) == 1
     out, err = capsys.readouterr()

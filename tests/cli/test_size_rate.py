@@ -350,7 +350,7 @@ def test_a_model_that_is_too_large_for_a_node_is_said_to_be_that(capsys):
     load = ("--users", "9", "--prompt", "99", "--answer", "9", "--gpu", "h100")
     assert main(["size", "deepseek-v3", *load, "--json"]) == 1
     reason = json.loads(capsys.readouterr().out)["rows"][0]["reason"]
-    assert reason == "does not start on 8 GPUs of one node (weights too big)"
+    assert reason == "does not start on 8 GPUs of one node (weights too big); --concurrency tries several nodes"
 
 
 def test_more_users_than_requests_are_refused(capsys):

@@ -67,8 +67,9 @@ def test_a_shorter_context_is_the_longest_that_fits(target):
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-AWQ"])
 def test_where_all_that_fits_halves_the_context_a_tight_advice_keeps_more(target, model):
     fitting = with_advice(plan(target(model, "rtx 3090", "0.32.0"), ServeArgs(model)))
-    *same, tight = with_longer_context_first(fitting).advice
-    assert tuple(same) == fitting.advice
+    ways = with_longer_context_first(fitting).advice
+    assert [way for way in ways if way in fitting.advice] == list(fitting.advice)
+    [tight] = (way for way in ways if way not in fitting.advice)
     assert tight.plan.verdict == "tight"
     assert tight.plan.settings.max_model_len >= 2 * fitting.advice[0].plan.settings.max_model_len
 
@@ -111,6 +112,22 @@ def test_no_advice_asks_for_more_gpus_than_were_given(target):
     advised = with_advice(start)
     assert advised.advice
     assert all(piece.plan.args.gpus_needed <= 2 for piece in advised.advice)
+
+
+def test_idle_gpus_that_are_tight_alone_come_with_what_makes_them_sure_before_another_checkpoint(target):
+    given = replace(target("gemma-3-12b", "rtx 3090", "0.32.0", 2), gpus_given=True)
+    first, *others = with_advice(plan(given, ServeArgs("gemma-3-12b"))).advice
+    assert first.plan.verdict == "fits"
+    assert first.flags.items() >= {"tensor_parallel_size": 2}.items()
+    assert "model" not in first.flags
+    assert any("model" in each.flags for each in others)
+
+
+def test_a_checkpoint_is_advised_with_the_context_that_its_own_plan_advises(target):
+    """The search for another checkpoint tries powers of two, its own plan the longest length that is sure."""
+    first = with_advice(plan(target("qwen3-30b-a3b", "rtx 3090", "0.32.0"), ServeArgs("qwen3-30b-a3b"))).advice[0]
+    own = with_advice(plan(target(first.flags["model"], "rtx 3090", "0.32.0"), ServeArgs(first.flags["model"])))
+    assert first.flags["max_model_len"] == own.advice[0].flags["max_model_len"]
 
 
 def test_levers_are_combined_where_none_is_enough_alone(target):

@@ -69,6 +69,33 @@ def test_a_quantized_variant_is_taken_only_when_the_original_does_not_do(target)
     assert found.losses[0] == "another checkpoint, its weights in 4 bits"
 
 
+@pytest.mark.parametrize(("model", "is_run"), [("qwen3-14b-awq", True), ("gemma-3-12b", False)])
+def test_an_eight_bit_kv_cache_is_searched_on_cards_without_fp8_units_where_their_kernels_read_it(
+    target, model, is_run
+):
+    found = search_flags([target(model, "rtx 3090", "0.32.0")], ServeArgs(), CapacityGoal(32768, 4))
+    assert (found.best is not None) == is_run
+    if found.best:
+        assert found.best.settings.kv_cache_dtype == "fp8"
+        assert found.losses[0] == "keys and values in 8 bits, which this card unpacks"
+
+
+def test_of_two_splits_of_a_checkpoint_the_tensor_parallel_one_comes_first(target):
+    original, fp8 = (target(name, "rtx 3090", "0.32.0", 2) for name in ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8"))
+    found = search_flags([original, fp8], ServeArgs(), CapacityGoal(32768, 4, gpus=(2,)))
+    assert found.best is not None
+    assert (found.best.settings.tensor_parallel_size, found.best.settings.pipeline_parallel_size) == (2, 1)
+    splits = [(plan.settings.pipeline_parallel_size, losses) for plan, losses in found.alternatives]
+    assert all(("pipeline stages: slower for each user" in losses) == (stages > 1) for stages, losses in splits)
+
+
+def test_a_smaller_cap_or_step_is_given_with_its_value(target):
+    found = search_flags(
+        [target("gemma-4-26b-a4b-redhat-nvfp4", "rtx 3090", "0.32.0")], ServeArgs(), CapacityGoal(32768, 4)
+    )
+    assert found.losses == ("smaller prefill steps (1,024 tokens)", "a lower cap on running requests (128)")
+
+
 def test_tens_of_thousands_of_settings_are_weighed(target):
     found = search_flags([target(card="h100")], ServeArgs(), CapacityGoal(32768, 8, gpus=(1, 2, 4, 8)))
     assert found.considered > 20_000

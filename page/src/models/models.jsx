@@ -44,6 +44,8 @@ const askedBy = (params) => ({
   ...Object.fromEntries([...(params ?? [])].filter(([name]) => name in ASKED)),
 });
 
+const sameQuestion = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+
 export function ModelsArea({ params, active }) {
   const t = useText();
   const lists = useLists();
@@ -53,19 +55,20 @@ export function ModelsArea({ params, active }) {
   useEffect(() => {
     if (!active) return;
     const setup = lastSetup.current;
-    if (params?.size) setAsked(askedBy(params));
+    if (params?.size) setAsked((now) => (sameQuestion(now, askedBy(params)) ? now : askedBy(params)));
     else if (setup && setup !== carried.current && !isExample(setup)) setAsked((now) => ({ ...now, ...cardQuestionOf(setup) }));
     carried.current = setup;
   }, [params, active]);
   const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, models: 0, error: null, for: null });
   const abort = useRef(null);
-  useEffect(() => {
-    if (active) keepAddress(addressOf("models", new URLSearchParams(Object.entries(asked).filter(([, text]) => text))));
-  }, [asked, active]);
   const context = readLength(asked.context);
   const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
   const [users, gpus] = [whole(asked.users), whole(asked.gpus)];
-  const ready = asked.gpu && context && users && gpus && lists.models.length > 0;
+  const isRead = Boolean(context && users && gpus);
+  const ready = asked.gpu && isRead && lists.models.length > 0;
+  useEffect(() => {
+    if (active && isRead) keepAddress(addressOf("models", new URLSearchParams(Object.entries(asked).filter(([, text]) => text))));
+  }, [asked, active, isRead]);
   const stop = () => abort.current?.abort();
   const run = async () => {
     const mine = (abort.current = new AbortController());
@@ -112,8 +115,9 @@ export function ModelsArea({ params, active }) {
     answered.current = key;
     setState((now) => ({ ...now, all: now.done }));
   };
-  const fitting = state.rows.filter((row) => !isSpecial(row));
-  const special = state.rows.filter(isSpecial);
+  const rows = isRead ? state.rows : [];
+  const fitting = rows.filter((row) => !isSpecial(row));
+  const special = rows.filter(isSpecial);
   const busy = ready && state.done < state.all;
   const field = (name, label, valid = true) => (
     <TextField
@@ -197,12 +201,14 @@ function Fitting({ rows, asked, label }) {
   const users = Number(rows[0].asked.users);
   const rate = (name, title) =>
     figureColumn(name, title, (row) => (generates(row) ? row[name]?.estimate : null), (_, row) => rateRange(row[name]));
+  const losses = (row) => row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ");
+  const givesUp = (row) => row.gives_up.length > 0 && t("models.gives_up", { losses: losses(row) });
   const holds = (requests, row) => heldOf(t, requests, row.first_start_concurrency, Number(row.asked.users));
   const columns = [
     nameColumn("name", t("models.model"), (row) => (
       <>
         <a href={planOf(row, row.asked)}>{shownName(row, row.asked)}</a> {row.asked.words && <span class="soft gives-up">{row.ids[0]}</span>} {row.verdict !== "fits" && <VerdictBadge verdict={row.verdict} />}
-        {row.reason && <span class="soft gives-up">{row.reason}</span>}
+        {[row.reason, givesUp(row)].map((text) => text && <span key={text} class="soft gives-up">{text}</span>)}
       </>
     )),
     figureColumn("parameters", t("models.parameters"), (row) => row.parameters, (number) => `${(number / 1e9).toFixed(1)}B`),
@@ -211,12 +217,6 @@ function Fitting({ rows, asked, label }) {
     figureColumn("context", t("models.longest"), (row) => row.longest_len, count),
     rate("tokens_per_s", t("models.speed")),
     ...(users > 1 ? [rate("all_users_tokens_per_s", t("models.speed_all", { users }))] : []),
-    {
-      name: "gives_up",
-      title: t("models.gives_up"),
-      isText: true,
-      cell: (row) => row.gives_up.length > 0 && <span class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ")}</span>,
-    },
   ];
   const rowClass = (row) => (row.asked === asked ? undefined : "soft");
   return <SortableTable label={label} columns={columns} rows={rows} rowKey={(row) => row.name} rowClass={rowClass} />;

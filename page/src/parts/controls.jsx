@@ -181,6 +181,8 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
     () => (open && !isWhole ? matching(options, edited.current ? text : "") : []),
     [options, text, open, isWhole],
   );
+  // What was wrong with a text is not wrong with the one that is written in its place.
+  const told = text === value && problem;
   const pick = (choice) => {
     const taken = isClosed && !options.some((option) => option.value === choice) ? "" : choice.trim();
     edited.current = false;
@@ -208,9 +210,9 @@ export function Picker({ label, value, options, onPick, placeholder, hint, probl
     } else if (event.key === "Escape") setOpen(false);
   };
   return (
-    <Field kind="picker" {...{ id, label, problem }}>
+    <Field kind="picker" {...{ id, label }} problem={told}>
       <input
-        {...wrong(id, problem)}
+        {...wrong(id, told)}
         id={id}
         type="text"
         role="combobox"

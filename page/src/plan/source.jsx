@@ -1,7 +1,7 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { callOnce, engine } from "../engine.js";
 import { Button, Choice, DropArea, ErrorNote, Field, Picker, Status, Tabs, TextField, UsedField, problemWith } from "../parts/controls.jsx";
-import { EMPTY, isExample } from "../setup.js";
+import { EMPTY, isExample, typed } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { commandLine, gib, memoryOf } from "../units.js";
 
@@ -78,6 +78,9 @@ export function Source({ setup, onChange, onRefused, lists, error, draft }) {
   );
 }
 
+// A link to the Hub is copied more often than an id is typed.
+const HUB = /^https?:\/\/(www\.)?(huggingface\.co|hf\.co)\//;
+
 function ByName({ setup, onChange, lists, error }) {
   const t = useText();
   const options = modelOptions(lists.models);
@@ -91,7 +94,7 @@ function ByName({ setup, onChange, lists, error }) {
         placeholder="org/name"
         problem={problemWith(error, `'${setup.model}'`)}
         hint={t("model.hint")}
-        onPick={(model) => onChange({ ...setup, model, config: null })}
+        onPick={(written) => onChange({ ...typed(setup), model: written.replace(HUB, ""), config: null, checkpoint_bytes: null })}
       />
       {setup.config && <p class="hint">{t("config.used", { name: setup.model })}</p>}
       {!known && setup.model.includes("/") && !setup.config && <HubLookUp key={setup.model} setup={setup} onChange={onChange} />}
@@ -263,6 +266,7 @@ function Machine({ setup, onChange, onRefused, lists, error }) {
         options={gpuOptions(lists.gpus)}
         placeholder="h100, 24GiB"
         problem={setup.gpu ? problemWith(error, `'${setup.gpu}'`) : t("gpu.which")}
+        isOptional
         onPick={(gpu) => onChange({ ...setup, gpu, gpu_memory: null })}
       />
       <Field id={number} label={t("gpus")} kind="narrow" problem={problemWith(error, "--gpus")}>

@@ -15,9 +15,9 @@ export function Wishes({ setup: shown, onChange, draft }) {
   const t = useText();
   const { want_context, want_users } = shown;
   const [wish, setWish] = useState({ context: "", users: "" });
-  // A link, or a row of Models, brings its own wish.
+  // A link, or a row of Models, brings its own wish, or none.
   useEffect(() => {
-    if (!want_context || !want_users) return;
+    if (!want_context || !want_users) return void setWish({ context: "", users: "" });
     const written = want_context % 1024 ? String(want_context) : tokensShort(want_context);
     if (readLength(wish.context) !== want_context || Number(wish.users) !== want_users)
       setWish({ context: written, users: String(want_users) });

@@ -8,13 +8,15 @@ from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.explain.catalog_entries import entries, entry, search, search_json
 from legroom.explain.entry import summary_json
+from legroom.explain.plan_terms import terms_in
 from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
 
 USAGE = "legroom explain [LR203 | WORDS] [--lang en|zh] [--json]"
 DESCRIPTION = """\
 Tell the long story of one cause of the catalog: what it is, why vLLM does it, the arithmetic with a worked example,
 what helps, what not to try, and how to tell it from its look-alikes. Without an entry: list the catalog. Or search it
-by words in English or Chinese, by a cause label, or by a line of a log."""
+by words in English or Chinese, by a cause label, or by a line of a log. Words of a plan (outside, headroom) say what
+they mean."""
 
 EPILOG = """\
 examples:
@@ -22,6 +24,7 @@ examples:
   legroom explain LR203 --lang zh
   legroom explain
   legroom explain exit code 137
+  legroom explain outside
   legroom explain --search 'No available memory for the cache blocks'
 
 exit codes: 0 found, 1 the search found nothing, 2 no such entry
@@ -43,12 +46,14 @@ def run(args: argparse.Namespace) -> int:
     lang, word = args.lang, args.words[0].lower() if len(args.words) == 1 else ""
     is_id = word.startswith("lr") or word in {each.id.lower() for each in entries()}
     words = None if is_id else " ".join(args.search or args.words) or None
-    if words is not None and not (hits := search(words, entries())):
+    terms = terms_in(words, lang) if words else {}
+    if words is not None and not (hits := search(words, entries())) and not terms:
         note(f"nothing in the catalog fits {words!r}; legroom explain shows all of it")
         print_answer(args.json, lambda: search_json(words, hits, lang), "")
         return ANSWER_IS_NO
     if words is not None:
-        print_answer(args.json, lambda: search_json(words, hits, lang), lambda style: hits_text(hits, style, lang))
+        document = search_json(words, hits, lang) | {"terms": terms}
+        print_answer(args.json, document, lambda style: hits_text(hits, style, lang, terms))
     elif not is_id:
         listed = {"entries": [summary_json(each, lang) for each in entries()]}
         print_answer(args.json, listed, lambda style: entry_list_text(entries(), style, lang))

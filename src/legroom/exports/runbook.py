@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from legroom.drawing.svg import Svg
@@ -11,45 +11,13 @@ from legroom.drawing.text import wrap
 from legroom.explain.catalog_entries import bundled
 from legroom.explain.entry import Entry, Language, Localized
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
+from legroom.facts import read_data
 from legroom.records import dataclass
 
 NAME = "runbook"
 HELP = "the troubleshooting tree of the catalog: Markdown with Mermaid, and SVG"
 _SIGNED = f"<!-- {MARK}. -->\n"
-_WORDS = {
-    "en": {
-        "title": "Runbook: vLLM and memory",
-        "intro": "Generated from legroom's catalog. `legroom diagnose vllm.log` walks this tree for you, with the "
-        "numbers of your server; `legroom explain LR203` tells the whole story of one cause.",
-        "where": "Where does it happen?",
-        "look": "How to see it",
-        "sign": "In the log",
-        "why": "Why",
-        "do": "What helps",
-        "not": "What not to try",
-        "myth": "you may have read this",
-        "verify": "How to verify",
-        "next": "What may come next",
-        "confused": "Easily taken for",
-        "worked": "worked in {worked} of {tried} counted threads",
-    },
-    "zh": {
-        "title": "手册：vLLM 与显存",
-        "intro": "由 legroom 的知识库生成。`legroom diagnose vllm.log` 会结合你的服务器的数字替你走完这棵树；"
-        "`legroom explain LR203` 讲述一个原因的全部细节。",
-        "where": "问题出现在哪里？",
-        "look": "如何辨认",
-        "sign": "日志里的样子",
-        "why": "原因",
-        "do": "有效的办法",
-        "not": "不要尝试",
-        "myth": "常见误解",
-        "verify": "如何验证",
-        "next": "之后可能出现",
-        "confused": "容易混淆",
-        "worked": "统计的 {tried} 个讨论中 {worked} 个有效",
-    },
-}
+_WORDS: Mapping[str, Mapping[str, str]] = read_data("runbook_words.json")
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:

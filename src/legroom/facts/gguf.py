@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.model import Model
 from legroom.units import cdiv
@@ -21,57 +22,10 @@ _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES = 1_000_000
 _LONGEST_STRING = 16 * 2**20
 
-TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 36),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-}
+TYPES = {int(kind): tuple(row) for kind, row in read_data("gguf.json")["types"].items()}
 """ggml's type number -> name, elements a block, bytes a block (ggml/src/ggml.c, ggml-common.h)."""
 
-_ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
-    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
-    "gemma": ("GemmaForCausalLM", "gemma"),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
-    "phi3": ("Phi3ForCausalLM", "phi3"),
-    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
-    "command-r": ("CohereForCausalLM", "cohere"),
-    "gpt2": ("GPT2LMHeadModel", "gpt2"),
-    "stablelm": ("StableLmForCausalLM", "stablelm"),
-}
+_ARCHITECTURES: dict[str, tuple[str, str]] = read_data("gguf.json")["architectures"]
 """llama.cpp's name of an architecture -> the names a config.json would have."""
 
 

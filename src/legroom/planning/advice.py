@@ -12,7 +12,7 @@ from legroom.facts.flags import flags_changing
 from legroom.facts.known_bugs import KnownBug
 from legroom.planning.capacity_search import USUAL_UTILIZATION, SearchAnswer, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
-from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, less_utilization
+from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, idle_gpus, less_utilization, shorter_context
 from legroom.planning.plan import Advice, Plan, Target, lacks_room_for_page_cache, plan
 from legroom.planning.search_space import CapacityGoal
 from legroom.units import human_bytes
@@ -77,7 +77,7 @@ def with_longer_context_first(advised: Plan) -> Plan:
     for context in _context_lengths(advised, frozenset()):
         if context < 2 * longest:
             break
-        goal = CapacityGoal(context, 1.0, _gpu_counts(advised), "balanced")
+        goal = CapacityGoal(context, 1.0, _gpu_counts(advised), "balanced", USUAL_UTILIZATION)
         found = search_flags([first.plan.target], replace(args, max_model_len=context), goal, max_answers=1)
         if (longer := _advice_of(found, advised, goal, ("fits", "tight"))) is not None:
             others, added = advised.advice[: MOST_ADVICE - 1], (_with_role(advised, longer),)
@@ -137,7 +137,10 @@ def _single_changes(
         if is_time_up() or (enough is not None and len(sure) >= enough and _fits_on_these_gpus(sure, first)):
             break
         if advice := _working_proposal(lever, first, kept, is_time_up):
-            working.append(advice)
+            is_tight_on_idle = lever.propose is idle_gpus and advice.plan.verdict == "tight"
+            more = _single_changes(advice.plan, kept | advice.flags.keys(), 1, is_time_up) if is_tight_on_idle else []
+            sure = sorted((each for each in more if each.plan.verdict == "fits"), key=_loss_rank)
+            working += [_combined_advice(lever, advice.flags, each, first) for each in sure[:1]] or [advice]
     return working
 
 
@@ -301,6 +304,7 @@ def _longest_context(
         best = _advice_of(search_flags(targets, replace(args, max_model_len=context), goal, max_answers=1), start, goal)
         if best is None:
             continue
+        best = _lengthened(best, start)
         if not _COSTLY_FLAGS.intersection(best.flags):
             yield best
             break
@@ -308,6 +312,18 @@ def _longest_context(
     else:
         if costly is not None:
             yield costly
+
+
+def _lengthened(found: Advice, start: Plan) -> Advice:
+    """The advice with the longest sure context of its settings, where that is beyond the searched one; else as is."""
+    whole = _plan_with(start, {name: value for name, value in found.flags.items() if name != "max_model_len"})
+    for shorter in shorter_context(whole) if whole and "max_model_len" in found.flags else ():
+        if shorter["max_model_len"] <= found.flags["max_model_len"]:
+            break
+        longer = _plan_with(start, {**found.flags, **shorter})
+        if longer and longer.verdict == "fits":
+            return replace(found, flags={**found.flags, **shorter}, why=why(start, longer), plan=longer)
+    return found
 
 
 def _args_to_search(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:

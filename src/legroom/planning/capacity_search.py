@@ -12,9 +12,10 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import weights
-from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
+from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_fp8, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.search_space import (
+    NODE_GPUS,
     CapacityGoal,
     FlagCombination,
     Flags,
@@ -128,17 +129,17 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
                     gpus_enough = gpus  # the release's defaults meet the goal with these parallel sizes
                     break
             gpus_enough = min([gpus_enough, *(option.gpus + 1 for option in state.options if option.keeps_answers)])
-        # Another checkpoint is tried only where it saves GPUs, or has more room.
-        gpus_enough = min([gpus_enough, *(option.gpus for option in state.options if not number or option.roomy)])
-    state.options.sort(key=lambda option: option.cost)
-    starting = _starting_plans(state.options, base_args, max_answers)
-    fitting = ((_fitting_or_same(laid_out, base_args, goal), option) for option, laid_out in starting)
-    plans = [(each, option.losses) for each, option in fitting]
+        # Another checkpoint is tried only where it saves GPUs, has more room, or keeps the graphs.
+        enough = (option for option in state.options if not number or (option.roomy and not _is_eager(option)))
+        gpus_enough = min([gpus_enough, *(option.gpus for option in enough)])
+    roomy = {_apart_from_split(option) for option in state.options if option.roomy}
+    state.options.sort(key=lambda option: _rank(option, _apart_from_split(option) in roomy))
+    plans = list(_starting_plans(state.options, base_args, goal, max_answers))
     if plans:  # a sure fit on no more GPUs goes before the tight ones
         most = plans[0][0].args.gpus_needed
         sure = [each for each in plans if each[0].verdict == "fits" and each[0].args.gpus_needed <= most]
         plans = sure + [each for each in plans if each not in sure]
-        plans = [_tight_where_full(*each, base_args) for each in plans]
+        plans = [_tight_where_full(found, _with_values(found, losses), base_args) for found, losses in plans]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.
@@ -151,6 +152,15 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
         lacking = state.closest.lacking_bytes(goal, _utilizations(state.closest, base_args, goal), band)
         return SearchAnswer(goal, None, (), (), state.considered, state.closest.why_short(goal, lacking, band), lacking)
     return SearchAnswer(goal, plans[0][0], plans[0][1], tuple(plans[1:]), state.considered)
+
+
+def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
+    """The losses with the value that a smaller cap, step or graph has, so that two plans with one of them differ."""
+    values = {
+        "a lower cap on running requests": f" ({found.settings.max_num_seqs:,})",
+        "smaller prefill steps": f" ({found.settings.max_num_batched_tokens:,} tokens)",
+    }
+    return tuple(loss + values.get(loss, "") for loss in losses)
 
 
 def gpus_for_weights(target: Target, args: ServeArgs) -> int:
@@ -203,21 +213,49 @@ class _SearchState:
             self.closest = combination
 
 
+def _rank(option: SearchCandidate, is_roomy: bool) -> tuple[float, ...]:
+    """The cost of a candidate; a checkpoint has room where some split of it over as many GPUs has (`is_roomy`)."""
+    variant, _, *others = option.cost
+    return variant, bool(variant) and not is_roomy, *others
+
+
+def _is_eager(option: SearchCandidate) -> bool:
+    """Whether a candidate gives up all CUDA graphs."""
+    return "enforce_eager" in dict(option.flags)
+
+
+def _apart_from_split(option: SearchCandidate) -> tuple[Any, ...]:
+    """What a candidate changes of the outputs and graphs, whatever its split and batches."""
+    return option.target.model.name, option.gpus, dict(option.flags).get("kv_cache_dtype"), _is_eager(option)
+
+
 def _starting_plans(
-    options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
-) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """Up to `max_answers` candidates that start, with their plans; none that has all losses of an earlier one."""
-    paid: list[tuple[int, frozenset[str]]] = []
+    options: Iterable[SearchCandidate], base_args: ServeArgs, goal: CapacityGoal, max_answers: int
+) -> Iterator[tuple[Plan, tuple[str, ...]]]:
+    """Up to `max_answers` plans that start, with their losses; of those with all losses of an earlier plan only the
+    first that is sure where that one is tight and split otherwise."""
+    paid: list[tuple[SearchCandidate, bool]] = []
+    answers = 0
     for option in options:
-        if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
+        worse = [(each, sure) for each, sure in paid if each.gpus <= option.gpus and {*each.losses} <= {*option.losses}]
+        if any(sure or _stages(each) == _stages(option) for each, sure in worse):
             continue
         laid_out = plan(option.target, replace(base_args, **dict(option.flags)))
         if not laid_out.starts:
             continue  # a check that the search leaves out, such as the state blocks of a hybrid model
-        paid.append((option.gpus, frozenset(option.losses)))
-        yield option, laid_out
-        if len(paid) == max_answers:
+        laid_out = _fitting_or_same(laid_out, base_args, goal)
+        paid.append((option, laid_out.verdict == "fits"))
+        if worse and laid_out.verdict != "fits":
+            continue
+        answers += 1
+        yield laid_out, option.losses
+        if answers == max_answers:
             return
+
+
+def _stages(option: SearchCandidate) -> int:
+    """The pipeline stages that a candidate's flags ask for."""
+    return int(dict(option.flags).get("pipeline_parallel_size", 1))
 
 
 def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -> Plan:
@@ -354,7 +392,8 @@ def _candidate(
         unpacked = ", which this card unpacks" if unpacks_weights(combination.target.model, combination.target) else ""
         losses.append(f"another checkpoint, its weights in {FULL_BITS - lost} bits{unpacked}")
     if flags.get("kv_cache_dtype") == "fp8":
-        losses.append("keys and values in 8 bits")
+        unpacked = ", which this card unpacks" if unpacks_fp8(combination.target) else ""
+        losses.append(f"keys and values in 8 bits{unpacked}")
     if flags.get("enforce_eager"):
         losses.append("no CUDA graphs: slower decoding")
     elif "max_cudagraph_capture_size" in flags:
@@ -364,10 +403,13 @@ def _candidate(
     settings = combination.settings
     if settings.max_num_seqs < default_seqs:
         losses.append("a lower cap on running requests")
+    if "pipeline_parallel_size" in flags and settings.gpus_used <= NODE_GPUS:
+        losses.append("pipeline stages: slower for each user")
     gpus = settings.gpus_used
     cost = (
         variant > 0,
         variant > 0 and not roomy,
+        variant > 0 and bool(flags.get("enforce_eager")),
         lost,
         variant,
         "kv_cache_dtype" in flags,

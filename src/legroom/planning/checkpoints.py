@@ -71,6 +71,11 @@ def unpacks_weights(model: Model, target: Target) -> bool:
     return is_repacked or not _computes_natively(model, target)
 
 
+def unpacks_fp8(target: Target) -> bool:
+    """Whether the card, a known NVIDIA one, has no FP8 units and unpacks 8-bit values to 16 bits."""
+    return target.gpu.vendor == "nvidia" and _capability(target) < FP8_NATIVE
+
+
 def _owner(model: Model) -> str:
     """The Hugging Face organization in the model's id, in lower case."""
     return model.name.partition("/")[0].lower()

@@ -9,7 +9,7 @@ from typing import Any
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.planning.capacity_search import UTILIZATIONS
 from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
-from legroom.planning.plan import Plan, cold_start, try_flags
+from legroom.planning.plan import Plan, cold_start, rounded_len, sure_longest_len, try_flags
 from legroom.records import dataclass
 from legroom.units import GIB
 
@@ -33,12 +33,9 @@ class Lever:
 def shorter_context(plan: Plan) -> Proposals:
     """The longest max_model_len that fits across the band and on a first start, then longer ones; rounded down."""
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
-    worst = [min(a.kv_cache.low, b.kv_cache.low) for a, b in zip(cold, warm, strict=True)]
-    usual = [rank.kv_cache.bytes for rank in warm]
-    for pools in (worst, [rank.kv_cache.low for rank in warm], [rank.kv_cache.bytes for rank in cold], usual):
-        longest = kv_plan(plan.target.model, plan.settings, plan.target.gpu, pools).longest_len
-        step = 1024 if longest >= 4096 else 128
-        length = longest // step * step
+    pools = ([rank.kv_cache.low for rank in warm], *([rank.kv_cache.bytes for rank in ranks] for ranks in (cold, warm)))
+    held = (kv_plan(plan.target.model, plan.settings, plan.target.gpu, pool).longest_len for pool in pools)
+    for length in (sure_longest_len(plan), *map(rounded_len, held)):
         if 0 < length < plan.settings.max_model_len:
             yield {"max_model_len": length}
 
@@ -118,9 +115,8 @@ def no_graphs(plan: Plan) -> Proposals:
 
 
 def fp8_kv_cache(plan: Plan) -> Proposals:
-    """--kv-cache-dtype fp8, on GPUs with FP8 tensor cores."""
-    capability = plan.target.gpu.compute_capability
-    if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and capability >= (8, 9):
+    """--kv-cache-dtype fp8, on named GPUs: those without FP8 tensor cores unpack it, where a kernel reads it."""
+    if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and any(plan.target.gpu.compute_capability):
         yield {"kv_cache_dtype": "fp8"}
 
 

@@ -324,6 +324,18 @@ def first_start_holds(plan: Plan) -> float:
     return cold_start(plan).holds
 
 
+def sure_longest_len(plan: Plan) -> int:
+    """The longest request, in tokens, that the low end of the KV cache's band holds on every start; rounded down."""
+    ranks = zip(cold_start(plan).memory.ranks, plan.memory.ranks, strict=True)
+    worst = [min(first.kv_cache.low, later.kv_cache.low) for first, later in ranks]
+    return rounded_len(kv_plan(plan.target.model, plan.settings, plan.target.gpu, worst).longest_len)
+
+
+def rounded_len(tokens: int) -> int:
+    """The tokens rounded down to 1,024, and to 128 below 4,096, as a length is proposed."""
+    return tokens // 1024 * 1024 if tokens >= 4096 else tokens // 128 * 128
+
+
 def _with_host_verdict(made: Plan) -> Plan:
     """The plan with the verdict on its host memory limit, where no GPU check fails before it."""
     limit = made.target.host_limit_bytes

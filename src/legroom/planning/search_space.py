@@ -18,6 +18,7 @@ from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
+from legroom.vllm.unsupported import unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: Capac
     elif args.max_num_seqs is None:
         fewer = (seqs for seqs in SEQUENCES if goal.concurrency <= seqs < base.max_num_seqs)
         axes["max_num_seqs"] = [{}, *({"max_num_seqs": seqs} for seqs in fewer)]
-    if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
-        axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}]
+    if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and any(target.gpu.compute_capability):
+        axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}] if _takes_fp8_cache(target, base) else [{}]
     if args.block_size is None:
         allowed = choices("--block-size", target.release)
         axes["block_size"] = [{}, {"block_size": 32}] if allowed is None or 32 in allowed else [{}]
@@ -93,6 +94,15 @@ def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: Capac
         limits = CAPTURE_LIMITS if target.release.at_least("0.11.1") else ()
         axes["graphs"] = [{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}]
     return axes
+
+
+def _takes_fp8_cache(target: Target, base: EngineSettings) -> bool:
+    """Whether an FP8 KV cache is refused no more than the base; below Ada the kernels of some models do."""
+    try:
+        fp8 = resolve(replace(base.given, kv_cache_dtype="fp8"), target.model, target.gpu, target.release)
+    except LegroomError:
+        return False
+    return unsupported(fp8, target.model, target.gpu) == unsupported(base, target.model, target.gpu)
 
 
 def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legroom.drawing.terminal import Style
@@ -79,10 +79,14 @@ def entry_list_text(entries: Sequence[Entry], style: Style, language: Language =
     return "".join(f"{style.paint(id_, 'red')}  {title}  {style.paint(label, 'dim')}\n" for id_, title, label in rows)
 
 
-def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
-    """The entries that a search found (at least one), a line each, then the command that explains the first."""
-    best = hits[0].entry.id
-    return entry_list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
+def hits_text(hits: Sequence[Hit], style: Style, language: Language, terms: Mapping[str, str]) -> str:
+    """What the `terms` of a plan mean, then the entries found, a line each, and the command that explains the first."""
+    meanings = (_wrapped_lines(f"{style.paint(name, 'bold')}: {text}", style) for name, text in terms.items())
+    said = "".join(f"{line}\n" for lines in meanings for line in lines)
+    if not hits:
+        return said
+    listed = entry_list_text([hit.entry for hit in hits], style, language)
+    return said + "\n" * bool(said) + f"{listed}\nlegroom explain {hits[0].entry.id}\n"
 
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from legroom.drawing.chart import Segment
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import count, plural, wrap
+from legroom.explain.plan_terms import meaning
 from legroom.facts.fit import evidence, known_starts, num_starts_as_known
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class
@@ -30,30 +31,30 @@ class LayoutPart:
 
 
 _PARTS: tuple[tuple[str, str, Colour, str, str, str], ...] = (
-    ("weights", "weights", "blue", "█", "W", "the model, as loaded"),
-    ("activations", "activation", "orange", "▓", "A", "peak of the profile run"),
-    ("CUDA graphs", "cuda_graph", "purple", "▒", "G", "what this release sets aside for them"),
-    ("non-torch", "non_torch", "brown", "░", "N", "libraries and NCCL"),
-    ("KV cache", "kv_cache", "green", "▄", "K", "what is left of the budget"),
-    ("outside", "outside", "red", "╳", "x", "used beside the budget: context, uncounted graphs, buffers"),
+    ("weights", "weights", "blue", "█", "W", "weights"),
+    ("activations", "activation", "orange", "▓", "A", "activation"),
+    ("CUDA graphs", "cuda_graph", "purple", "▒", "G", "graphs"),
+    ("non-torch", "non_torch", "brown", "░", "N", "nontorch"),
+    ("KV cache", "kv_cache", "green", "▄", "K", "kv"),
+    ("outside", "outside", "red", "╳", "x", "outside"),
 )
-"""Name, field of `Layout`, colour, glyph, letter and meaning."""
+"""Name, field of `Layout`, colour, glyph, letter and term of plan_terms.json."""
 
 
 def layout_parts(layout: Layout) -> list[LayoutPart]:
     """The parts of a layout: those of the budget, memory outside it, other processes, headroom."""
     rows = []
-    for name, field, colour, glyph, letter, meaning in _PARTS:
+    for name, field, colour, glyph, letter, term in _PARTS:
         figure: Figure = getattr(layout, field)
         segment = Segment(name, max(figure.bytes, 0), colour, glyph, letter)
-        rows.append(LayoutPart(name, f"{field}_bytes", segment, figure, meaning))
+        rows.append(LayoutPart(name, f"{field}_bytes", segment, figure, meaning(term)))
     if layout.held_by_others_bytes:
         others = exact(layout.held_by_others_bytes, "other processes", "held of the card")
         segment = Segment("others", others.bytes, "grey", "▞", "o")
-        rows.append(LayoutPart("others", "held_by_others_bytes", segment, others, "held by other processes"))
+        rows.append(LayoutPart("others", "held_by_others_bytes", segment, others, meaning("others")))
     spare = max(layout.headroom_bytes, 0)
     free = Segment("headroom", spare, "grey", "·", ".")
-    rows.append(LayoutPart("headroom", "headroom_bytes", free, None, "free at the peak"))
+    rows.append(LayoutPart("headroom", "headroom_bytes", free, None, meaning("headroom")))
     return rows
 
 

@@ -74,7 +74,7 @@ def _draw_card_bar(page: Svg, plan: Plan, y: float) -> float:
     for part in layout_parts(layout):
         width = part.segment.amount / scale * _BAR
         if part.figure is not None and width > 0:
-            tip = f"{part.name}: {gib(part.figure.bytes)} ({part.meaning})"
+            tip = f"{part.name}: {gib(part.figure.bytes)} ({part.meaning.rstrip('.')})"
             page.box(x, top, max(width, 1.0), height, fill=part.segment.colour, tip=tip)
         if width > 12 + 7.0 * len(part.name):
             ink = "#ffffff" if part.figure is not None else ""

@@ -206,10 +206,10 @@ def _longest_context_text(plan: Plan) -> str:
     longest = default_and_longest_len(plan.args, plan.target.model, plan.target.release)[1]
     limit = max(longest, plan.settings.max_model_len)
     why = ": some layers keep only a part of a long request" if fits > (1 + ROUNDING) * plan.memory.kv.tokens else ""
+    sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
+    why += f", {count(sure)} for sure" if 0 < sure < min(fits, limit) else ""
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit{why}; the model's limit is {count(limit)} tokens"
-    sure = next(shorter_context(plan), {}).get("max_model_len", fits) if plan.verdict != "fits" else fits
-    why += f", {count(sure)} for sure" if 0 < sure < fits else ""
     return f"{count(fits)} tokens is the longest with these flags{why}"
 
 
@@ -345,7 +345,7 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     return plan_words(best) | {
         "headline": f"{verb} {load_text}{caveat}.",
         "one_gpu": f"One card is not enough: {lacks}." if lacks else "",
-        "gives_up": f"It gives up: {_losses_text(best, result.losses[1 if lacks else 0 :])}.",
+        "gives_up": f"It gives up: {_losses_text(best, result.losses)}.",
         "alternatives": [
             {"text": _holding_text(other), "gives_up": _trade_text(other, losses)}
             for other, losses in result.alternatives

@@ -47,7 +47,7 @@ def _next_steps(load: LoadVerdict) -> Iterator[str]:
     if load.sustained is False:
         yield _UNSUSTAINED
     if load.sustained is False or load.verdict in ("falls_behind", "serves_late", "misses_limits"):
-        tools = "legroom simulate --choose tries flags, replicas and larger cards"
+        tools = "legroom simulate --choose --ttft S tries flags, replicas and larger cards"
         yield f"to hold it: {tools}; legroom guard refuses what would only wait, with Retry-After"
 
 

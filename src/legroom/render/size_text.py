@@ -360,7 +360,7 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield ""
         unknown = "tokens/s need a card by its name (rtx4090, l4), not by its size alone"
         speed = _ONE_USER_NOTE if any(each.rate for each in answer.fitting) else unknown
-        order = "the most parameters first; " if answer.order == "size" else ""
+        order = "the most parameters first, which is no measure of quality; " if answer.order == "size" else ""
         meaning = f"{order}users: requests of that length at once; longest: of one request; {speed}."
         meaning += " all: the tokens/s of all wanted users together." if answer.search.goal.concurrency > 1 else ""
         yield from wrap(meaning, style.width, "  ")

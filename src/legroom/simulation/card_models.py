@@ -11,7 +11,7 @@ from legroom.facts.bundled import Bundled, find
 from legroom.facts.gpus import Gpu, list_prices
 from legroom.facts.releases import Release, latest, release
 from legroom.planning.machine import Machine, card_and_used_bytes
-from legroom.planning.plan import Plan, Target, first_start_holds, ready_command
+from legroom.planning.plan import Plan, Target, first_start_holds, ready_command, sure_longest_len
 from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
@@ -68,7 +68,7 @@ class CardModel:
     bundled: Bundled
     fit: Fit
     longest_len: int = 0
-    """The longest request that one user can send."""
+    """The longest request of one user that is sure to fit."""
     rate: DecodeRate | None = None
     """Of one user, alone on the server."""
     shared_rate: DecodeRate | None = None
@@ -211,7 +211,7 @@ def card_model(search: CardSearch, bundled: Bundled) -> CardModel:
     if fit.plan is None:
         return CardModel(bundled, fit)
     limit = max(default_and_longest_len(args, target.model, target.release)[1], search.goal.context)
-    longest = min(fit.plan.memory.kv.longest_len, limit)
+    longest = max(min(sure_longest_len(fit.plan), limit), search.goal.context)
     users, engines = math.ceil(search.goal.concurrency), fit.plan.settings.data_parallel_size
     one, each = (decode_rate(fit.plan, search.goal.context, number) for number in (1, math.ceil(users / engines)))
     return CardModel(bundled, fit, longest, one, each, users)

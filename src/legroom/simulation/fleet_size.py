@@ -188,8 +188,11 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         plan = make_plan(replace(target, gpus=args.gpus_needed), args)
         unsized = replace(unsized, plan=plan)
         if plan.verdict == "does_not_fit":
-            where = f"{plan.target.gpus} GPUs of one node" if plan.target.gpus > 1 else "one GPU"
-            return replace(unsized, reason=f"does not start on {where} ({plan.reason.replace('_', ' ')})")
+            gpus, why = plan.target.gpus, plan.reason.replace("_", " ")
+            where, more = (
+                (f"{gpus} GPUs of one node", "; --concurrency tries several nodes") if gpus > 1 else ("one GPU", "")
+            )
+            return replace(unsized, reason=f"does not start on {where} ({why}){more}")
         if plan.verdict == "tight" and not (plan.starts and cold_start(plan).starts):
             return replace(unsized, reason=f"is tight and may not start: {plan.reason}")
         if (has := load.trace.longest) > (takes := plan.settings.max_model_len):

@@ -257,9 +257,9 @@ def test_models_follow_the_card_and_the_language(served, open_page):
     page.get_by_role("link", name="qwen3-32b", exact=True).wait_for()
     page.get_by_role("combobox", name="GPU").fill("rtx3090")
     page.keyboard.press("Enter")
-    page.get_by_text("a lower cap on running requests").first.wait_for()
+    page.get_by_text("no CUDA graphs").first.wait_for()
     page.get_by_role("button", name="中文").click()
-    page.get_by_text("同时运行的请求上限更低").first.wait_for()
+    page.get_by_text("没有 CUDA graph").first.wait_for()
 
 
 def first_models(page: Any) -> list[str]:
@@ -270,14 +270,14 @@ def test_models_are_sorted_by_any_column_with_the_keyboard(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-&users=4")
     page.wait_for_selector("text=models fit.")
     names = first_models(page)
-    for title, column in (("Weights", 2), ("Longest request", 4), ("Tokens a second, all 4 users", 6)):
+    for title, column in (("Weights", 3), ("Longest request", 5), ("Tokens a second, all 4 users", 7)):
         page.get_by_role("button", name=title).first.focus()
         page.keyboard.press("Enter")
         page.wait_for_selector("th[aria-sort=descending]")
         cells = page.locator(f".models-area table >> nth=0 >> tbody td:nth-child({column})").all_inner_texts()
         figures = [float(cell.replace(",", "").split()[0]) for cell in cells if cell[0].isdigit()]
         assert len(figures) > 3
-        assert column == 6 or figures == sorted(figures, reverse=True)
+        assert column == 7 or figures == sorted(figures, reverse=True)
     page.get_by_role("button", name="Model").first.press("Space")
     page.wait_for_selector("th[aria-sort=ascending]")
     shown = page.locator(".models-area table >> nth=0 >> tbody td:first-child a").all_inner_texts()
@@ -296,17 +296,75 @@ def test_what_a_desktop_uses_is_asked_beside_the_card_of_models_and_carried_to_t
     assert page.locator(".legend-row.part-others .figure").inner_text() == "3.00 GiB"
 
 
-def test_a_field_that_cannot_be_read_greys_the_models_and_says_so(served, open_page):
+def test_a_field_that_cannot_be_read_has_no_models_and_is_not_kept_in_the_address(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b", errors_are_fine=True)
     page.wait_for_selector("text=models fit.")
     page.get_by_label("Users at once").last.fill("many")
-    page.wait_for_selector(".models-area tr.soft")
+    wait_until(page, "!document.querySelector('.models-area table')")
+    assert "many" not in page.evaluate("location.hash")
     assert "whole number" in page.inner_text(".models-area .problem")
     page.get_by_label("Users at once").last.fill("1")
     page.get_by_role("combobox", name="GPU").fill("h1000x")
     page.keyboard.press("Enter")
     page.wait_for_selector(".models-area [role=alert]")
     assert first_models(page) == []
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_what_a_model_gives_up_stands_beside_its_name_in_sight(served, open_page, keep_screenshot, size):
+    page = open_page(
+        f"{served.url}#/models?gpu=rtx3090&words=gemma&context=32k&users=4", size=size, dark=size == "phone"
+    )
+    page.wait_for_selector("text=models fit.")
+    assert page.get_by_text("gives up: smaller prefill steps (1,024 tokens)").first.is_visible()
+    assert page.locator(".models-area .scroll-x").first.evaluate("box => box.scrollWidth <= box.clientWidth")
+    keep_screenshot(page)
+
+
+def test_models_after_going_back_from_a_plan_are_those_that_were_there(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-8b")
+    page.wait_for_selector("text=models fit.")
+    page.get_by_role("link", name="qwen3-8b").first.click()
+    verdict(page)
+    page.go_back()
+    page.wait_for_selector("text=models fit.")
+    assert page.locator(".models-area tr.soft").count() == 0
+
+
+def test_what_was_found_for_a_model_does_not_stay_with_another(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=Qwen%2FQwen3-30B-A3B&gpu=rtx3090&want_context=32768&want_users=4")
+    page.get_by_role("button", name="Find the settings").click()
+    wait_until(page, "location.hash.includes('found=')")
+    model = page.get_by_role("combobox", name="Model")
+    model.fill("google/gemma-3-12b-it")
+    model.press("Enter")
+    wait_until(page, "location.hash.includes('gemma') && !location.hash.includes('found=')")
+    assert not page.evaluate("/parallel_size|gpus=/.test(location.hash)")
+
+
+def test_an_error_does_not_stay_with_a_field_that_was_emptied(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=banana", errors_are_fine=True)
+    page.wait_for_selector(".machine .problem:has-text('banana')")
+    page.get_by_role("combobox", name="GPU").fill("")
+    wait_until(page, "!document.querySelector('.machine .problem')?.innerText.includes('banana')")
+    page.keyboard.press("Tab")
+    page.get_by_text("Which GPU").first.wait_for()
+    assert "banana" not in page.inner_text("main")
+
+
+def test_a_link_without_a_wish_leaves_none_of_another_in_the_form(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=qwen3-8b&gpu=h100&want_context=32768&want_users=4")
+    wait_until(page, "[...document.querySelectorAll('input.wish')].some(field => field.value === '32k')")
+    page.goto(f"{served.url}#/plan?model=qwen3-8b&gpu=l4")
+    wait_until(page, "[...document.querySelectorAll('input.wish')].every(field => field.value === '')")
+
+
+def test_a_link_to_the_hub_is_taken_as_the_id_in_it(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    model = page.get_by_role("combobox", name="Model")
+    model.fill("https://huggingface.co/google/gemma-3-12b-it")
+    model.press("Enter")
+    wait_until(page, "document.querySelector('.verdict')?.innerText.includes('google/gemma-3-12b-it')")
 
 
 def test_the_table_of_models_is_stacked_on_a_phone(served, open_page):

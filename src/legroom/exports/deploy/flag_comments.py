@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from legroom.drawing.text import wrap
 from legroom.exports.deploy.serve_command import Phrase
 from legroom.exports.export_request import MARK
+from legroom.facts import read_data
 from legroom.guard import MIDDLEWARE
 from legroom.planning.plan_document import PlanDocument
 from legroom.units import gib, human_bytes
@@ -119,42 +120,4 @@ def _gpu_memory_utilization_comment(plan: PlanDocument) -> str:
     return f"{share} {kept}; another {gib(layout.outside_bytes)} is used outside this share."
 
 
-_PLAIN: Mapping[str, str] = {
-    "--max-num-seqs": "Requests computed in one step; any more wait, they do not fail.",
-    "--data-parallel-size": "Whole copies of the model, each with its own KV cache.",
-    "--dtype": "The data type that weights and activations are computed in.",
-    "--quantization": "How the weights are quantized; the KV cache is not affected.",
-    "--enable-prefix-caching": "Finished blocks stay cached until their room is needed; that costs no memory.",
-    "--no-enable-prefix-caching": "Blocks are freed when a request ends.",
-    "--enable-chunked-prefill": "Long prompts are computed in pieces, each within the tokens of one step.",
-    "--no-enable-chunked-prefill": "A prompt is computed whole, so one step must hold the longest.",
-    "--enable-expert-parallel": "Whole experts are spread over the GPUs instead of being split.",
-    "--enable-lora": "LoRA adapters: their slots count as weights.",
-    "--lora-modules": "Adapters that are loaded from the start, by name.",
-    "--max-loras": "Adapters in one step, each in a slot for the largest rank.",
-    "--max-lora-rank": "The largest rank that an adapter may have; every slot is sized for it.",
-    "--speculative-config": "Tokens are guessed ahead; the draft model's weights and slots come on top.",
-    "--async-scheduling": "The next step is scheduled while the last one runs.",
-    "--limit-mm-per-prompt": "Media items a request may have; the profile run uses that many.",
-    "--trust-remote-code": "Runs code that comes with the checkpoint: use it only with sources you trust.",
-    "--middleware": "A layer around every request, as given.",
-    "--shutdown-timeout": "Seconds that running requests get to finish after SIGTERM.",
-    "--disable-custom-all-reduce": "All-reduce by NCCL alone.",
-    "--download-dir": "Where the checkpoint is kept.",
-    "--ssl-certfile": "The certificate that clients see: the server answers https.",
-    "--ssl-keyfile": "The private key of its certificate.",
-    "--ssl-ca-certs": "The authorities that may sign client certificates.",
-    "--allowed-local-media-path": "Requests may name files below this folder.",
-    "--tool-parser-plugin": "Code that parses tool calls: use it only from sources you trust.",
-    "--reasoning-parser-plugin": "Code that parses reasoning: use it only from sources you trust.",
-    "--mm-processor-cache-gb": "GiB of host memory for processed media, in every API server and every engine.",
-    "--data-parallel-size-local": "The copies that run on this machine.",
-    "--nnodes": "Machines that share one copy.",
-    "--kv-offloading-size": "GiB of host memory for KV blocks that leave the card, over all GPUs; it lies in /dev/shm.",
-    "--kv-transfer-config": "Where KV blocks are sent to or come from.",
-    "--api-server-count": "Processes that receive requests and send the answers.",
-    "--enable-sleep-mode": "The server can give the card's memory back and take it again.",
-    "--enable-auto-tool-choice": "The model may call tools.",
-    "--tool-call-parser": "How tool calls are parsed from the model's text.",
-    "--reasoning-parser": "How the model's reasoning is told apart from its answer.",
-}
+_PLAIN: Mapping[str, str] = read_data("flag_comments.json")["comments"]

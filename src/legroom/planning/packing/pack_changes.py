@@ -13,7 +13,6 @@ from legroom.errors import LegroomError
 from legroom.facts.release_support import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.capacity_search import search_flags
-from legroom.planning.checkpoints import FP8_NATIVE
 from legroom.planning.packing.gpu_packing import PackChange, PackRequest, PackResult, pack
 from legroom.planning.packing.needs import PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Shift
@@ -48,8 +47,7 @@ def _candidate_changes(result: PackResult) -> Iterator[PackChange]:
         yield from _fewer_requests(result, needs)
     for needs in largest_first:
         server = needs.server
-        has_fp8 = server.target.gpu.compute_capability >= FP8_NATIVE
-        if has_fp8 and server.args.kv_cache_dtype is None and needs.block_bytes:
+        if any(server.target.gpu.compute_capability) and server.args.kv_cache_dtype is None and needs.block_bytes:
             yield from _with_flags(result.request, server, {"kv_cache_dtype": "fp8"}, "keys and values in 8 bits")
     packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
     if packed is not None:

@@ -70,16 +70,16 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.render.plan_parts import certainty_text, layout_parts
 
     planned = plan_of_request(request, advice=False)
-    names = ("part", "title", "meaning", "bytes", "kind", "lines")
+    names = ("part", "title", "bytes", "kind", "lines")
     rows: list[tuple[Any, ...]] = []
     for part in layout_parts(planned.layout):
         if (figure := part.figure) is not None:
             lines = [_math_line(term.label, human_bytes(term.bytes), term.how) for term in figure.terms]
-            rows.append((part.key, part.name, part.meaning, figure.bytes, certainty_text(figure), lines))
+            rows.append((part.key, part.name, figure.bytes, certainty_text(figure), lines))
     kv = planned.memory.kv
     if kv.token_terms and kv.bytes_per_token:
         lines = [_math_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
-        rows.append(("bytes_per_token", "KV bytes of a token", "on each GPU", kv.bytes_per_token, "exact", lines))
+        rows.append(("bytes_per_token", "KV bytes of a token", kv.bytes_per_token, "exact", lines))
     return {"terms": [dict(zip(names, row, strict=True)) for row in rows]}
 
 
