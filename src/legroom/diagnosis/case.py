@@ -101,6 +101,11 @@ class Case:
         """Whether the card is an Ascend NPU, by a word or by a file of its plugin."""
         return any(_OF_NPU.search(f"{item.at} {item.text}") for item in self.evidence)
 
+    def tells(self, words: re.Pattern[str]) -> bool:
+        """Whether a known line, or one that a person wrote, has these words."""
+        written = self.words.lines if self.words is not None else ()
+        return any(map(words.search, (*(item.text for item in self.evidence), *(line for _, line in written))))
+
     @property
     def generates(self) -> bool:
         """Whether the engine's own lines show tokens being generated."""

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from legroom.diagnosis.pasted_command import plain_lines
-from legroom.diagnosis.told_settings import SETTINGS, mentions, with_setting
+from legroom.diagnosis.told_settings import SETTINGS, mentions, setting_words, with_setting
 from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
@@ -37,7 +37,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
     """Each group of settings that a clause outside of logs and commands calls working or failing."""
     plain = "\n".join(plain_lines(text.split("\n")))
     last_flag, last_feature, repeated, shares = "", "", "", bool(_words("about_shares").search(plain))
-    for sentence in _words("sentence").split(plain):
+    for sentence in setting_words("sentence").split(plain):
         if lowered := _words("lowered").search(sentence):
             tokens, is_pool = int(lowered["tokens"]) * 1024, not lowered["length"]
             yield {"num_gpu_blocks_override": tokens // 16} if is_pool else {"max_model_len": tokens}, True, ""

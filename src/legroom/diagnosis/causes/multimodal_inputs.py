@@ -88,10 +88,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         need = step_shortage_bytes(planner)
         yield planner.lower_utilization(need, f"{gib(need)} more must stay free for the encoder beside the pool.")
     yield from (kernel, limit) if is_square else (limit, kernel)
-    flags, why = (
-        smaller_step_flags(planner, max(planner.step_tokens // 2, 1024)),
-        "Fewer media tokens are encoded at once.",
-    )
+    flags = smaller_step_flags(planner, max(planner.step_tokens // 2, 1024))
+    why = "Fewer media tokens are encoded at once."
     yield planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 

@@ -102,8 +102,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     in_chunks = any("with_chunking" in item.text or RUNNER_V2 in item.text for item in case.all("frame_logits"))
     if (of_logits or is_large) and planner.failed_plan is None and not in_chunks:
         yield smaller
-    why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
-    why = why if oom is not None else "How much was missing is not printed: the pool has to leave more beside it."
+    why = "How much was missing is not printed: the pool has to leave more beside it."
+    if oom is not None:
+        why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
     yield planner.lower_utilization(need, why)
     yield smaller
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):

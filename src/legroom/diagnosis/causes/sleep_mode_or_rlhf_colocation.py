@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -101,7 +100,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("sleep_mode_on")
     if planner.case.has("training_step") and "frame_wake" not in planner.case.frames:
         smaller = known_fix("smaller_training_step")
-        yield replace(smaller, steps=smaller.steps[1:]) if _tells(planner.case, prose("smallest_batch")) else smaller
+        yield replace(smaller, steps=smaller.steps[1:]) if planner.case.tells(prose("smallest_batch")) else smaller
     is_start = planner.case.has("sleep_on") and planner.case.site in ("kv", "graph", "sampler", "warmup")
     if _is_first_mapping(planner.case) or (is_start and not _has_trainer(planner.case)):
         why = "What sleep mode's allocator keeps beside the budget needs room."
@@ -131,12 +130,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
-def _tells(case: Case, words: re.Pattern[str]) -> bool:
-    """Whether a known line, or one that a person wrote, has these words."""
-    written = case.words.lines if case.words is not None else ()
-    return any(map(words.search, (*(item.text for item in case.evidence), *(line for _, line in written))))
-
-
 def _trainer_offload_fix(case: Case) -> Fix:
     """The trainer's own part leaves the card while the engine is awake."""
     steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
@@ -151,7 +144,7 @@ def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
     is_asleep = case.has("cumem_oom", "sleep_freed", "frame_wake", "sleep_on")
     is_asleep = is_asleep or any(settings["sleep"].partition("=")[0] in item.text for item in case.evidence)
     ways = settings["offload"] if is_asleep else f"{settings['sleep']}; {settings['offload']}"
-    if is_moved := _tells(case, prose("offloaded")):
+    if is_moved := case.tells(prose("offloaded")):
         ways = ways.partition(";")[0]  # sleep alone is left
     own = () if is_moved and is_asleep else (f"and its own part off the card: {ways}",)
     return own if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", *own)
