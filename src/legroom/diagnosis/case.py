@@ -101,10 +101,14 @@ class Case:
         """Whether the card is an Ascend NPU, by a word or by a file of its plugin."""
         return any(_OF_NPU.search(f"{item.at} {item.text}") for item in self.evidence)
 
+    @property
+    def written_lines(self) -> tuple[str, ...]:
+        """The lines that a person wrote, where they describe the failure in words; else empty."""
+        return tuple(line for _, line in self.words.lines) if self.words is not None else ()
+
     def tells(self, words: re.Pattern[str]) -> bool:
         """Whether a known line, or one that a person wrote, has these words."""
-        written = self.words.lines if self.words is not None else ()
-        return any(map(words.search, (*(item.text for item in self.evidence), *(line for _, line in written))))
+        return any(map(words.search, (*(item.text for item in self.evidence), *self.written_lines)))
 
     @property
     def generates(self) -> bool:

@@ -73,9 +73,9 @@ def _deployment(line: str, release: Release | None) -> Deployment | None:
 
 def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
     """Each command that starts a server with its continued lines, and the numbers of its first and last line."""
-    last = 0
+    last, logged = 0, setting_words("logged")
     for number, line in enumerate(lines, 1):
-        if number <= last or setting_words("logged").search(line) or not _OPENING.search(line):
+        if number <= last or logged.search(line) or not _OPENING.search(line):
             continue
         command, end = line, number
         while command.rstrip().endswith("\\") and end < len(lines):
@@ -89,22 +89,28 @@ def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 def plain_lines(lines: list[str]) -> Iterator[str]:
     """The lines that neither vLLM nor Python wrote and that start no server."""
-    others = (setting_words("logged"), setting_words("start"))
-    return (line for line in lines if not any(words.search(line) for words in others))
+    logged, start = setting_words("logged"), setting_words("start")
+    return (line for line in lines if not logged.search(line) and not start.search(line))
 
 
 def sentence_lines(lines: list[str]) -> Iterator[str]:
     """Every line, empty where vLLM or Python wrote it or where it is a command."""
-    is_command = (setting_words("start").match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
-    logged = setting_words("logged")
+    logged, start = setting_words("logged"), setting_words("start")
+    is_command = (start.match(line.lstrip(" $#>`")) and not _PERIOD.search(line) for line in lines)
     return ("" if starts or logged.search(line) else line for line, starts in zip(lines, is_command, strict=True))
+
+
+def _not_logged(lines: list[str]) -> str:
+    """The text of the lines that neither vLLM nor Python wrote."""
+    logged = setting_words("logged")
+    return "\n".join(line for line in lines if not logged.search(line))
 
 
 def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
-    plain = prose("advice").sub("", "\n".join(line for line in lines if not setting_words("logged").search(line)))
+    plain = prose("advice").sub("", _not_logged(lines))
     plain = setting_words("comment").sub("", plain)
     for match in setting_words("setting").finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
@@ -169,7 +175,7 @@ def _card_names() -> re.Pattern[str]:
 
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
-    plain = "\n".join(line for line in text.split("\n") if not setting_words("logged").search(line))
+    plain = _not_logged(text.split("\n"))
     names = sorted(
         (*(name or number for name, number in _card_names().findall(plain)), *gpus_of_instances(plain)), key=len
     )

@@ -96,7 +96,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     if planner.known.args.dtype_bytes > 2:
         yield planner.plan_change("checkpoint_format", {"dtype": "half"}, "In 32 bits the weights take twice as much.")
-    if (told := planner.case.first("need_told")) and "offload" in str(planner.case.words and planner.case.words.lines):
+    told = planner.case.first("need_told")
+    if told is not None and any("offload" in line for line in planner.case.written_lines):
         rest = math.ceil(((told.number("need_bytes") or 0) - (planner.total_bytes or 0)) / GIB) + 2
         why = f"What the card lacks, and 2 GiB for a step, stays in host RAM: {rest} GiB."
         trades = "every step copies that part over the bus: much slower"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 from legroom.diagnosis.case import Case
@@ -179,8 +178,8 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     steps = tuple(step for step in fix.steps if planner.case.launcher or _release_has(planner, step))
     if planner.case.is_npu:
-        of_cuda = (("nvidia-smi before", "npu-smi info before"), ("CUDA_VISIBLE", "ASCEND_RT_VISIBLE"))
-        steps = tuple(reduce(lambda step, names: step.replace(*names), of_cuda, step) for step in steps)
+        steps = tuple(step.replace("nvidia-smi before", "npu-smi info before") for step in steps)
+        steps = tuple(step.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE") for step in steps)
     if fix.steps and not (steps or fix.flags or fix.env):
         return None
     fix = replace(fix, steps=steps)
