@@ -176,7 +176,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: ComposeF
 
 
 def _built_servers(name: str, service: Node, env: Mapping[str, Word], folder: ComposeFolder) -> Iterator[Subject]:
-    """The server of the Dockerfile that a service builds; else the settings of one named like a vLLM image."""
+    """The server of the Dockerfile that a service builds; else, if named like vLLM's image, one of variables alone."""
     build, place = service.get("build") or service, service.source.place
     path = f"{build.scalar or build.text('context') or '.'}/{build.text('dockerfile') or 'Dockerfile'}"
     text = folder.text(path)
@@ -313,7 +313,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
 
 
 def _health_limit(service: Node) -> TimeLimit | None:
-    """The seconds after which Compose marks a starting service unhealthy; None without a health check."""
+    """The seconds after which Compose marks a starting service unhealthy; None without an enabled health check."""
     check = service.get("healthcheck")
     if check is None or check.text("disable") == "true":
         return None

@@ -250,7 +250,7 @@ _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:
-    """The day (`2025-09-01`) up to whose releases an image with a date in its tag can hold one; empty without."""
+    """The day (`2025-09-01`) by which the vLLM in an image with a date in its tag was released; empty without one."""
     tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())

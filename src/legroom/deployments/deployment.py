@@ -247,7 +247,7 @@ def _with_api_key(deployment: Deployment, text: str) -> Deployment:
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """The flags, behind those of --config; an unreadable file becomes a problem, one without settings LegroomError."""
+    """The flags, which override those of --config; an unreadable file is a problem, one without settings an error."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

@@ -149,7 +149,7 @@ class _Renderer:
                 self._print(self._evaluate(part.words, dot), part)
 
     def _print(self, value: Any, block: _Block) -> None:
-        """Append what a value prints; of an unknown one a placeholder, and `is_complete` ends where it may matter."""
+        """Append what a value prints, or a placeholder; unknown lines other than metadata unset `is_complete`."""
         printed = _printed(value)
         if printed is None:
             is_block = bool({"nindent", "indent", "toYaml"} & {*block.words})

@@ -137,7 +137,7 @@ def _variables(container: Node, config_maps: Mapping[str, Node]) -> dict[str, Wo
 def _subjects_of_container(
     container: Node, pod: Node, gpu_names: tuple[str, ...], env: dict[str, Word], is_whole: bool
 ) -> Iterator[Subject]:
-    """The servers and commands of one container, those of its lifecycle hooks included."""
+    """The servers and commands of one container and its lifecycle hooks; `is_whole`: the file is no patch."""
     image, is_whole = container.text("image"), is_whole and container.get("image") is not None
     entry, given = word_list(container.get("command"), env), word_list(container.get("args"), env)
     launcher = ""

@@ -159,7 +159,7 @@ def _ray_llm_server(node: Node, release: Release) -> StartedServer:
 
 
 def _named_card(node: Node) -> tuple[str, ...]:
-    """The card that a key beside a server's settings names."""
+    """The known GPUs that keys of the mapping such as `gpu_type` name; empty without one."""
     return tuple(node.text(key) for key in _CARD_KEYS if is_known_gpu(node.text(key)))
 
 
@@ -218,7 +218,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
 
 
 def _flag_keys(node: Node) -> Iterator[Word]:
-    """`--max-model-len: 4096` of a mapping as two words; a switch that is `true` is one, and `false` is none."""
+    """`--max-model-len: 4096` of a mapping as two words, the second empty for `true`; nothing for `false`."""
     for key, value in node.items():
         if key.startswith("--") and value.scalar is not None and value.scalar != "false":
             yield Word(key, value.offset, key)

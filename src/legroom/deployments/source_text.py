@@ -19,7 +19,7 @@ OPEN_WORD = "$_template_"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; LegroomError where it is unreadable, no text, above MAX_FILE_BYTES, or within `isolated`."""
+    """The text of a file; LegroomError where it is unreadable, no text, above MAX_FILE_BYTES, or files are barred."""
     if given_models() is not None:
         raise LegroomError(f"{path} is a file beside this text, and is not read", "put what it says into the text")
     try:

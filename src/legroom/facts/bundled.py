@@ -457,7 +457,7 @@ def _keys_by_name() -> dict[str, str]:
 
 @cache
 def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
-    """(letters of a name without sizes, its sizes) -> key of the model as first published."""
+    """(letters of a name without sizes, its sizes) -> key of the first bundled model so named, no quantized variant."""
     index: dict[tuple[str, frozenset[str]], str] = {}
     for name, key in _keys_by_name().items():
         if "/" not in name and not {"base", "quantization"} <= _all_entries()[key].keys():

@@ -26,7 +26,7 @@ def phase_title(phase: str | None, language: Language) -> str:
 
 
 def how_to_verify(kind: str, language: Language, cause: str = "", platform: str = "") -> str:
-    """What to check after a fix: by the cause, where it is no start and no step, and with this platform's own tool."""
+    """What to check after a fix of this kind, or of this cause if it has a check of its own, by the platform's tool."""
     texts = read_data("diagnosis_texts.json")
     how = str(texts["verify"][texts["verified_by"].get(cause, kind)][language])
     return re.sub(r"nvidia-smi [\w=., -]*\w", texts["card_tools"].get(platform, r"\g<0>"), how)

@@ -154,7 +154,7 @@ class Launcher:
     """Whether it takes the settings of `names` alone."""
 
     def lacks(self, settings: Mapping[str, object]) -> bool:
-        """Whether it takes one of these settings under no name."""
+        """Whether there is one of these settings (but `model`) that it cannot take."""
         return self.has_no_others and not settings.keys() - {"model"} <= self.names.keys()
 
     def words(self, settings: Mapping[str, object]) -> str:

@@ -83,7 +83,7 @@ def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def _attention_layers(model: Model) -> tuple[Attention, ...]:
-    """The distinct attention layers that are not latent (MLA) and have no indexer."""
+    """The distinct attention mixers that are not latent (MLA) and have no indexer."""
     mixers = with_kv_heads(layer.mixer for layer in model.layers)
     return tuple(dict.fromkeys(mixer for mixer in mixers if not mixer.index_head_dim))
 

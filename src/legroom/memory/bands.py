@@ -217,7 +217,7 @@ def _has_two_sides(value: Figure) -> bool:
 
 
 def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
-    """Where the error band of these weights is looked up: their storage, then text or multimodal; one class for AMD."""
+    """Key of these weights' error band: how they are stored, then text or multimodal; `amd` alone for all AMD cards."""
     takes = "multimodal" if of.multimodal else "text"
     if of.card == "amd":
         return ("amd",)

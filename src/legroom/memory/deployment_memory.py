@@ -108,7 +108,7 @@ def stage_layout(
     *,
     cold: bool = False,
 ) -> Layout:
-    """The memory layout of one GPU of a pipeline stage (all are equal), with the figures in `seen` where measured."""
+    """The memory layout of a pipeline stage's GPUs, with the figures in `seen` where measured; `cold`: first start."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)
@@ -159,7 +159,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 def kv_cache_figure(
     budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
 ) -> Figure:
-    """The KV cache: what `parts` and other processes leave of the budget; `band`: its error in bytes (below, above)."""
+    """The KV cache: the given bytes, else the budget less `parts` and neighbours; `band`: its error (below, above)."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
@@ -260,7 +260,7 @@ def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
 
 
 def _graph_capture(rank: Layout, graphs: Figure, free: int, gpu: Gpu) -> Failure | None:
-    """The out-of-memory failure of graph capture beside the KV cache; None where it fits into `free` bytes."""
+    """The out-of-memory failure of KV cache allocation or graph capture; None where both fit into `free` bytes."""
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
     if needed <= free:
         return None

@@ -55,5 +55,5 @@ def head_token_bytes(
 
 
 def latent_token_bytes(width: int, kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes of the MLA latent of one token."""
+    """Bytes of the MLA latent of one token, which has `width` elements."""
     return _PACKED_LATENT_BYTES.get(kv_cache_dtype) or width * cache_element_bytes(kv_cache_dtype, model_dtype)

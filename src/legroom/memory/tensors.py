@@ -58,7 +58,7 @@ def printed_request(size_bytes: int) -> str:
 
 
 def tensors_of_size(size_bytes: int, candidates: Iterator[Tensor]) -> tuple[Tensor, ...]:
-    """The candidates for which torch would print the same size; none for a small one, whose segment many share."""
+    """The candidates for which torch would print the same size; none up to 20 MiB, as many share that segment size."""
     if size_bytes <= LARGE_SEGMENT_BYTES:
         return ()
     printed = printed_request(size_bytes)

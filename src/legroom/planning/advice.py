@@ -38,8 +38,8 @@ _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
-    """The plan with flag changes that make it fit, if it does not. `keep`: flags, by dest, not to change; `enough`: the
-    trying of single changes ends with as many that fit, and no note on more GPUs is made."""
+    """The plan with flag changes that make it fit, if it does not. `keep`: flags, by dest, not to change; `enough`:
+    stop trying single changes once so many fit, and add no note on more GPUs."""
     # Single changes come first, then combinations from a search, then last resorts, all on the given GPUs.
     kept = frozenset(keep)
     if (advised := _advice_without_search(first, kept)) is not None:
@@ -126,7 +126,7 @@ def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
 def _single_changes(
     first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = lambda: False
 ) -> list[Advice]:
-    """For each lever (kind of flag change) its first working proposal, until `enough` cheap ones fit."""
+    """The first working proposal of each lever (kind of flag change), until `enough` cheap ones fit; None: of all."""
     working: list[Advice] = []
     failure = first.memory.failure
     too_big = failure is not None and failure.id == "weights_too_big"
@@ -247,7 +247,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
-    """Searched flag combinations for one full-length request; given flags and GPU counts change if none else holds."""
+    """Flag combinations that hold one full-length request; given flags, then the GPU count, change if none does."""
     for released in (False, True):
         found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
         if found:
@@ -408,7 +408,7 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """The weights, where no card could hold them; the KV cache before and after, a request's need, what stays free."""
+    """Sentences on weights beyond the card, the KV cache before and after, a request's need and the free memory."""
     held, total = before.layout.weights.bytes, before.layout.total_bytes
     lack = f"As it was, the weights need {human_bytes(held)}, and the card has {human_bytes(total)}. " * (held > total)
     old, new = (human_bytes(had) if (had := each.layout.kv_cache.bytes) > 0 else "none" for each in (before, after))

@@ -155,7 +155,7 @@ def _search(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_
 
 
 def _with_values(found: Plan, losses: tuple[str, ...]) -> tuple[str, ...]:
-    """The losses with the value that a smaller cap, step or graph has, so that two plans with one of them differ."""
+    """The losses; those of a lower max_num_seqs or max_num_batched_tokens with its value, so that plans differ."""
     values = {
         "a lower cap on running requests": f" ({found.settings.max_num_seqs:,})",
         "smaller prefill steps": f" ({found.settings.max_num_batched_tokens:,} tokens)",
@@ -214,7 +214,7 @@ class _SearchState:
 
 
 def _rank(option: SearchCandidate, is_roomy: bool) -> tuple[float, ...]:
-    """The cost of a candidate; a checkpoint has room where some split of it over as many GPUs has (`is_roomy`)."""
+    """Sort key of a candidate; `is_roomy`: some split of this checkpoint over as many GPUs leaves memory free."""
     variant, _, *others = option.cost
     return variant, bool(variant) and not is_roomy, *others
 
@@ -225,7 +225,7 @@ def _is_eager(option: SearchCandidate) -> bool:
 
 
 def _apart_from_split(option: SearchCandidate) -> tuple[Any, ...]:
-    """What a candidate changes of the outputs and graphs, whatever its split and batches."""
+    """Checkpoint, number of GPUs, KV cache dtype and eager mode: equal where only split and batches differ."""
     return option.target.model.name, option.gpus, dict(option.flags).get("kv_cache_dtype"), _is_eager(option)
 
 

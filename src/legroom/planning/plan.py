@@ -40,9 +40,9 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 
 
 def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
-    """The verdict and its reason. `does_not_fit`: a start-up check fails by more than the error of the estimate.
-    `tight`: a check may fail or memory may run out within the error band, or vLLM may refuse the settings. `fits`: none
-    of these."""
+    """The verdict and its reason: `does_not_fit` and the id of the start-up check that fails by more than the error of
+    the estimate; `tight` and a sentence where a check may fail or memory run out within the error band, or vLLM may
+    refuse the settings; else `fits` and an empty text."""
     model, gpu = target.model, target.gpu
     if memory.failure:
         short = _near_miss(target, settings, memory) or _starts_as_smaller_card(target, settings)

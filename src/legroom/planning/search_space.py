@@ -97,7 +97,7 @@ def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: Capac
 
 
 def _takes_fp8_cache(target: Target, base: EngineSettings) -> bool:
-    """Whether an FP8 KV cache is refused no more than the base; below Ada the kernels of some models do."""
+    """Whether the release takes these settings with an FP8 KV cache too; cards before Ada lack some kernels for it."""
     try:
         fp8 = resolve(replace(base.given, kv_cache_dtype="fp8"), target.model, target.gpu, target.release)
     except LegroomError:
@@ -167,7 +167,7 @@ class FlagCombination:
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:
-        """Whether budget or peak, with the fraction `band_kept` of the error band, exceeds the card."""
+        """Whether the budget exceeds the free memory at the start, or the peak and `band_kept` of its band the card."""
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 

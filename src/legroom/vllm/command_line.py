@@ -80,7 +80,7 @@ def flags_in(words: Sequence[str]) -> dict[str, str]:
 
 
 def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -> str | None:
-    """The value of one flag in `words[flags_at:]` as written; "" for a switch, None where the flag is absent."""
+    """The last value of one flag in `words[flags_at:]` as written; "" for a switch, None where the flag is absent."""
     values = [part.value for part in command_parts(words[flags_at:], release) if part.name and part.dest == dest]
     return values[-1] if values else None
 

@@ -215,7 +215,7 @@ def num_speculative_tokens(args: ServeArgs) -> int:
 
 
 def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
-    """--cuda-graph-sizes: one value is the largest size, several are the sizes themselves."""
+    """The values of --cuda-graph-sizes: one is the largest size, several are the sizes themselves; empty if absent."""
     values = other_values(args, "--cuda-graph-sizes") or ()
     return tuple(int(value) for value in values if value.isdigit() and int(value) > 0)
 

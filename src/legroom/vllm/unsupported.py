@@ -404,7 +404,7 @@ def _declared_method(model: Model) -> str | None:
 
 
 def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -> str:
-    """The method that the release selects: the checkpoint's, with Marlin kernels where they run."""
+    """The method that the release selects: the flag's, else the checkpoint's or its Marlin form; empty without any."""
     scheme = model.quantization
     declared = _declared_method(model)
     if scheme is None or declared is None:

@@ -184,7 +184,7 @@ def is_truncated_error(message: str) -> bool:
 
 
 def _whole_message(error: Evidence, line: str) -> Evidence:
-    """The known failure of which the line has only the beginning, with the figures that are there; else the error."""
+    """The error as the one known failure whose message its truncated text begins, with the figures left; else as is."""
     given = line.partition(str(error.facts.get("type")))[2].lstrip(":( ").rstrip()
     opening = " ".join(_NUMBER.sub("#", given).split())
     found: dict[str, tuple[MessagePattern, dict[str, Value]]] = {}

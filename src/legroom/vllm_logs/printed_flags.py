@@ -140,7 +140,7 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 
 def _typed_value(name: str, value: Any) -> Any:
-    """The value in the type of the field (-1 for a length of `auto`); None for others, as the repr of an object."""
+    """The value in the type of the field `name` (-1 for a length of `auto`); None for a value of another type."""
     if name == "max_model_len" and value == "auto":
         return -1
     kind = FIELDS[name].partition(" ")[0].partition("[")[0]  # of `tuple[int, ...] | None`

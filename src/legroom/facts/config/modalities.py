@@ -44,7 +44,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
 
 @cache
 def _live_tensors(name: str) -> tuple[LiveTensors, ...]:
-    """One table of towers.json: the tensors alive at the peak of an encoder's forward pass."""
+    """The candidates for the peak of an encoder's forward pass: the rows of the table `name` under `live`."""
     return tuple(LiveTensors(**row) for row in read_data("towers.json")["live"][name])
 
 

@@ -41,7 +41,7 @@ class ProfiledItem:
 
 
 def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tuple[ProfiledItem, ...]:
-    """The largest item of every kind that --limit-mm-per-prompt allows."""
+    """The dummy items of every encoder, at their largest, of the kinds of media that --limit-mm-per-prompt allows."""
     kinds = {item.kind for tower in towers for item in _release_items(tower, settings)}
     allowed = {kind for kind in kinds if items_per_prompt(settings, kind)}
     return tuple(
@@ -186,7 +186,7 @@ class EncoderBatch:
 
 
 def encoder_batch(model: Model, settings: EngineSettings) -> EncoderBatch | None:
-    """The batch of the largest items that vLLM profiles the encoder with; None where it profiles none."""
+    """The largest item, as often as vLLM profiles it in one encoder batch of a rank; None where it profiles none."""
     if not model.modalities or not _is_profiled(model, settings):
         return None
     items = profiled_items(model.modalities, settings)
@@ -294,7 +294,7 @@ def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, te
 
 
 def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | None) -> int:
-    """Patches encoded at once: Gemma 4 limits its position lookup to a tenth of the card; others take the batch."""
+    """Patches encoded at once: in Gemma 4 what takes a tenth of the card, earlier one frame; else the whole batch."""
     tower, release = batch.item.tower, settings.release
     if not tower.chunk_bytes_per_patch or gpu is None:
         return batch.patches

@@ -290,7 +290,7 @@ class ExpertScratch:
 
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
-    """The largest buffers of any expert layer, by release and kernel; all 0 without experts."""
+    """The largest buffers of any expert layer, from 0.13 on shared with sparse attention; all 0 without experts."""
     kinds = cached_by_model(layer_kinds, model)
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:

@@ -173,7 +173,7 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
         per_group = _least_padding([count for count, even in zip(repeats, balanced, strict=True) if even], floor)
 
     def group_count(index: int) -> int:
-        """Into how many groups a bucket is split, before states are."""
+        """Into how many groups a bucket is split if it does not hold recurrent states."""
         return cdiv(repeats[index], per_group) if balanced[index] and per_group else 1
 
     def is_state(index: int) -> bool:

@@ -340,11 +340,11 @@ def _encoder_module(weight: facts.Linear, ranks: int) -> Module:
 
 
 def _by_block(encoder: facts.Modality) -> Iterator[facts.Linear]:
-    """Every weight in creation order, block by block: the order decides how the allocator packs them."""
+    """Every weight, as often as it occurs, in creation order: it decides how the allocator packs them."""
     repeated: list[facts.Linear] = []
 
     def blocks() -> Iterator[facts.Linear]:
-        """The repeated weights so far, once for each block, and none of them afterwards."""
+        """Yields the collected weights of one block for each block of the encoder, and empties the collection."""
         for _ in range(encoder.num_layers):
             for weight in repeated:
                 yield from [weight] * (weight.count // encoder.num_layers)

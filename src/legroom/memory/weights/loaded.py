@@ -288,7 +288,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> list[
 
 
 def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
-    """The modules, where some are quantized while loading with each layer's in the order that files complete them."""
+    """The modules as they load; if some are quantized meanwhile, each layer's in the order that files complete them."""
     if not any(each.storage.layer_by_layer for each in stored):
         return stored
     ordered: list[StoredModule] = []
@@ -314,7 +314,7 @@ _totals: Memo[tuple[int, int, tuple[int, ...]]] = Memo(most=1024)
 
 
 def _allocator_totals(settings: AllocatorSettings, stored: list[StoredModule]) -> tuple[int, int, tuple[int, ...]]:
-    """Bytes allocated after loading, at its peak, and of each free block; many settings store the same tensors."""
+    """(bytes allocated after loading, at its peak, bytes of each free block); cached by the sizes of the tensors."""
 
     def replay() -> tuple[int, int, tuple[int, ...]]:
         """The totals of loading these modules into a new allocator."""

@@ -166,7 +166,7 @@ class Schemes:
                 return scheme
         return main if main.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
 
-    def _find(self, names: list[str], expert: bool) -> Quantization | None:
+    def _find(self, names: list[str], is_routed_expert: bool) -> Quantization | None:
         """The scheme of the first rule that matches one of the names; None where the module is not quantized."""
         main = self._quantization
         assert main is not None and self._ignored is not None
@@ -178,7 +178,7 @@ class Schemes:
         if main.targets == ("Linear",):
             return main
         if main.targets == ("experts",):
-            return main if expert else None
+            return main if is_routed_expert else None
         return main if main.targets and any(patterns(main.targets).match(name) for name in names) else None
 
     def _names(self, module: Module, layer: int) -> list[str]:

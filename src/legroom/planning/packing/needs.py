@@ -113,7 +113,7 @@ def takes_pool_bytes(settings: EngineSettings) -> bool:
 
 
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
-    """The memory of one server; LegroomError where its release refuses the flags or the model."""
+    """The memory of one server, asleep too if it `sleeps`; LegroomError where its release refuses flags or model."""
     server = _with_goal(server)
     target, args = server.target, server.args
     # Packing sets these flags itself; given ones only bound the size of the KV cache.

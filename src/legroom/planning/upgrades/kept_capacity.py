@@ -107,7 +107,7 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
 
 
 def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
-    """The smallest KV cache that holds the old requests: kv_cache_memory_bytes where it is given, else utilization."""
+    """(flags, plan) of the smallest KV cache that holds the old requests: its bytes where given, else utilization."""
     if base.args.num_gpu_blocks_override is not None:
         return
     if base.args.kv_cache_memory_bytes is not None:
