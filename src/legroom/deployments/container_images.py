@@ -102,7 +102,7 @@ def mount_of(text: str) -> Mount:
 
 
 def published_port(text: str, place: Place) -> PublishedPort:
-    """The port of `[address:][port:]port[/tcp]`."""
+    """The container's port in `[address:][port:]port[/tcp]`, open unless the address is a loopback one."""
     *host, port = text.partition("/")[0].rsplit(":", 2)
     return PublishedPort(port, place, len(host) < 2 or not host[0].startswith(("127.", "localhost", "[::1]")))
 

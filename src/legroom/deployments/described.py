@@ -64,7 +64,8 @@ def refuse_two_models(command: str | None, model: str | None) -> None:
 def deployment_from_request(
     model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, *, local_files: bool
 ) -> Deployment:
-    """The server of an HTTP or MCP request: `model` with `flags`, or `command`; a path only with `local_files`."""
+    """The server of an HTTP or MCP request: either `model` with `flags`, or `command`; LegroomError for both or
+    neither, for flags beside `command`, and for a path unless `local_files`."""
     release = known_release(vllm) if vllm else None
     if (model is None) == (command is None):
         raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")

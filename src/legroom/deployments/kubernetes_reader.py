@@ -80,6 +80,7 @@ def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iter
     pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
 
     def with_group_gpus_and_shm(server: StartedServer) -> StartedServer:
+        """The server with the GPUs of all pods of its group, and the /dev/shm that its operator mounts."""
         pod_gpus = server.gpu_count
         gpus = pod_gpus * pods if pod_gpus is not None and pods > 1 else server.gpus
         shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else "KubeRay's" if is_of_ray else None)

@@ -71,6 +71,7 @@ def expand_variables(word: str, env: Mapping[str, str]) -> str:
     """A word with `$NAME` and `$(NAME)` replaced where the value is known, `${NAME:-default}` also where it is not."""
 
     def known_value(variable: re.Match[str]) -> str:
+        """What replaces the variable: its value, its default, or itself where it is not known."""
         given = env.get(variable[1] or variable[4] or variable[5])
         if given is None or (variable[2] and not given):
             return str(variable[3] or (variable[0] if given is None else given))

@@ -59,6 +59,7 @@ def best_entry(label: str, message_ids: frozenset[str], default: str) -> catalog
     """The label's entry whose signatures have most of these log messages; the entry with the id `default` if none."""
 
     def shared_messages(candidate: catalog.Entry) -> int:
+        """How many of the log messages are in the candidate's signatures."""
         return len(message_ids & {name for signature in candidate.signatures for name in signature.messages})
 
     candidates = [each for each in entries_of_label(label) if shared_messages(each)]

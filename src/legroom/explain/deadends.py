@@ -100,8 +100,7 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
 
 
 def _claimed_change(item: Mapping[str, Any], rate: str, chinese: str = "") -> dict[str, Any]:
-    """A dead end or workaround of a record in an entry's form; `rate` is its key of the claimed rate, `chinese` its
-    action in Chinese."""
+    """A dead end or workaround of a record as in an entry; `rate`: key of its claimed rate, `chinese`: its action."""
     texts = {name: {"en": item[name]} for name in ("action", "why_fails", "how", "condition") if name in item}
     return {**texts, "action": {"en": item["action"], "zh": chinese}, "claimed_rate": item[rate]}
 

@@ -3,8 +3,7 @@
 `data/models/*.json` holds one family a file. An entry has the Hub `ids` it covers, a `source`, the published
 `parameters` (`counted`: not published to the digit, so counted from the config) and the `config` facts that memory
 depends on, `per_id` where one id has its own. A variant names its `base` and only what differs, often a `quantization`
-from `schemes.json`. `bundled_config` writes an entry out as a config.json would.
-"""
+from `schemes.json`. `bundled_config` writes an entry out as a config.json would."""
 
 from __future__ import annotations
 
@@ -183,7 +182,7 @@ def _is_its_total_size(key: str, sizes: frozenset[str]) -> bool:
 
 
 def _names_other_model(words: list[str], key: str, is_sized: bool) -> bool:
-    """Whether a name has a word of another architecture or series, which the bundled model's own names lack."""
+    """Whether a name has a word of another architecture, or unless `is_sized` series, that the model's names lack."""
     own = {word for each in _names_of(key, _entry_of_key(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
     kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
@@ -275,7 +274,7 @@ def chat_checkpoint(name: str, hub_id: str) -> str:
 
 
 def _lineage(hub_id: str) -> tuple[str, list[str], str]:
-    """What models of one series share: the owner, the words of the name without sizes and roles, and the role."""
+    """(owner, words of the name without sizes and roles, role): equal for models of one series."""
     words = [word for word in _name_words(hub_id) if word not in _ROLES and not _SIZE.fullmatch(word)]
     return hub_id.partition("/")[0].lower(), words, checkpoint_role(hub_id)
 

@@ -127,7 +127,7 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
 def weights_band(
     rows: Mapping[str, BandRow], path: Sequence[str], weights_bytes: int, total_bytes: int
 ) -> tuple[int, int]:
-    """Bytes below and above the weights in their 90 % band; wider for a class without measurements."""
+    """Bytes (below, above) the weights in their 90 % band; wider for a class without measurements."""
     row, seen = row_at(rows, path)
     if seen:
         most = row.most * total_bytes

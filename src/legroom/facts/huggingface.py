@@ -159,7 +159,7 @@ def _file_tensor_bytes(path: Path) -> int:
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
-    """The files that the index lists, [] if one is missing; without an index all but consolidated ones and adapters."""
+    """The files of the index, [] if one is missing; without an index all but consolidated ones and adapters."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:

@@ -182,7 +182,6 @@ def launcher_in(text: str) -> Launcher | None:
 
 
 def trainer_settings(line: str) -> Mapping[str, str] | None:
-    """How the training framework that a log line names sets gpu_memory_utilization, sleep mode and offloading (a row of
-    trainers.json); None where it names none."""
+    """The row of trainers.json for the framework that a log line names: how it sets vLLM's memory; None for none."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]
     return next((row for row in rows if row["mark"] in text), None)

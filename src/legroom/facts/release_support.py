@@ -49,7 +49,7 @@ def build_of(known: Release) -> Build:
 
 
 def last_build_with(capability: tuple[int, int]) -> tuple[Build, Build | None] | None:
-    """The newest build that runs on a GPU, and the next one, which does not; None where no build runs on it."""
+    """(newest build that runs on a GPU, the next one, which does not, or None); None where no build runs on it."""
     pairs = zip(builds(), (*builds()[1:], None), strict=True)
     return next((pair for pair in reversed(list(pairs)) if pair[0].has_kernels_for(capability)), None)
 

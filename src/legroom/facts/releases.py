@@ -129,8 +129,9 @@ def _known_range_hint() -> str:
 
 @lru_cache(maxsize=512)
 def release(version: str) -> Release:
-    """The release that `version` names; an unknown one becomes the nearest known release below it, with a note. Accepts
-    `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`, `nightly`."""
+    """The release that `version` names; an unknown one becomes the nearest known release below it, with a note;
+    LegroomError if none is. Accepts `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`,
+    `nightly`."""
     requested = version.strip()
     known = known_releases()
     if _NEWEST_NAMES.fullmatch(requested.lower()):

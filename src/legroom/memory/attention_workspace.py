@@ -93,7 +93,7 @@ _FA3_TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176), (192, 128, 112), 
 
 
 def num_splits(length: int, sequences: int, heads: int, head_dim: int) -> int:
-    """FlashAttention 3's num_splits_heuristic on an H100 or H200: the parts into which keys are split; 1: none."""
+    """FlashAttention 3's num_splits_heuristic on an H100 or H200: parts into which `length` keys are split; 1: none."""
     multiprocessors = 132
     _, queries, keys = next((row for row in _FA3_TILES if head_dim <= row[0]), _FA3_TILES[-1])
     tiles, key_tiles = heads * cdiv(length, queries), cdiv(length, keys)
@@ -105,8 +105,7 @@ def num_splits(length: int, sequences: int, heads: int, head_dim: int) -> int:
 
 
 def split_kv_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes per query token of an encoder's split-KV scratch: partial outputs and log-sum-exp of all heads; 0 where
-    FlashAttention 3 does not run or does not split."""
+    """Bytes per query token of an encoder's split-KV scratch (outputs and log-sum-exp of all heads); 0 if unsplit."""
     # Before 0.14 encoders always use FlashAttention 2.
     is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
     if not is_hopper or settings.release.before("0.14.0"):

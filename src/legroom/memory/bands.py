@@ -198,7 +198,7 @@ COUNTED = ("activation", "cuda_graph", "non_torch")
 
 
 def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
-    """Bytes that the budget may lose or gain because drivers reserve different amounts of the card."""
+    """Bytes (that the budget may lose, that it may gain), as drivers reserve different amounts of the card."""
     less, more = gpu.total_bytes - gpu.total_low_bytes, gpu.total_high_bytes - gpu.total_bytes
     return max(0, less) * settings.gpu_memory_utilization, max(0, more) * settings.gpu_memory_utilization
 

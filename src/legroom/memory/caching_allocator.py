@@ -5,8 +5,7 @@ answered the same requests with the same sizes (tests/memory/test_allocator.py).
 stream still uses and the private pools of CUDA graphs are not modelled.
 
 vLLM reports the weights as what torch has allocated, and torch counts whole blocks. A block is larger than its tensor
-where the rest is too small to split off, or where splitting is off: 0.21+ loads models with `max_split_size_mb:20`.
-"""
+where the rest is too small to split off, or where splitting is off: 0.21+ loads models with `max_split_size_mb:20`."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class AllocatorSettings:
         return -(-request_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
     def may_split(self, block_bytes: int, wanted_bytes: int, *, is_small: bool) -> bool:
-        """Whether the rest of a block that serves `wanted_bytes` becomes a free block of its own."""
+        """Whether the rest of a free block that serves `wanted_bytes` is split off; `is_small`: of a small pool."""
         rest = block_bytes - wanted_bytes
         if is_small or self.expandable_segments:
             return rest >= MIN_BLOCK_BYTES

@@ -7,8 +7,7 @@ The constants are fitted (`facts/data/fit.json`).
 
 The V2 runner of 0.29+ samples free memory between the warm-up pass of a full graph and its capture. The capture first
 releases the blocks that torch cached in that pass, so the sample is negative and the estimate grows by it
-(`warm_up_cache`).
-"""
+(`warm_up_cache`)."""
 
 from __future__ import annotations
 
@@ -294,7 +293,7 @@ def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Bloc
 
 
 def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:
-    """Elements per token and rank of a mixer's input projections and output; 3 and 1 times hidden if no attention."""
+    """Elements per token and rank of (a mixer's input projections, its output); if not attention, 3 and 1 x hidden."""
     if isinstance(mixer, Attention):
         heads = cdiv(mixer.heads, ranks)
         return heads * mixer.head_dim + cdiv(mixer.kv_heads, ranks) * mixer.score_width, heads * mixer.v_head_dim
@@ -305,7 +304,7 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
 
 
 def _feedforward_widths(block: FeedForward | None, experts: int, ranks: int) -> tuple[int, int]:
-    """Elements per token of a block's first product and of its activation; `experts`: those of both with experts."""
+    """Elements per token of (a block's first product, its activation); `experts`: their sum in an MoE block."""
     if isinstance(block, Dense):
         inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner

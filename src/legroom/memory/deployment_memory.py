@@ -69,7 +69,7 @@ def deployment_memory(
     *,
     cold: bool = False,
 ) -> DeploymentMemory:
-    """vLLM's memory accounting for every pipeline stage, and its checks. `cold`: with an empty compile cache."""
+    """vLLM's memory accounting of every pipeline stage, and its first failed check; `cold`: with no compile cache."""
     ranks = tuple(
         stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes, cold=cold)
         for stage in range(settings.pipeline_parallel_size)
@@ -278,7 +278,7 @@ def _serving_peak(rank: Layout, gpu: Gpu) -> Failure | None:
 
 
 def _oom_text(gpu: Gpu, when: str) -> str:
-    """torch's out-of-memory message in the words of the GPU's runtime (CUDA, HIP, XPU)."""
+    """torch's out-of-memory message by the GPU's runtime (CUDA, HIP, XPU), with the moment `when` in brackets."""
     runtime = {"amd": "HIP", "intel": "XPU"}.get(gpu.vendor, "CUDA")
     total = gib(gpu.total_bytes)
     return f"torch.OutOfMemoryError: {runtime} out of memory ({when}). GPU 0 has a total capacity of {total}"

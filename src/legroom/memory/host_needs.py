@@ -217,7 +217,7 @@ def _media_in_shm(settings: HostSettings) -> bool:
 
 
 def _media_caches(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
-    """The media caches in RAM, one for each API server and engine; none where they are in shared memory."""
+    """The media caches in RAM, one for each of `fronts` API servers and each engine; none if in shared memory."""
     media_gib = media_cache_gib(settings)
     if media_gib and not _media_in_shm(settings):
         # Every API server and every engine has a cache.

@@ -3,8 +3,7 @@
 Sleep mode allocates weights and KV cache in a pool whose pages can be unmapped while their addresses stay. Everything
 outside that pool stays on the card: the CUDA context, modules and library handles, communication buffers, CUDA graphs
 and, before 0.24, the buffers of the model runner. Level 1 copies the weights to pinned host memory, one allocator
-segment at a time, each rounded up to a power of two; level 2 discards them.
-"""
+segment at a time, each rounded up to a power of two; level 2 discards them."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def _predictions(planned: Plan) -> dict[str, int]:
 def observe(
     startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """The observation of a start-up; without a plan it has only terms that hold for any model. LegroomError where GPU
-    or release is not known."""
+    """A start-up's observation, without a plan only terms of any model; LegroomError where GPU or release is
+    unknown."""
     if gpu is None:
         hint = "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
         raise LegroomError("the log does not name its GPU", hint)

@@ -2,8 +2,7 @@
 
 A measured term applies only where nothing it depends on has changed. The activation peak depends on the model, the
 release and the batching flags. Non-torch memory depends on the GPU, the release and the parallel sizes, so it applies
-to other models too.
-"""
+to other models too."""
 
 from __future__ import annotations
 
@@ -269,7 +268,7 @@ def store_observations(observations: Iterable[Observation]) -> str:
 
 
 def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
-    """The stored observations, and a note if a damaged file was moved aside; LegroomError for a newer file."""
+    """(the stored observations, a note if a damaged file was moved aside or empty); LegroomError for a newer file."""
     stored = read_store(path)
     if not stored.problem:
         return stored.observations, ""

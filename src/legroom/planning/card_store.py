@@ -58,7 +58,7 @@ class CardRecord:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Card, driver, release and ranks; a later record with the same key replaces an earlier one."""
+        """(card, driver, release, ranks): a later record with the same key replaces an earlier one."""
         return self.name, self.driver, self.vllm, self.ranks
 
     def to_json(self) -> dict[str, Any]:

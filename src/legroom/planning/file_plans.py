@@ -83,7 +83,7 @@ class FileServer:
 
 
 def started_servers(path: str, text: str, release: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
-    """The servers of a file, and why the whole file could not be read; None where it could."""
+    """(the servers of a file, why the whole file could not be read or None)."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, release or latest()))

@@ -79,7 +79,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 
 def card_and_used_bytes(machine: Machine, release: Release, args: ServeArgs) -> tuple[Gpu, int]:
-    """A card with its measured figures, and the bytes that other processes hold of it; LegroomError if it has fewer."""
+    """(a card with its measured figures, bytes that other processes hold of it); LegroomError if it has fewer."""
     card = with_probed_card(_card(machine), release, args)
     if machine.memory is None:
         card = with_measured_total(card)

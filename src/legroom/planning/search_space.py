@@ -47,7 +47,7 @@ NODE_GPUS = 8
 
 
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
-    """Parallel sizes to try per GPU count, `{}` alone where a size is given; tensor parallelism stays inside a node."""
+    """Parallel sizes to try per GPU count, also expert parallel with `experts`; `{}` alone where a size is given."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
@@ -149,7 +149,7 @@ class FlagCombination:
         )
 
     def concurrency(self, utilization: float, band_kept: float) -> float:
-        """Full-length requests that the KV caches of all engines hold; 0 where not even one fits."""
+        """Full-length requests that all engines hold with `band_kept` of the band held back; 0 if not even one."""
         blocks = 1 << 62
         for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
             if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:

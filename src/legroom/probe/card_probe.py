@@ -88,7 +88,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
 
 
 def _run_script(words: Sequence[str], limit_s: float) -> str:
-    """Runs a script for `limit_s` at most, then kills its session, engine processes too; its last line, masked."""
+    """Runs a script for `limit_s` at most, then kills its session with all processes; its last line, masked, or ""."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -55,8 +55,7 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
 
 
 def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
-    """Refusals of numbers outside their field's bounds, and of keys and values in JSON flags; none for a release whose
-    code was not asked."""
+    """Refusals of numbers beyond their field's bounds, and of keys and values in JSON flags; none if not recorded."""
     if not is_recorded(release):
         return
     for dest, value in _given_numbers(args):

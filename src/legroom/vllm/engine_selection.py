@@ -66,7 +66,7 @@ _V0_ONLY = (
 
 
 def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[Literal["V0", "V1"], str]:
-    """The engine, and a sentence for the user where the release falls back to V0."""
+    """(the engine, a sentence for the user where the release falls back to V0 or empty)."""
     if release.at_least("0.11.0"):
         return "V1", ""
     asked = env_flag(args, "VLLM_USE_V1")

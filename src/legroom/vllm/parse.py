@@ -55,7 +55,7 @@ class FlagReader:
         return self.tokens[self.at - 1]
 
     def convert_and_store(self, flag: Flag, written: str, text: str) -> None:
-        """Convert and store a value, or record why the release does not accept it."""
+        """Store `text` as the flag's value, or record why the release does not accept it; `written`: its name there."""
         try:
             value = self._convert(flag, text)
         except flag_values.BadValue as expected:
@@ -201,13 +201,13 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
 
 
 def split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The leading NAME=value words as variables, and the words after them."""
+    """(the leading NAME=value words as variables, the words after them)."""
     count = next((i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
     return dict(word.partition("=")[::2] for word in words[:count]), list(words[count:])
 
 
 def _strip_head(tokens: Sequence[str]) -> tuple[dict[str, str], list[str], bool]:
-    """Environment assignments, the tokens after the server's name, and whether a bare word is the model."""
+    """(environment assignments, the tokens after the server's name, whether a bare word there is the model)."""
     env, tokens = split_assignments(tokens)
     for i, token in enumerate(tokens[:12]):
         if token == "serve" and i and tokens[i - 1].rpartition("/")[2] == "vllm":
@@ -265,7 +265,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
 
 
 def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
-    """The flag of a name or unique prefix, else None, and whether --no- negates it; notes an ambiguous prefix."""
+    """(the flag of a name or unique prefix or None, whether --no- negates it); notes an ambiguous prefix."""
     table = flags_of(reader.release)
     if name in table:
         return table[name], False
@@ -309,7 +309,7 @@ def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReader) -> None:
-    """Stores a boolean flag; a value after it is a problem unless the release takes one."""
+    """Stores a boolean flag, off where `negated`; a value after it counts, and is a problem for all but `optbool`."""
     written = f"{flag.name}={value}"
     if value is None and reader.has_value_next() and reader.tokens[reader.at].lower() in ("true", "false"):
         value = reader.take_token()

@@ -73,7 +73,7 @@ def max_model_len(args: vllm_args.ServeArgs, model: Model, release: Release) -> 
 
 
 def default_and_longest_len(args: vllm_args.ServeArgs, model: Model, release: Release) -> tuple[int, int]:
-    """The default max_model_len, and the longest one that the release accepts."""
+    """(the default max_model_len, the longest one that the release accepts)."""
     given = config_overrides(args)
     if not model.config:
         # Without the config the overrides cannot be applied, so the given length is accepted.

@@ -313,7 +313,7 @@ def _scheme_name(scheme: Quantization) -> str:
 
 
 def _method_in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
-    """A reason where the quantization method does not support the dtype."""
+    """A reason where the quantization method does not support the dtype; `online`: of an unquantized checkpoint."""
     known = quantization_method(method, release)
     if known is None or not known.dtypes or dtype in known.dtypes or (online and method in _ONLINE_ANY_DTYPE):
         return

@@ -1,7 +1,6 @@
 """Known messages in log lines as typed evidence: id, figures, phase, process and time.
 
-torch's out-of-memory message becomes a `TorchOom`.
-"""
+torch's out-of-memory message becomes a `TorchOom`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Lines of a log as the server wrote them: wrapped lines are rejoined and prefixes of platforms removed.
 
 Terminals and mails wrap lines, which would hide messages from patterns. A joined line is followed by as many empty
-lines as it absorbed, so that line numbers do not change.
-"""
+lines as it absorbed, so that line numbers do not change."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ def _message_words() -> frozenset[str]:
 
 
 def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
-    """The rejoined lines; and, where `more` text follows, the last lines, whose rest may be in it."""
+    """(the rejoined lines; where `more` text follows, the last lines, whose rest may be in it, else empty)."""
     whole: list[bytes] = []
     number = 0
     while number < len(lines):
@@ -210,7 +209,7 @@ def service_name(raw: str) -> str:
 
 
 def server_text(raw: str) -> str:
-    """What the server logged: without colours, JSON envelope, user prompts and lines of `legroom run` itself."""
+    """What the server logged, without colours, JSON envelope and user prompts; empty for a line of `legroom run`."""
     text = plain_line(raw)
     if "legroom: " in text[:400] and without_prefixes(text[:400]).startswith("legroom: "):
         return ""

@@ -1,7 +1,6 @@
 """Finds the passages of a log that contain a mark of a known message, in one pass and without a loop over all lines.
 
-Frequent marks (request logs, statistics, a crash loop) are sampled: the first, middle and last of each piece.
-"""
+Frequent marks (request logs, statistics, a crash loop) are sampled: the first, middle and last of each piece."""
 
 from __future__ import annotations
 
@@ -176,7 +175,7 @@ def read_passage(buffer: bytes, start: int, number: int, hit: int | None = None)
 
 
 def _process_id(buffer: bytes, start: int, stop: int) -> bytes:
-    """The `pid=` of a line; empty where it has none."""
+    """The `pid=N` near the start of a line, which is `buffer[start:stop]`; empty where it has none."""
     at = buffer.find(b"pid=", start, min(stop, start + _PREFIX_BYTES))
     return buffer[at : at + 12].partition(b")")[0].partition(b",")[0] if at >= 0 else b""
 

@@ -126,7 +126,7 @@ def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError
 
 
 def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
-    """A decompressing reader, the name, and the exception it raises; LegroomError without the zstandard package."""
+    """(a decompressing reader, the name, the exception it raises); LegroomError without the zstandard package."""
     try:
         import zstandard
     except ImportError:

@@ -1,8 +1,7 @@
 """Reads vLLM's start-up lines: lines -> events -> one `Startup` per start.
 
 Lines may have terminal colours, prefixes of docker, kubectl or journald, process labels of any release, or be JSON
-objects. `facts.log_messages.startup_lines` has the patterns.
-"""
+objects. `facts.log_messages.startup_lines` has the patterns."""
 
 from __future__ import annotations
 
@@ -126,7 +125,7 @@ def _startup_patterns() -> PatternSet:
 
 
 def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """The pattern without look-behinds, which RE2 lacks, and the texts that must not precede a match."""
+    """(the pattern without look-behinds, which RE2 lacks; the texts that must not precede a match)."""
     return _LOOKBEHIND.sub("", pattern), tuple(match["text"] for match in _LOOKBEHIND.finditer(pattern))
 
 

@@ -274,6 +274,7 @@ def _positional_parameters(given: list[Word]) -> dict[str, Word]:
     """`$1`, `$2` ... up to a word that may expand to several or none."""
 
     def is_one_word(word: Word) -> bool:
+        """Whether the argument stays one word when the shell expands it."""
         is_quoted = word.raw.startswith(('"', "'")) and "@" not in word.text
         return is_quoted or not ("$" in word.text or "`" in word.text)
 
@@ -349,6 +350,7 @@ def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
     """The text with `--flag $NAME` left as it is where NAME is empty: scripts add it only if it is set."""
 
     def kept_if_empty(variable: re.Match[str]) -> str:
+        """The flag and its variable, protected from expansion where the variable is empty."""
         is_empty = texts.get(variable[3] or variable[4]) == ""
         return f"{variable[1]}{LITERAL_DOLLAR}{variable[2]}" if is_empty else variable[0]
 

@@ -76,7 +76,7 @@ def config_defaults() -> dict[str, dict[str, Any]]:
 
 @cache
 def architecture_table() -> tuple[dict[str, str], frozenset[str]]:
-    """The architecture of each model type, and all architectures that vLLM serves."""
+    """(the architecture of each model type, all architectures that vLLM serves)."""
     document = read_data("architectures.json")
     return document["architectures"], frozenset(document["known"])
 

@@ -262,7 +262,7 @@ def _is_biased(text: Mapping[str, Any], architecture: str, families: tuple[str, 
 
 
 def _head_shape(text: Mapping[str, Any], kind: str, index: int) -> tuple[int, int, int, int]:
-    """heads, kv_heads, head_dim, v_head_dim of one layer before tensor parallelism; LegroomError if they clash."""
+    """(heads, kv_heads, head_dim, v_head_dim) of one layer before tensor parallelism; LegroomError if they clash."""
     heads = int_field(text, "num_attention_heads")
     hidden = int_field(text, "hidden_size")
     blocks = text.get("block_configs")
@@ -325,7 +325,7 @@ def _head_dim(text: Mapping[str, Any], heads: int, hidden: int) -> int:
 
 
 def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
-    """Attention heads, KV heads, key head size and value head size of a sliding or a full layer."""
+    """(heads, KV heads, key head size, value head size) of a sliding or a full layer of Gemma-4."""
     kv_heads = int_field(text, "num_key_value_heads")
     head_dim = int_field(text, "head_dim")
     if kind == "full":
@@ -336,7 +336,7 @@ def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[
 
 
 def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
-    """Attention heads, KV heads, key and value head size of a layer, for a sliding one from the `swa_` fields."""
+    """(heads, KV heads, key head size, value head size) of a layer, for a sliding one from the `swa_` fields."""
     prefix = "swa_" if kind == "sliding" else ""
     kv_heads = int_field(text, f"{prefix}num_key_value_heads", default=int_field(text, "num_key_value_heads"))
     head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))

@@ -215,7 +215,7 @@ def _patch_embedding(encoder: _Encoder) -> list[Linear]:
 
 
 def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
-    """Attention and feed-forward blocks. vLLM splits them over the tensor-parallel ranks like a decoder's."""
+    """The attention and feed-forward weights of `layers` blocks, split over tensor-parallel ranks like a decoder's."""
     style, hidden, inner = encoder.styles, encoder.hidden, encoder.mlp_width
     qkv = encoder.field("qkv_hidden_size", hidden)
     parts, gates = 3 if "split_qkv" in style else 1, 2 if "split_gate" in style else 1
@@ -237,7 +237,7 @@ def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
 
 
 def _pair(inputs: int, width: int, bias: bool = True, split: bool = True) -> list[Linear]:
-    """Two linear layers into the language model's width, tensor-parallel where `split`."""
+    """Two linear layers, from `inputs` to `width` and `width` to `width`, tensor-parallel where `split`."""
     pair = [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
     return pair if split else [replace(weight, split="") for weight in pair]
 

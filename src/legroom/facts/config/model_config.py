@@ -164,7 +164,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _rope_scaled_length(length: float, ropes: list[Mapping[str, Any]], yarn_multiplies: bool) -> float:
-    """The context length in tokens after RoPE scaling."""
+    """The context length in tokens after RoPE scaling, by YaRN's factor only where `yarn_multiplies`."""
     factor = 1.0
     for rope in ropes:
         kind = _rope_type(rope)

@@ -91,7 +91,7 @@ def _group_size(size: int) -> int | None:
 
 
 def _block(value: Any) -> tuple[int, int] | None:
-    """The rows and columns that share a scale; None where the field is no pair of positive whole numbers."""
+    """(rows, columns) that share a scale; None where the field is no pair of positive whole numbers."""
     sizes = value if isinstance(value, (list, tuple)) else ()
     rows, columns = sizes if len(sizes) == 2 and all(isinstance(size, int) and size > 0 for size in sizes) else (0, 0)
     return (rows, columns) if rows else None

@@ -2,8 +2,7 @@
 
 vLLM runs one batch of the largest items through the encoder before the language model. Its layers run one after
 another, so the peak is the widest point of one block (`LiveTensors`, a row of data/towers.json) with the pixels and
-the DeepStack features. The release's multimodal budget decides which item is profiled and how many of it.
-"""
+the DeepStack features. The release's multimodal budget decides which item is profiled and how many of it."""
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaIt
 
 
 def _max_pixels(kwargs: Mapping[str, Any], kind: str) -> int:
-    """The largest image or video in pixels that --mm-processor-kwargs allows; 0 where it names none."""
+    """The most pixels of an image or video (`kind`) that --mm-processor-kwargs allows; 0 where it names none."""
     scoped = kwargs.get(f"{kind}s_kwargs")
     for given in (scoped if isinstance(scoped, Mapping) else {}, kwargs):
         size = given.get("size")
@@ -251,7 +250,7 @@ def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int
 def _tower_peak(
     batch: EncoderBatch, model: Model, settings: EngineSettings, gpu: Gpu | None, width: int
 ) -> tuple[int, str]:
-    """Peak bytes of the encoder for this batch on one rank, and the operation at which it is reached."""
+    """(peak bytes of the encoder for this batch on one rank, the operation at the peak); `width`: bytes of a value."""
     tower = batch.item.tower
     moments = [moment for moment in tower.moments or _PLAIN if _exists_in(moment, settings.release)]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
@@ -285,7 +284,7 @@ def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
 
 
 def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text_hidden_size: int) -> int:
-    """Bytes per patch that are alive at one point of the encoder on one rank; `width`: bytes of a value."""
+    """Bytes per patch alive at one point of the encoder on one of `ranks` ranks; `width`: bytes of a value."""
     split = 1 if not any(weight.split for weight in tower.weights) and tower.weights else ranks
     inner = cdiv(tower.intermediate_size, split)
     elements = moment.hidden * tower.hidden_size + moment.heads * tower.hidden_size / split + moment.inner * inner

@@ -4,8 +4,7 @@ Layers run one after another, so the peak of the forward pass is that of one lay
 
 The live sets come from torch's allocation history of vLLM 0.26 on an H200 (see `bench/fit.py`). With torch.compile the
 graph is split at every mixer, and the inputs and outputs of a mixer live until the next split; in eager mode Python's
-local variables keep a few hidden states that the compiled graph frees.
-"""
+local variables keep a few hidden states that the compiled graph frees."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ def layer_peaks(model: Model, start: int, stop: int, execution: Execution) -> tu
 
 
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements per token of a mixer's tensors that are still alive while the graph piece after the mixer runs."""
+    """Elements per token and rank of a mixer's tensors that are still alive while the graph piece after it runs."""
     if mixer is None:
         return 0
     if not isinstance(mixer, StateSpace):
@@ -121,7 +120,7 @@ def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
 
 
 def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements per token of a mixer's tensors still live when the next mixer starts."""
+    """Elements per token and rank of a mixer's tensors that are still alive when the next mixer starts."""
     kept = held_by_mixer(mixer, model_type, ranks)
     for gated in recurrent([mixer]):
         if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
@@ -130,7 +129,7 @@ def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
 
 
 def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
-    """Elements per token of a recurrent mixer's input projection and of its inner width, on one rank."""
+    """(elements per token of a recurrent mixer's input projection, of its inner width) on one of `ranks` ranks."""
     width = dict(mixer.config)
     if mixer.kind == "mamba2":
         inner = cdiv(width["intermediate_size"], ranks)
@@ -324,7 +323,7 @@ def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -
 
 
 def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:
-    """Whether DeepGEMM runs block-wise fp8 experts and pads their rows (Hopper, data-centre Blackwell; 0.20+)."""
+    """Whether DeepGEMM runs block-wise fp8 experts, `inner` x `width` (Hopper, data-centre Blackwell; 0.20+)."""
     scheme = model.quantization
     if scheme is None or scheme.block is None or (scheme.experts_bits or scheme.weight_bits) != 8:
         return False

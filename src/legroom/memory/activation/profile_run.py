@@ -180,7 +180,7 @@ def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[p
 
 
 def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
-    """Peak bytes of the forward pass over this stage's layers, and the terms that make it up."""
+    """(peak bytes of the forward pass over this stage's layers and those of the draft, the terms that make it up)."""
     width, tokens = element_bytes(settings), settings.max_num_batched_tokens
     scratch = peaks.expert_scratch(model, settings, gpu)
     best = 0

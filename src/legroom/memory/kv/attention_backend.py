@@ -133,7 +133,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
 def aligned_block_size(
     model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
 ) -> int:
-    """The block size at which an attention page holds a recurrent state (hybrid models, 0.10+), else `block_size`."""
+    """The block size at which an attention page holds `state_bytes` (hybrid models, 0.10+), else `block_size`."""
     if settings.release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size
     backend = attention_backend(model, settings, gpu)
@@ -152,7 +152,7 @@ def aligned_block_size(
 
 
 def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Release, block_size: int) -> int:
-    """The number of tokens of which the block size of a hybrid model must be a multiple, by release."""
+    """Tokens of which a hybrid model's block size must be a multiple, by release; `is_latent`: it has MLA layers."""
     if release.before("0.11.1"):
         return 16
     if release.before("0.20.0"):

@@ -136,7 +136,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
-    """Blocks that the stage's bytes hold, or --num-gpu-blocks-override where it is given (0.9.1 ignores it)."""
+    """Blocks that `available_bytes` hold on a stage, or --num-gpu-blocks-override where given (not in 0.9.1)."""
     override = settings.num_gpu_blocks_override
     if override is not None and not shape.era.override_forgotten:
         return override
@@ -153,7 +153,7 @@ def _block_size(shape: KvShape, length: int) -> int:
 
 
 def _logged_concurrency(shape: KvShape, blocks: int, length: int) -> float:
-    """Requests of `length` tokens at once, as the release computes its "Maximum concurrency" line."""
+    """Requests of `length` tokens that `blocks` hold at once, as the release's "Maximum concurrency" line has it."""
     if length < 1:
         return 0.0
     if shape.era.concurrency_by_slots:
@@ -165,7 +165,7 @@ def _logged_concurrency(shape: KvShape, blocks: int, length: int) -> float:
 
 
 def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
-    """The tokens of the "GPU KV cache size" log line."""
+    """The tokens of the "GPU KV cache size" log line, for `blocks` that hold `concurrency` requests of `length`."""
     if shape.era.tokens_line == "slots":
         return blocks * shape.block_size
     if shape.era.tokens_line == "full-length requests":
@@ -189,7 +189,7 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
 def _failed_check(
     shape: KvShape, settings: EngineSettings, checked: Sequence[int], length: int, blocks: int
 ) -> Failure | None:
-    """The failed KV cache check; None where a request of `length` tokens fits (`checked`: bytes of each stage)."""
+    """The first failed KV cache check of a request of `length` tokens, or None; `checked`: bytes of each stage."""
     if settings.auto_fit_len and length <= 0:
         needed = max(shape.needed_bytes(1, stage) for stage in range(len(checked)))
         text = check_text("auto_fit", shape.release)

@@ -299,7 +299,7 @@ def state_elements(mixer: StateSpace, settings: EngineSettings) -> int:
 
 
 def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> tuple[str, str]:
-    """The dtypes of convolution and recurrent state: from flags, the checkpoint's config, or the model's dtype."""
+    """(dtype of the convolution state, of the recurrent state): from flags, the config, or the model's dtype."""
     given_conv = settings.given.mamba_cache_dtype or "auto"
     conv = settings.dtype if given_conv == "auto" else given_conv
     given = settings.given.mamba_ssm_cache_dtype or "auto"
@@ -320,13 +320,13 @@ def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
 
 
 def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
-    """Elements of a Mamba-1 layer's convolution state and recurrent state on one rank."""
+    """(elements of a Mamba-1 layer's convolution state, of its recurrent state) on one rank."""
     inner = share(mixer.width("intermediate_size"), settings.tensor_parallel_size, "the Mamba inner size")
     return inner * (mixer.width("conv_kernel") - 1), inner * mixer.width("state_size")
 
 
 def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
-    """Elements of a Mamba-2 layer's convolution state and recurrent state on one rank."""
+    """(elements of a Mamba-2 layer's convolution state, of its recurrent state) on one rank."""
     groups = mixer.width("n_groups")
     if groups % settings.tensor_parallel_size:
         groups = settings.tensor_parallel_size  # groups are replicated to every rank
@@ -340,7 +340,7 @@ def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 
 def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
-    """Elements of a gated delta net's convolution state and recurrent state on one rank."""
+    """(elements of a gated delta net's convolution state, of its recurrent state) on one rank."""
     key_width = mixer.width("head_k_dim") * mixer.width("num_k_heads")
     value_width = mixer.width("head_v_dim") * mixer.width("num_v_heads")
     conv = share(2 * key_width + value_width, settings.tensor_parallel_size, "the linear-attention width")
@@ -349,7 +349,7 @@ def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 
 def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
-    """Elements of a Kimi delta attention layer's convolution state and recurrent state on one rank."""
+    """(elements of a Kimi delta attention layer's convolution state, of its recurrent state) on one rank."""
     heads, head_dim = mixer.width("num_heads"), mixer.width("head_dim")
     conv = share(3 * heads * head_dim, settings.tensor_parallel_size, "the linear-attention width")
     own = share(heads, settings.tensor_parallel_size, "the number of linear-attention heads")
@@ -357,13 +357,13 @@ def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 
 def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
-    """Elements of a lightning attention layer's convolution state (none) and recurrent state on one rank."""
+    """(0, elements of a lightning attention layer's recurrent state on one rank): it has no convolution."""
     heads = mixer.width("num_heads") // settings.tensor_parallel_size
     return 0, heads * mixer.width("head_dim") ** 2
 
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
-    """Elements of a short convolution's state on one rank; it has no recurrent state."""
+    """(elements of a short convolution's state on one rank, 0): it has no recurrent state."""
     width = share(mixer.width("intermediate_size"), settings.tensor_parallel_size, "the convolution width")
     return width * _conv_tail(mixer, settings), 0
 

@@ -243,7 +243,7 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
 
 
 def _scale_block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
-    """The rows and columns that share a scale; smaller for experts whose slice is not a multiple of the block."""
+    """(rows, columns) that share a scale; smaller for experts whose slice, of `parts` matrices, does not divide."""
     if module.copies == 1:
         return block
     width = module.outputs // parts if ".w13" in module.name else module.inputs
@@ -305,7 +305,7 @@ def _uses_triton_on_hopper(context: StorageContext) -> bool:
 
 
 def _mxfp4_sizes(module: Module, context: StorageContext) -> tuple[int, int]:
-    """Rows and columns of an expert's gate and up matrix, or down matrix, as padded for the kernel."""
+    """(rows, columns) of an expert's gate and up matrix, or of its down matrix, as padded for the kernel."""
     if _uses_triton_on_hopper(context):
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":

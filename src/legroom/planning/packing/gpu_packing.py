@@ -7,8 +7,7 @@ the sum of all peaks fits the card, the order makes no difference. How the pool 
   utilization is then only what the check of free memory asks for, and is set to the server's own share of the card;
 - before, by a number of blocks, with a utilization that leaves room for them in the release's own arithmetic, which in
   0.6.4 and in V1 up to 0.9.0 charges a server for all that its neighbours hold;
-- 0.9.1 forgets the number of blocks: utilization alone, less what a neighbour allocates during the profile run.
-"""
+- 0.9.1 forgets the number of blocks: utilization alone, less what a neighbour allocates during the profile run."""
 
 from __future__ import annotations
 
@@ -175,7 +174,7 @@ def _planned_beside_all(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """One server planned beside all its neighbours at their peak, as if it started last."""
+    """One server planned beside all neighbours at their peak, as if started last; in sleep mode if it `sleeps`."""
     name = needs.server.name
     cards = placement[name]
     uses = (

@@ -166,7 +166,7 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """Bytes of the least and most useful KV cache (equal if given) and of a block; zeros for a model without one."""
+    """Bytes of (least KV cache, most useful one, a block), zeros without one; LegroomError if it is unsupported."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:

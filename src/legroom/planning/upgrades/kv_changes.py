@@ -3,8 +3,7 @@
 The changes are applied one after another from the older release to the newer one: first the newer release's accounting
 (budget, weights, profile run, CUDA graphs, each term of non-torch memory) with the older settings, then the settings in
 the order of `_SETTINGS`, then flags that the newer release no longer has. In another order, bytes that two changes move
-together would be listed at the other one.
-"""
+together would be listed at the other one."""
 
 from __future__ import annotations
 

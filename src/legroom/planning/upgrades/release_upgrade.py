@@ -263,7 +263,7 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
 
 
 def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
-    """Bugs of this deployment in the old release only, and in the new release only."""
+    """(bugs of this deployment in the old release only, in the new release only)."""
     before, after = ({bug.id: bug for bug in bugs_of(made)} for made in (old, new))
     ended = tuple(bug for id_, bug in before.items() if id_ not in after)
     return ended, tuple(bug for id_, bug in after.items() if id_ not in before)
