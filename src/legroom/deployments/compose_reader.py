@@ -106,7 +106,7 @@ class ComposeFolder:
 def _with_extended_service(
     service: Node, services: Node, folder: ComposeFolder, depth: int = 0
 ) -> tuple[Node, dict[str, Word]]:
-    """A service merged with the one that it extends, and its environment."""
+    """(a service merged with the one that it extends, its environment)."""
     extends = service.get("extends")
     name = (extends.scalar or extends.text("service")) if extends is not None else ""
     file = extends.text("file") if extends is not None else ""

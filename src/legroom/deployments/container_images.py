@@ -122,7 +122,7 @@ def docker_bytes(text: str) -> int | None:
 
 
 def _parse_option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
-    """An option's name and value (`--name value`, `--name=value`, `-e A=1`, `-itp 1`), and the index of the next."""
+    """(name, value or None, index of the next word) of an option: `--a b`, `--a=b`, `-e A=1` or `-itp 1`."""
     word = words[i]
     following = words[i + 1] if i + 1 < len(words) else None
     if word.text.startswith("--"):

@@ -94,7 +94,7 @@ def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -
 
 
 def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
-    """One text as a part (its servers and commands), and the texts of other kinds embedded in it."""
+    """(a text as a part with its servers and commands, the texts of other kinds embedded in it)."""
     if kind in ("shell", "unit"):  # a variable for a statement of Jinja: what it encloses may be left out
         source = source.with_text(re.sub(r"\{%(.*?)%\}", lambda found: f" ${'_' * len(found[1])}_ ", source.text))
     if kind == "shell":
@@ -115,7 +115,7 @@ def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, It
 
 
 def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
-    """The servers and commands of a YAML or JSON file, and the files embedded in it; LegroomError if it is neither."""
+    """(a YAML or JSON file as a part, the files embedded in it); LegroomError where it is neither."""
     if kind == "json":
         try:
             json.loads(source.text)
@@ -151,7 +151,7 @@ def _with_left_out(server: StartedServer, template: Text, rendered: Text) -> Sta
 
 
 def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
-    """The documents of a YAML text, and the error where it is a template read without all its values, else None."""
+    """(the documents of a YAML text, the error if it is a template read without all its values or None)."""
     rendered = render_chart_template(source) if is_template(source.text) else None
     if rendered is not None:
         try:

@@ -74,7 +74,8 @@ class _Block:
 
 
 def render_chart_template(source: Text) -> RenderedText | None:
-    """A file of a chart's `templates` with the chart's default values; None without these, or if not readable."""
+    """The text of a template of a chart, rendered with the chart's own values; None for other files and if
+    unreadable."""
     root = next((folder.parent for folder in Path(source.path).parents if folder.name == "templates"), None)
     values = _first_document(root / "values.yaml") if root is not None and Path(source.path).is_file() else None
     if root is None or values is None:
@@ -254,12 +255,12 @@ def _plain(value: Any) -> Any:
 
 
 def _may_be_true(value: Any) -> bool:
-    """Whether Go takes the value for true; an unknown one may be."""
+    """Whether Go takes the value for true; True for an unknown one."""
     return bool(_plain(value))
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """The keys and items that `range` runs over; one unknown item of an unknown value."""
+    """(key, item) pairs that `range` runs over; one unknown pair for an unknown value."""
     if isinstance(value, Node):
         return list(value.items()) or list(enumerate(value.list()))
     return [(value, value)] if value is _UNKNOWN else list(enumerate(value or ()))

@@ -73,7 +73,7 @@ def _fenced_rows(lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def _paragraph_end(lines: list[str], row: int) -> int:
-    """The row after a paragraph, or after its first 400 lines."""
+    """The row after the paragraph at `row`, or after its first 401 lines."""
     last = min(len(lines), row + 401)
     while row < last and lines[row].strip() and lines[row] != _TAKEN:
         row += 1
@@ -81,7 +81,7 @@ def _paragraph_end(lines: list[str], row: int) -> int:
 
 
 def _shell_end(lines: list[str], first: int) -> int:
-    """The row after consecutive paragraphs in which every line is shell; 0 where there are none."""
+    """The row after the paragraphs from row `first` on in which every line is shell; 0 where there are none."""
     end = row = first
     while row < len(lines) and _SHELL_WORD.match(lines[row].strip()):
         paragraph = lines[row : _paragraph_end(lines, row)]
@@ -94,7 +94,7 @@ def _shell_end(lines: list[str], first: int) -> int:
 
 
 def _command_end(lines: list[str], first: int) -> int:
-    """The row after a command that starts a server, with its continued lines; 0 where there is none."""
+    """The row after the server command that begins at row `first`, with its continued lines; 0 where none begins."""
     if not START.match(lines[first]):
         return 0
     end, last = first + 1, _paragraph_end(lines, first)

@@ -104,7 +104,7 @@ class _Program(ast.NodeVisitor):
         yield from change_servers((*servers, *calls), self._on_modal)
 
     def _on_modal(self, server: StartedServer) -> StartedServer:
-        """The server with the GPU of Modal's function, and without a volume where the program names none."""
+        """The server with the GPU of Modal's function, and no mounts if the program names no volume; others as is."""
         text = self._source.text
         named = {found for found in _MODAL_GPU.findall(text) if is_known_gpu(found[0])}
         if not _MODAL.search(text) or server.in_container:

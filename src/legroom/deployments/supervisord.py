@@ -45,7 +45,7 @@ def supervisord_subjects(source: Text) -> Iterator[Subject]:
 
 
 def _environment(value: Word) -> Iterator[tuple[str, Word]]:
-    """The names and values of supervisord's `environment=A="1",B="2"`."""
+    """(name, value) pairs of supervisord's `environment=A="1",B="2"`."""
     for pair in _VARIABLE.finditer(value.text):
         given = next((text for text in pair.groups()[1:] if text is not None), "")
         yield pair[1], Word(given, value.offset + pair.start(), pair[0])

@@ -267,7 +267,7 @@ def checkpoint_role(hub_id: str) -> str:
 
 
 def chat_checkpoint(name: str, hub_id: str) -> str:
-    """The chat checkpoint beside the base checkpoint `hub_id` that a bundled short name stands for; empty for none."""
+    """The chat checkpoint that a bundled short name has beside the base checkpoint `hub_id`; empty for none."""
     bundled = find(name) if "/" not in name else None
     chats = (each for each in (bundled.ids if bundled else ()) if checkpoint_role(each) == "chat" and each != hub_id)
     return next((each for each in chats if each.startswith(hub_id)), "")

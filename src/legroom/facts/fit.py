@@ -69,7 +69,7 @@ def known_starts(kind: str, value: str) -> tuple[int, int]:
 
 @cache
 def evidence(properties: Properties) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The kind of evidence (KINDS) for a deployment, and which of its properties fewer than ten known starts have."""
+    """(the kind of evidence for a deployment, of KINDS; its properties that fewer than ten known starts have)."""
     few = bands()["few"]
     machine = (known_starts(*each)[0] for each in properties if each[0] in MACHINE)
     rare = tuple(each for each in properties if known_starts(*each)[1] < few)

@@ -186,7 +186,7 @@ def is_read_by_plugin(name: str) -> bool:
 
 
 def companion_of(names: frozenset[str]) -> str:
-    """The program used in place of `vllm serve` that alone has one of these flags; empty where none has."""
+    """The first program run in place of `vllm serve` that adds one of these flags; empty where none does."""
     programs = read_data("companion_flags.json")["programs"]
     return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
 

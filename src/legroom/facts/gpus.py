@@ -235,7 +235,7 @@ def _check_size(total_bytes: int, text: str) -> None:
 
 @lru_cache(maxsize=1)
 def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
-    """Normalized name -> the card's entry, and the note and the larger card of an ambiguous name."""
+    """Normalized name -> (the card's entry, and of an ambiguous name the note and the larger card, else empty)."""
     index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
     by_name = {entry["name"]: entry for entry in read_data("gpus.json")["gpus"]}
     for entry in by_name.values():

@@ -128,7 +128,7 @@ def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]
 
 @cache
 def _exposed_entries() -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Every series name of any known release, with its declaration."""
+    """(series name, its declaration) for every series of any known release."""
     declared = ((name, entry) for name, entries in _declarations().items() for entry in entries)
     return tuple((exposed, entry) for name, entry in declared for exposed in _exposed_series(name, entry["type"]))
 

@@ -42,7 +42,7 @@ class Attention:
 
     @property
     def rope_width(self) -> int:
-        """Elements of a head to which rotary embeddings apply."""
+        """Elements of a head to which rotary embeddings apply; 0 for cross attention."""
         return 0 if self.cross else self.head_dim
 
     @property

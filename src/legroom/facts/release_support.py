@@ -73,7 +73,7 @@ def newest_build_for_driver(driver: str, known: Release) -> Build | None:
 
 
 def supported_capabilities(release: Release) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The oldest and the newest compute capability of a release's published builds (`data/card_support.json`)."""
+    """(oldest, newest) compute capability of a release's published builds, each (major, minor)."""
     bounds = []
     for end in ("oldest", "newest"):
         row = _row_of_release(read_data("card_support.json")[end], release)

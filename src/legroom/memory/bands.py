@@ -156,8 +156,8 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
-    """The KV cache's error band in bytes (below, above), (0, 0) where exact. `parts`: weights, then COUNTED;
-    `first_start_bytes`: what an empty compile cache would cost."""
+    """The KV cache's error band in bytes (below, above), (0, 0) where exact. `parts`: weights, activation, graph
+    estimate, non-torch; `first_start_bytes`: what an empty compile cache would cost."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     errors = (own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts[1:], strict=True))

@@ -178,7 +178,7 @@ def _combined_advice(lever: Lever, flags: Mapping[str, Any], more: Advice, start
 
 
 def _with_bug_workaround(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
-    """The plan with the workaround of a known bug: flags as advice, environment and steps as notes."""
+    """The plan with a known bug's workaround: flags as advice where it then fits, environment and steps as notes."""
     changed = _plan_with(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
     variables = " ".join(f"{name}={value}" for name, value in bug.env.items())
     steps = (f"set {variables}", *bug.steps) if variables else bug.steps
@@ -247,7 +247,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
-    """Flag combinations that hold one full-length request; given flags, then the GPU count, change if none does."""
+    """Flag combinations that hold one full-length request; given flags, then more GPUs, change only if need be."""
     for released in (False, True):
         found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
         if found:
@@ -387,7 +387,7 @@ def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> 
 
 
 def _planned_proposals(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """The proposals of a lever that the release and the model accept, planned; none where its flag must not change."""
+    """(flags, plan) of the lever's proposals that release and model accept; ends at one that changes a `kept` flag."""
     for flags in lever.propose(start):
         if kept.intersection(flags):
             return

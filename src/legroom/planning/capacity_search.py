@@ -355,7 +355,7 @@ def _sufficient_combinations(
 
 
 def _utilizations(combination: FlagCombination, args: ServeArgs, goal: CapacityGoal) -> Sequence[float]:
-    """The utilizations to try: only the one in force where the user gave it or the pool's bytes."""
+    """The utilizations to try, up to the goal's limit; only the one in force where it or the pool's bytes are given."""
     if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
         return (combination.settings.gpu_memory_utilization,)
     return [share for share in UTILIZATIONS if share <= goal.most_utilization]

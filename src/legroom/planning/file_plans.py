@@ -150,7 +150,7 @@ def _spans_nodes(what: Deployment) -> bool:
 
 
 def _plan_on_gpu(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
-    """The plan on `given` GPUs of one model, with the memory limit and the notes of the manifest."""
+    """The plan on `given` cards `gpu` (None: as many as needed), with the manifest's memory limit and notes."""
     base = machine or Machine(gpu)
     limit = base.host_memory or (str(what.memory_limit_bytes) if what.memory_limit_bytes else None)
     count = None if given is None else max(given, what.args.gpus_needed)

@@ -151,7 +151,7 @@ def quantized_weights(plan: Plan) -> Proposals:
 
 
 def online_quantization(plan: Plan) -> Proposals:
-    """--quantization fp8 on an unquantized checkpoint."""
+    """--quantization fp8 on an unquantized checkpoint, on NVIDIA cards from Ampere on."""
     model, gpu = plan.target.model, plan.target.gpu
     unquantized = model.quantization is None and plan.args.quantization is None
     if unquantized and gpu.vendor == "nvidia" and gpu.compute_capability >= FP8_MARLIN:

@@ -216,7 +216,8 @@ def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument
 
 
 def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
-    """A plan's JSON document with the keys `needs` (`kv.num_blocks`, `command`); LegroomError where it lacks them."""
+    """The plan of a JSON document; LegroomError, naming `source`, where a key of `needs` (`kv.num_blocks`) is
+    missing."""
     try:
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")

@@ -98,7 +98,7 @@ def _check_tokens(settings: EngineSettings, model: Model) -> None:
 
 
 def _check_heads(settings: EngineSettings, model: Model) -> None:
-    """Raises RefusedByVllm where the heads are no multiple of the TP size, or that no multiple of the DCP size."""
+    """Raises RefusedByVllm where the TP size does not divide the heads, or the DCP size the TP size."""
     heads, ranks = traits(model).heads, settings.tensor_parallel_size
     if heads is not None and heads % ranks:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]

@@ -50,7 +50,7 @@ def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported
 
 
 def _card_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A reason where the published builds have no kernels for the card's compute capability."""
+    """A reason where the published builds have no kernels for the card; uncertain where the card is newer than they."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
     oldest, newest = supported_capabilities(release)
@@ -289,7 +289,7 @@ def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> It
 
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
-    """A reason where the card is below the compute capability of the compressed-tensors scheme."""
+    """A reason where the release lacks the compressed-tensors scheme, or the card the compute capability for it."""
     needed = scheme_capability(_scheme_name(scheme), release)
     if needed is None:
         message = "No compressed-tensors compatible scheme was found."
@@ -378,7 +378,7 @@ def _eplb_reasons(method: str, settings: EngineSettings, model: Model, release: 
 
 
 def _mx_group_reasons(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A reason where online MXFP4 or MXFP8 meets inputs that are no multiple of its groups of 32."""
+    """A reason where online MXFP4 or MXFP8 meets encoder weights whose inputs on a rank are no multiple of 32."""
     if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
         return
     ranks = 1 if replicates_encoders(settings.given, model) else settings.tensor_parallel_size

@@ -200,7 +200,7 @@ class _Lexer:
 
 
 def _parse_word(text: str, start: int) -> tuple[Word, int]:
-    """The word at `start` with its quotes removed, and the position after it."""
+    """(the word at `start` with its quotes removed, the position after it)."""
     position, out, is_open = start, [], False
     while position < len(text):
         character = text[position]
@@ -240,7 +240,7 @@ def _parse_word(text: str, start: int) -> tuple[Word, int]:
 
 
 def _double_quoted(text: str, position: int) -> tuple[str, int]:
-    """The content up to the closing quote with escapes resolved, and the position after that quote."""
+    """(the content up to the closing quote with escapes resolved, the position after that quote)."""
     out: list[str] = []
     while position < len(text) and text[position] != '"':
         if text[position] == "\\" and position + 1 < len(text) and text[position + 1] in '"\\$`\n':

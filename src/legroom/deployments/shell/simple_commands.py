@@ -99,7 +99,7 @@ def joined_names(line: list[Word]) -> list[Word]:
 
 
 def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
-    """The name of the function that is defined here, empty without one, and the words after it."""
+    """(the name of the function that is defined here or empty, the words after it)."""
     if words[0].text == "function" and len(words) > 1:
         return words[1].text.removesuffix("()"), words[2:]
     if words[0].raw.endswith("()"):
@@ -282,7 +282,7 @@ def _positional_parameters(given: list[Word]) -> dict[str, Word]:
 
 
 def _split_assignment(word: Word) -> tuple[str, Word]:
-    """The name of `NAME=value` or `NAME+=value`, and its value as a word at the same place."""
+    """(the name of `NAME=value` or `NAME+=value`, its value as a word at the same place)."""
     name, _, value = word.text.partition("=")
     return name.removesuffix("+"), Word(value, word.offset, word.raw)
 

@@ -242,7 +242,7 @@ class StateSpec(CacheSpec):
 
 
 def align_page(token_bytes: int, states: int, alignment: int) -> int | None:
-    """The page size rounded up to the kernel's alignment; None where it is a multiple already."""
+    """Bytes of a page of `states` rows of `token_bytes`, rounded up to `alignment`; None where they are a multiple."""
     page = token_bytes * states
     padded = round_up(page, alignment)
     return padded if padded != page else None

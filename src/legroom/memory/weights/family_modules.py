@@ -101,7 +101,8 @@ def workspace(name: str, size_bytes: int) -> Module:
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """Workspaces before the layers: DeepGEMM's, where linear layers quantize inputs to FP8 (0.20+); else empty."""
+    """DeepGEMM's workspace, created before the layers where linears quantize inputs to FP8 (0.20+; not by `fp8`); or
+    none."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
     # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):

@@ -97,14 +97,14 @@ def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChan
 
 
 def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
-    """The request packed with these flags of one server; nothing where vLLM refuses them."""
+    """The change to these flags of one server, with the request packed anew; nothing where vLLM refuses them."""
     yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
 
 
 def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
-    """The request packed with the server of that name replaced; nothing where the flags cannot be planned."""
+    """The change that replaces the server of that name, with the request packed anew; nothing if it is refused."""
     with suppress(LegroomError):  # the release or the model does not take them
         yield PackChange(changed.name, why, pack(_with_changed(request, changed)), flags)
 
@@ -216,7 +216,7 @@ def _split_where_needed(result: PackResult) -> PackResult:
 
 
 def _server_meeting_goal(server: PackedServer, beside_bytes: int) -> PackedServer | None:
-    """The server with flags that meet its goal beside the other servers; None where none do."""
+    """The server with flags that meet its goal beside `beside_bytes` of other servers; None where none do."""
     assert server.goal is not None
     if beside_bytes >= server.target.gpu.total_bytes:
         return None

@@ -75,7 +75,7 @@ def _nvidia_smi(field: str) -> str:
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
-    """Name, versions and memory of the card, with the bytes that a CUDA context takes."""
+    """Name, versions and memory of the card, and what a CUDA context takes beside `used_before`, others' bytes."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     return {
@@ -164,7 +164,7 @@ def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
 
 
 def _pinnable_memory(torch: Any) -> dict[str, Any]:
-    """Host memory that can be pinned (1 GiB pieces, up to 8 GiB or half of what is free), and why no more."""
+    """`pinned_bytes`: what of 8 GiB, or half of what is free, can be pinned; `refused`: why no more, or None."""
     limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
     stopped = None
@@ -193,7 +193,7 @@ def _available_bytes() -> int | None:
 
 
 def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
-    """The bytes that NCCL takes on a card, the most of any rank; an `error` entry with too few cards."""
+    """`nccl_bytes`: what NCCL takes on a card, the most of any of `ranks` ranks; else `error`, with too few cards."""
     if torch.cuda.device_count() < ranks:
         return {"error": f"{ranks} ranks need {ranks} cards, and there are {torch.cuda.device_count()}"}
     with socket.socket() as listener:

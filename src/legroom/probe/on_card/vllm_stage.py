@@ -72,7 +72,8 @@ def main() -> None:
 
 
 def _start_tiny_model(ranks: int, results: str) -> None:
-    """Starts vLLM with dummy weights, whose workers record their memory profile, and appends the versions."""
+    """Starts vLLM on `ranks` GPUs with a tiny model, whose workers record their profile; `results` gets the
+    versions."""
     vllm = importlib.import_module("vllm")
     torch = importlib.import_module("torch")
     nvml_total = _total_bytes()
@@ -97,7 +98,7 @@ def _start_tiny_model(ranks: int, results: str) -> None:
 
 
 def _start_deployment(words: list[str], results: str) -> None:
-    """Start the user's deployment, parsed by vLLM itself, with dummy weights, and append vLLM's version."""
+    """Starts the deployment in `words`, parsed by vLLM itself, with dummy weights; appends the version to `results`."""
     vllm = importlib.import_module("vllm")
     engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     parsers = [name for name in ("vllm.utils.argparse_utils", "vllm.utils") if _has_parser(name)]
@@ -122,7 +123,7 @@ def _has_parser(name: str) -> bool:
 
 
 def _total_bytes() -> int | None:
-    """Total memory by NVML, which creates no CUDA context in this process; None without NVML."""
+    """Total memory of the first GPU by NVML, which creates no CUDA context in this process; None without NVML."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -24,6 +24,7 @@ class ProbedWorker(_Worker):  # type: ignore[misc]
 
         @contextlib.contextmanager
         def recorded(*args: Any, **settings: Any) -> Iterator[Any]:
+            """vLLM's memory profiling, whose result is also appended to `profiles`."""
             with profile_memory(*args, **settings) as profile:
                 profiles.append(profile)
                 yield profile
