@@ -154,7 +154,7 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 
 
 def kv_band(
-    parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
+    parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int
 ) -> tuple[int, int]:
     """The KV cache's error band in bytes (below, above), (0, 0) where exact. `parts`: weights, activation, graph
     estimate, non-torch; `first_start_bytes`: what an empty compile cache would cost."""

@@ -294,7 +294,7 @@ class CachingAllocator:
         self.reserved_bytes -= block.size_bytes
 
     def _split(self, block: Block, wanted: int) -> None:
-        """Cut the rest off a block; it is free or unmapped like the block itself."""
+        """Cut the block to `wanted` bytes; the rest joins its pool, free, or unmapped where the block is."""
         rest = Block(block.address + wanted, block.size_bytes - wanted, block.pool, block.is_mapped)
         block.size_bytes = wanted
         rest.link(block, block.after)

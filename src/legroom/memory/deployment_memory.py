@@ -104,9 +104,9 @@ def stage_layout(
     settings: EngineSettings,
     stage: int,
     seen: Measurements,
-    held_by_others_bytes: int = 0,
+    held_by_others_bytes: int,
     *,
-    cold: bool = False,
+    cold: bool,
 ) -> Layout:
     """The memory layout of a pipeline stage's GPUs, with the figures in `seen` where measured; `cold`: first start."""
     profile_run = activation_cold if cold else activation
@@ -157,7 +157,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 
 
 def kv_cache_figure(
-    budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
+    budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int
 ) -> Figure:
     """The KV cache: the given bytes, else the budget less `parts` and neighbours; `band`: its error (below, above)."""
     if settings.kv_cache_memory_bytes is not None:
@@ -195,7 +195,7 @@ def first_failure(
 
 
 def failure_at_best(
-    model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, held_by_others_bytes: int = 0
+    model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, held_by_others_bytes: int
 ) -> Failure | None:
     """The first start-up check that fails even at the favourable end of every error band, or None."""
     free = gpu.total_bytes - overhead.held_at_start(model, settings, gpu).low - held_by_others_bytes
@@ -215,7 +215,7 @@ def _at_best(rank: Layout, pool: int) -> Layout:
     return replace(rank, weights=weights, activation=active, loading_peak_bytes=peak)
 
 
-def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
+def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int) -> int:
     """Free bytes of the card at vLLM's first memory snapshot."""
     return gpu.total_bytes - overhead.held_at_start(model, settings, gpu).bytes - held_by_others_bytes
 

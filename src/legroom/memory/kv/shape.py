@@ -250,7 +250,7 @@ def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
 
 
 def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int) -> KvShape:
-    """The V0 engine's KV cache: one page per layer, all as full attention, recurrent states outside the pool."""
+    """The V0 engine's KV cache, `size` tokens a block: a page per layer, all as full attention, no recurrent states."""
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
     for stage_specs in specs:

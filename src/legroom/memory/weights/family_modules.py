@@ -57,7 +57,7 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
     return 2 * connection
 
 
-def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: bool = False) -> list[Module]:
+def layer_extras(config: Mapping[str, Any], hidden: int, tp: int, *, is_hybrid: bool) -> list[Module]:
     """The modules that single families add to a layer, such as AltUp; `is_hybrid`: it has Zamba2's shared block too."""
     out: list[Module] = _hyper_connections(config, hidden)
     if is_hybrid and config.get("model_type") == "zamba2":  # a projection, and adapters of the shared MLP and attention

@@ -308,7 +308,7 @@ def _experts(block: facts.Experts, anatomy: Anatomy, ranks: Ranks) -> list[Modul
 
 
 def _routed(block: facts.Experts, work: int, ranks: Ranks) -> list[Module]:
-    """Routed experts: whole ones with expert parallelism (the first ranks hold one more), else a slice of each."""
+    """The routed experts, `work` wide: whole ones with expert parallelism (as many as on the first rank), or slices."""
     spread = ranks.expert > 1
     experts = cdiv(block.num_experts + ranks.redundant_experts, ranks.expert) if spread else block.num_experts
     width = block.intermediate_size

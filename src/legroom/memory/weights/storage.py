@@ -154,7 +154,7 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
 
 
 def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
-    """0.19+ unpacks weights (0) and zeros (1) to 32 bits a value, reorders and packs them again, as 7 and 13."""
+    """Steps by which 0.19+ unpacks weights (0) and zeros (1) to 32 bits a value and packs them again, as 7 and 13."""
     wide, wide_zeros = 8 * weight, 8 * zeros
     weights = (wide, wide, ~3, wide, ~4, wide, weight, ~6)
     points = (wide_zeros, wide_zeros, ~8, wide_zeros, ~9, wide_zeros, ~10, wide_zeros, zeros, ~12)
