@@ -177,7 +177,7 @@ def is_published_by_vllm(image: str) -> bool:
 
 
 def is_server_image(image: str) -> bool:
-    """Whether an image is a vLLM server, and not a router, exporter or simulator beside it."""
+    """Whether an image is a vLLM server, not a router, exporter or simulator for one."""
     name = image.lower().replace(_PROJECT, "")
     return "vllm" in name and "dynamo" not in name and not _is_companion(image)
 

@@ -316,7 +316,7 @@ def _nindent(spaces: Any, value: Any) -> Any:
 
 
 def _compare(compare: Callable[[Any, Any], bool], kind: Callable[[Any], Any]) -> Callable[..., bool]:
-    """A function: whether its first argument compares so with any other, each converted by `kind`."""
+    """A template function: whether its first argument compares so with any later one, each converted by `kind`."""
     return lambda first, *others: any(compare(kind(_plain(first)), kind(_plain(other))) for other in others)
 
 

@@ -130,7 +130,7 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
 
 
 def custom_resource_servers(document: Node, release: Release) -> Iterator[StartedServer]:
-    """The servers that a resource of another controller describes by vLLM's flags, beside its model and its nodes."""
+    """The servers of a custom resource that has a Hub id as its model and flags of vLLM; none for others."""
     spec = document.get("spec")
     models = [spec.get("model", key) for key in ("name", "id", "uri", "repository")] if spec is not None else []
     model = next((node for node in models if node is not None and is_hub_id(node.scalar or "")), None)

@@ -171,7 +171,7 @@ class Launcher:
 
 
 def launcher_in(text: str) -> Launcher | None:
-    """The first known program whose command or call stands in the text; None for `vllm serve` and its modules."""
+    """The first known program whose command or call occurs in the text; None for `vllm serve` and its modules."""
     rows = read_data("trainers.json")["launchers"]
     if re.search(r"\bvllm serve\b|vllm\.entrypoints|vllm/vllm-openai", text):
         rows = [row for row in rows if row["name"].startswith("the compose file")]

@@ -197,7 +197,7 @@ def _role_by_series() -> dict[str, str]:
 
 
 def is_shown_by_companion(series: str) -> bool:
-    """Whether another program beside vLLM exposes the series under vLLM's prefix."""
+    """Whether a program other than vLLM exposes the series under vLLM's prefix."""
     facts = read_data("companion_series.json")
     return not {series, _ENDINGS.sub("", series)}.isdisjoint(facts["families"]) or series.startswith(
         tuple(facts["prefixes"])

@@ -97,11 +97,11 @@ def cached(inputs: Inputs) -> Callable[[_Figure[_Result]], _Figure[_Result]]:
     """Cache a function of (model, settings, gpu, pp_rank) by the settings in `inputs`."""
 
     def decorate(figure: _Figure[_Result]) -> _Figure[_Result]:
-        """The function with its results kept."""
+        """The function with its results cached."""
 
         @wraps(figure)
         def lookup(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> _Result:
-            """The kept result for settings that agree in `inputs`, computed where there is none."""
+            """The cached result for settings that agree in `inputs`, computed where there is none."""
             narrowed = inputs.of(settings)
             result: _Result = inputs.results.get(
                 (model, gpu, narrowed), (figure, pp_rank), lambda: figure(model, narrowed, gpu, pp_rank)

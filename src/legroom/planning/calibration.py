@@ -32,7 +32,7 @@ class CalibratedStart:
 
 
 def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str | None) -> list[CalibratedStart]:
-    """Every start-up in a log's text beside its plan, LegroomError for none; `log` names the log in messages."""
+    """Every start-up in a log's text compared with its plan; LegroomError for none; `log` names the log in messages."""
     startups = read_startups(text)
     if not startups:
         hint = "give the server's own output, from its first line to `startup complete`"
@@ -46,7 +46,7 @@ def usable_observations(starts: Sequence[CalibratedStart]) -> list[Observation]:
 
 
 def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> CalibratedStart:
-    """What one start in a log measured, beside its plan; the note says why where nothing is kept."""
+    """What one start in a log measured and what was planned for it; the note says why where nothing is kept."""
     model = model_name or startup.args.model
     try:
         name = gpu_name or startup.gpu_name

@@ -100,7 +100,7 @@ def _is_full(found: Plan, args: ServeArgs) -> bool:
 
 
 def _severe_losses(found: Plan) -> tuple[Any, ...]:
-    """What a plan gives up beyond smaller batches and fewer graphs: checkpoint, precision, all graphs, GPUs."""
+    """(checkpoint, KV cache dtype, enforce_eager, GPUs): what a plan gives up beyond batch sizes and some graphs."""
     return found.target.model.name, found.args.kv_cache_dtype, found.args.enforce_eager, found.args.gpus_needed
 
 
@@ -302,7 +302,7 @@ def _combinations(
         return _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1]
 
     def meets_goal(combination: FlagCombination) -> bool:
-        """Whether memory suffices, and some utilization passes the start-up check beside the card's other processes."""
+        """Whether memory suffices, and some utilization passes the start-up check with the card's other processes."""
         return combination.shortfall_bytes(goal) <= 0 and bool(candidates(combination))
 
     def leaves_room(combination: FlagCombination) -> bool:

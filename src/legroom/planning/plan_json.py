@@ -84,7 +84,7 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
 
 
 def _planned_host(plan: Plan) -> documents.PlannedHost:
-    """Host memory that the server needs, in bytes, beside the limit it is given."""
+    """Host memory that the server needs, by part, and the limit it is given, in bytes."""
     needs = plan.host
     same = ("held_bytes", "least_bytes", "checkpoint_bytes", "request_bytes", "shm_bytes")
     return documents.PlannedHost(

@@ -146,7 +146,7 @@ class EngineSettings:
 
 
 def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
-    """The values of the flag `name` (`--port`) in `others`, where it stands last: () for a switch, None if absent."""
+    """The values of the last flag `name` (`--port`) in `others`: () for a switch, None where it is not given."""
     tokens = args.others
     values: tuple[str, ...] | None = None
     for i, token in enumerate(tokens):

@@ -35,7 +35,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """What the release's config classes refuse, in their order; nothing for a release whose code was not asked."""
+    """What the release's config classes refuse, in their order; nothing for a release without recorded facts."""
     if not is_recorded(release):
         return
     yield from field_refusals(settings.given, release)

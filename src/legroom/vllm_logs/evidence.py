@@ -149,7 +149,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
 
 
 def _is_mention(role: Role, line: LogLine, start: int) -> bool:
-    """Whether a message stands in a sentence or a title, so that its place does not tell when it was printed."""
+    """Whether a message is part of a sentence or a title, so that its line does not tell when it was printed."""
     if role == "milestone":
         return not line.at and not line.process and line.text[:start].count(" ") >= _FEWEST_WORDS_BEFORE
     return role == "told" or (role == "failure" and _TITLE.match(line.raw) is not None)

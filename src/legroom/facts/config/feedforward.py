@@ -265,7 +265,7 @@ def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | No
 
 
 def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Each layer's dense MLP with its own width, beside experts where the model has them."""
+    """Each layer's dense MLP of its own width, in parallel to experts where the model has them."""
     hidden, width = int_field(config, "hidden_size"), _mlp_width(config, "gemma4")
     widths = config.get("intermediate_size")
     own_widths = dict(enumerate(widths)) if isinstance(widths, (list, tuple)) else {}

@@ -127,7 +127,7 @@ def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ..
 
 
 def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], ...]:
-    """The further mixers of every layer: cross attention, or the attention beside a Mamba mixer."""
+    """The further mixers of every layer: cross attention, or the attention parallel to a Mamba mixer; else empty."""
     kinds = mixer_kinds(text, architecture)
     if any(word in architecture for word in ("Whisper", "BartFor", "MBart", "T5For", "CohereAsr", "Florence2")):
         cross = _attention_of_layer(text, architecture, "cross", 0)

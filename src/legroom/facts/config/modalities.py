@@ -20,7 +20,7 @@ Config = Mapping[str, Any]
 
 
 def modalities(config: Config) -> tuple[Modality, ...]:
-    """The encoders that vLLM loads beside the language model of this config; empty for a text model."""
+    """The encoders that vLLM loads with the language model of this config; empty for a text model."""
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
@@ -255,7 +255,7 @@ def _resampler(encoder: _Encoder) -> list[Linear]:
 
 
 def _phi4mm_projector(encoder: _Encoder) -> list[Linear]:
-    """Phi-4-multimodal: tile separators, the projector, and the speech encoder loaded beside the tower."""
+    """Phi-4-multimodal: tile separators, the projector, and the speech encoder that is loaded too."""
     hidden, speech = encoder.hidden, Linear("speech", int(encoder.row["speech_parameters"]))
     return [Linear("separators", 2 * hidden), *_pair(hidden, encoder.text_width, split=False), speech]
 

@@ -174,7 +174,7 @@ def _planned_beside_all(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """One server planned beside all neighbours at their peak, as if started last; in sleep mode if it `sleeps`."""
+    """One server planned with all neighbours at their peak, as if it started last; `sleeps`: with sleep mode on."""
     name = needs.server.name
     cards = placement[name]
     uses = (

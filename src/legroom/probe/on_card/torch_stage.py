@@ -75,7 +75,7 @@ def _nvidia_smi(field: str) -> str:
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
-    """Name, versions and memory of the card, and what a CUDA context takes beside `used_before`, others' bytes."""
+    """Name, versions and memory of the card, and the bytes of a CUDA context, without `used_before` of others."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     return {
@@ -155,7 +155,7 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
 
 
 def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
-    """A new CUDA graph of so many kernels on the tensor."""
+    """A new CUDA graph of `nodes` kernels on the tensor."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(nodes):
