@@ -1,7 +1,5 @@
 """Reading whole files, with errors for the user, and replacing them in one step."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """A server that `legroom run` supervises: SIGHUP restarts it, and a file beside its run file changes its flags."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Compose files and the `.env` files beside them."""
 
-from __future__ import annotations
-
 import copy
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`docker run` lines, and what the name of an image says about its vLLM."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What a file sets beside a container's command: time limits, probes, volumes and ports."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from legroom.deployments.source_text import Place

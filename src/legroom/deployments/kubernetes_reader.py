@@ -1,7 +1,5 @@
 """Kubernetes manifests: the containers that start vLLM, in objects of any kind."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

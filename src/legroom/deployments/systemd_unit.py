@@ -1,7 +1,5 @@
 """systemd units: their commands, environment and time limits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Records in the format that error knowledge bases exchange: export of entries and import as entries. An imported
 record is a file under `catalog/` in legroom's home."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

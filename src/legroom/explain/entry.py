@@ -1,7 +1,5 @@
 """An entry of the error catalog as a typed object and as JSON; its rates are counted from public threads."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """What the words of a plan mean, such as `outside` and `headroom`."""
 
-from __future__ import annotations
-
 from legroom.explain.entry import Language
 from legroom.facts import read_data
 

@@ -6,8 +6,6 @@ Data in `data/gpus.json`, `prices.json` and `node_labels.json`.
 `note`; an unknown name is an error with the nearest names.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the card, and keeps a
 float32 output per split."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -10,8 +10,6 @@ releases the blocks that torch cached in that pass, so the sample is negative an
 (`warm_up_cache`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

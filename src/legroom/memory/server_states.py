@@ -6,8 +6,6 @@ and, before 0.24, the buffers of the model runner. Level 1 copies the weights to
 segment at a time, each rounded up to a power of two; level 2 discards them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 

@@ -5,8 +5,6 @@ release and the batching flags. Non-torch memory depends on the GPU, the release
 to other models too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,8 +1,6 @@
 """Measurements of `legroom probe` on the user's cards: the JSON file that holds them, and their use in a plan. A record
 is valid for one card and driver, and its vLLM figures for one release."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace

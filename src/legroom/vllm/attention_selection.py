@@ -1,7 +1,5 @@
 """The attention backend that a release selects for each kind of layer, and why none is left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -2,8 +2,6 @@
 choices, names and interfaces are generated from vLLM's code (`facts.config_classes`); a release whose code was not
 asked is not checked here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
 dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Lines may have terminal colours, prefixes of docker, kubectl or journald, proces
 objects. `facts.log_messages.startup_lines` has the patterns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

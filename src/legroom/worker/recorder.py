@@ -2,8 +2,6 @@
 into vLLM. Memory has just run out, so the record is small. The disk may be full too: several folders are tried, then a
 short form is logged."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

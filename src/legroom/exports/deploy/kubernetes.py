@@ -1,7 +1,5 @@
 """`legroom export kubernetes`: a Deployment or a group of pods, with Service, volumes, scaling and policies."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator, Mapping

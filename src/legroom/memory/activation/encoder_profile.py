@@ -5,8 +5,6 @@ another, so the peak is the widest point of one block (`LiveTensors`, a row of d
 the DeepStack features. The release's multimodal budget decides which item is profiled and how many of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

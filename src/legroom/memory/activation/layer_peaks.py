@@ -7,8 +7,6 @@ graph is split at every mixer, and the inputs and outputs of a mixer live until 
 local variables keep a few hidden states that the compiled graph frees.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.facts.anatomy import Anatomy, anatomy

@@ -1,7 +1,5 @@
 """The attention backend and the KV block size: the backend's preference, and the alignment of hybrid models."""
 
-from __future__ import annotations
-
 from math import lcm
 
 from legroom.facts.gpus import Gpu

@@ -1,7 +1,5 @@
 """The KV cache spec of every layer of a model on one pipeline stage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.facts.gpus import Gpu

@@ -1,8 +1,6 @@
 """Modules of single families: per-layer inputs (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n), hyper-connections
 (DeepSeek-V4); and kernel workspaces that are allocated during loading and count as weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

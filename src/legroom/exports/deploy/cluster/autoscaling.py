@@ -1,7 +1,5 @@
 """Autoscaling: KEDA's ScaledObject, or a HorizontalPodAutoscaler with rules of prometheus-adapter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
