@@ -10,8 +10,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.explain.entry import Entry, EntryDeadEnd, Workaround, document_problems
-from legroom.files import read_text, replace_file
-from legroom.home import home
+from legroom.files import home, read_text, replace_file
 from legroom.json_records import record_from_json
 
 

@@ -1,7 +1,5 @@
 """A model, independent of vLLM: its layers, widths and stored precision; `facts.config` reads it from a config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -323,7 +321,7 @@ class Quantization:
     quantizes_lm_head: bool = False
     targets: tuple[str, ...] = ("Linear",)
     """Which modules are quantized: a class name such as Linear, or name patterns."""
-    rules: tuple[tuple[str, Quantization], ...] = ()
+    rules: "tuple[tuple[str, Quantization], ...]" = ()
     """Other schemes for modules whose name matches a pattern (mixed precision); the first match wins."""
     online: bool = False
     """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
@@ -371,7 +369,7 @@ class Model:
     """The encoder of an encoder-decoder model (Whisper, BART)."""
     draft_layers: tuple[Layer, ...] = ()
     """Multi-token-prediction layers of the checkpoint, loaded with speculative decoding only."""
-    draft: Model | None = None
+    draft: "Model | None" = None
     """The draft model of --speculative-config, where it could be read."""
     is_pooling: bool = False
     checkpoint_bytes: int | None = None

@@ -16,8 +16,7 @@ from typing import Any
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
-from legroom.files import replace_file
-from legroom.home import store_path
+from legroom.files import replace_file, store_path
 from legroom.json_records import record_from_json
 from legroom.masking import masked
 from legroom.memory.deployment_memory import Measurements

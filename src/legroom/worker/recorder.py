@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from legroom import black_box, home
-from legroom.files import replace_file
+from legroom import black_box
+from legroom.files import home, replace_file
 from legroom.masking import masked
 from legroom.worker import stack
 from legroom.worker.worker_memory import (
@@ -233,7 +233,7 @@ def _record_folders() -> Iterator[Path]:
     given = os.environ.get(FOLDER)
     if given:
         yield Path(given)
-    yield home.home() / "black-boxes"
+    yield home() / "black-boxes"
     yield Path(tempfile.gettempdir())
     yield Path("/dev/shm")
 
