@@ -1,6 +1,7 @@
 """A model, independent of vLLM: its layers, widths and stored precision; `facts.config` reads it from a config.json."""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from legroom.records import dataclass, field
@@ -348,7 +349,7 @@ class Layer:
     """Further mixers of the layer: cross attention of an encoder-decoder, the attention beside Falcon-H1's Mamba."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """A checkpoint's architecture. Sizes are of the whole model, before any sharding."""
 
@@ -383,3 +384,8 @@ class Model:
     source: str = ""
     named_alone: bool = False
     """True: nothing but the name was known, and it names a sibling's architecture; the longest length is a guess."""
+
+    @cached_property
+    def distinct_layers(self) -> tuple[Layer, ...]:
+        """The layers without repetitions, in order: a model of a hundred layers has a few."""
+        return tuple(dict.fromkeys(self.layers))

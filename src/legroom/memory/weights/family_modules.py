@@ -109,7 +109,7 @@ def before_layers(scheme: Quantization | None, context: StorageContext) -> list[
 
 def attention_workspaces(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
     """Workspaces of attention: FlashInfer's (MLA, 0.11.1 to 0.24), DeepGEMM's (MLA or FP8 KV), the indexer's."""
-    latents = latent(layer.mixer for layer in model.layers)
+    latents = latent(layer.mixer for layer in model.distinct_layers)
     out: list[Module] = []
     release = settings.release
     # A module-level buffer of the backend: 0.11.1 imports every candidate, 0.25 allocates it lazily.
