@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.home import home
+from legroom.files import home
 
 
 @pytest.fixture(autouse=True)

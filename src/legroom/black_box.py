@@ -2,8 +2,6 @@
 `diagnosis/` and `fragments/` read it. docs/black-box.md documents the format. Unknown values are None. It never
 contains text of a request."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The exception for errors that the user can fix, and the exit codes."""
 
-from __future__ import annotations
-
 OK = 0
 ANSWER_IS_NO = 1
 BAD_INPUT = 2

@@ -1,7 +1,5 @@
 """A figure in bytes with its certainty, error band and terms."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from legroom.records import dataclass
@@ -34,7 +32,7 @@ class Figure:
             object.__setattr__(self, "low", self.bytes)
             object.__setattr__(self, "high", self.bytes)
 
-    def __add__(self, other: Figure) -> Figure:
+    def __add__(self, other: "Figure") -> "Figure":
         """The sum: bands add up, and the certainty is the lower one."""
         kind = self.kind if _RANK[self.kind] >= _RANK[other.kind] else other.kind
         low, high, terms = self.low + other.low, self.high + other.high, self.terms + other.terms

@@ -1,7 +1,5 @@
 """File and network access of a call: commands open what their user names, remote requests open nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar

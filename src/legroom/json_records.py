@@ -1,7 +1,5 @@
 """Records (frozen dataclasses) from JSON objects, by the types of their fields."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import types

@@ -1,8 +1,6 @@
 """Masking of secrets in everything that legroom prints or stores. `vllm.command_line.without_secrets` masks command
 lines by their flags; `vllm_logs.log_masking` masks logs in linear time."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

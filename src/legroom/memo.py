@@ -1,7 +1,5 @@
 """A cache of results keyed by object identity and values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakSet
@@ -13,7 +11,7 @@ class Memo(Generic[_Result]):
     """Cached results. Large objects are `owners`, which are compared by identity; they are referenced with the result,
     so that their `id` is not reused."""
 
-    _all: ClassVar[WeakSet[Memo[Any]]] = WeakSet()
+    _all: ClassVar["WeakSet[Memo[Any]]"] = WeakSet()
 
     def __init__(self, most: int = 4096) -> None:
         self._all.add(self)

@@ -1,7 +1,5 @@
 """A lock file that one process holds while it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -2,8 +2,6 @@
 of the standard library: `legroom run` keeps it loaded, and the guard uses it inside vLLM. Releases of vLLM without
 process titles have no recognizable processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

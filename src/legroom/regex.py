@@ -3,8 +3,6 @@
 Pyodide has no RE2, so the browser uses `re`, with the ASCII meaning of `\\d`, `\\w`, `\\s` and `\\b` that RE2 has.
 """
 
-from __future__ import annotations
-
 import heapq
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Parsing and formatting of sizes, counts, lengths, speeds and times."""
 
-from __future__ import annotations
-
 import math
 import re
 

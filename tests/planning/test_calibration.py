@@ -18,7 +18,7 @@ from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
-from legroom.home import store_path
+from legroom.files import store_path
 from legroom.json_records import is_number
 from legroom.planning import calibration_store as store
 from legroom.planning.calibration import observe

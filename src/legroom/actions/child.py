@@ -1,7 +1,5 @@
 """A server as a child process of a keeper, which forwards its output and kills every process that it leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

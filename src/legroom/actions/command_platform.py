@@ -1,7 +1,5 @@
 """A server that a shell command of the user restarts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import ClassVar

@@ -1,8 +1,6 @@
 """A server in a Docker container, alone or as a Compose service. Docker cannot change the arguments of an existing
 container. A Compose service is recreated with an override file; for a container alone, changes of flags are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

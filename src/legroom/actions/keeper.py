@@ -8,8 +8,6 @@ It reads `signal N` (to the server alone) and `kill` (all descendants). It write
 `exit STATUS` (a wait status) and `gone` (no process is left). It imports little, because it runs as long as the server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -2,8 +2,6 @@
 in which Kubernetes drains the pods. It is requested by an annotation with the action's token, so that a repeated
 request starts no second rollout."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import functools

@@ -1,7 +1,5 @@
 """The interface of all platforms: a server's state, its restart, and changes of its flags."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -2,8 +2,6 @@
 journal has its process id. If legroom is killed before that, the program never runs; if after, the next legroom finds
 the process or its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A server that `legroom run` supervises: SIGHUP restarts it, and a file beside its run file changes its flags."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -14,7 +12,7 @@ from urllib.parse import urlsplit
 
 from legroom.actions import platform
 from legroom.actions.programs import process_identity
-from legroom.home import runs_folder
+from legroom.files import runs_folder
 from legroom.live.metrics.endpoint import is_loopback_host, port_of
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.masking import SECRET_FLAGS

@@ -1,8 +1,6 @@
 """Drains: new requests are refused before a restart, and running ones finish. While vLLM drains after SIGTERM, its
 /health stays 200 and new requests get 500 (0.32), so new requests must be kept away first."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

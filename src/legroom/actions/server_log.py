@@ -1,7 +1,5 @@
 """A server's output in a file of bounded size: the whole start-up, then the newest lines."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

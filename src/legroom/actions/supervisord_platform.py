@@ -1,7 +1,5 @@
 """A server that supervisord runs as a program, through `supervisorctl`."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

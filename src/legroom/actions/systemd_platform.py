@@ -1,7 +1,5 @@
 """A server that systemd runs as a unit. Flags are changed by a drop-in file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

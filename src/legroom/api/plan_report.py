@@ -1,16 +1,15 @@
 """`legroom.plan` and `legroom.layout`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.deployments.described import deployment_from_arguments
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.facts.releases import Release
 from legroom.memory.layout import Layout
+from legroom.planning.capacity_search import SearchAnswer
 from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.machine import Machine, make_plan, make_target
 from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
@@ -18,9 +17,6 @@ from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.command_line import any_release_words
-
-if TYPE_CHECKING:
-    from legroom.planning.capacity_search import SearchAnswer
 
 
 @dataclass(frozen=True)

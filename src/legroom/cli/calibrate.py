@@ -12,7 +12,7 @@ from typing import Any
 from legroom.cli.output import note, print_answer
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.home import store_path
+from legroom.files import store_path
 from legroom.planning import calibration_store as store
 from legroom.planning.calibration import CalibratedStart, calibrated_starts, usable_observations
 from legroom.planning.calibration_store import import_receipts, read_store, receipt, store_observations, to_json

@@ -7,8 +7,7 @@ import argparse
 from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.explain.catalog_entries import entries, entry, search, search_json
-from legroom.explain.entry import summary_json
-from legroom.explain.plan_terms import terms_in
+from legroom.explain.entry import summary_json, terms_in
 from legroom.render.explain_text import entry_document, entry_list_text, explain_text, hits_text
 
 USAGE = "legroom explain [LR203 | WORDS] [--lang en|zh] [--json]"

@@ -1,15 +1,13 @@
 """`docker run` lines, and what the name of an image says about its vLLM."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from legroom.deployments.container_parts import Mount, PublishedPort
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.source_text import Place
+from legroom.deployments.subjects import Mount, PublishedPort
 from legroom.errors import LegroomError
 from legroom.facts import pattern, read_data
 from legroom.facts.flags import flag_name, flags_of

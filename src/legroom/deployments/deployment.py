@@ -1,7 +1,5 @@
 """The deployment of a command, a file or Python source: its parsed flags for one release, GPUs and environment."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

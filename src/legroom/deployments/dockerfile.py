@@ -1,7 +1,5 @@
 """Dockerfiles: the server of ENTRYPOINT and CMD, and the commands of RUN."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -9,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from legroom.deployments.container_images import container_command, is_server_image, repeated_entry
-from legroom.deployments.container_parts import Probe
 from legroom.deployments.file_kinds import Kind, kind_of
 from legroom.deployments.kubernetes_reader import probe_of_words
 from legroom.deployments.server_words import basename, expand_variables, server_start
@@ -17,7 +14,7 @@ from legroom.deployments.shell.lexer import Word, env_with_places, here_document
 from legroom.deployments.shell.shell_script import script_subjects, subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text, without_comment_lines
-from legroom.deployments.subjects import InvokedCommand, StartedServer, Subject, change_servers
+from legroom.deployments.subjects import InvokedCommand, Probe, StartedServer, Subject, change_servers
 from legroom.errors import LegroomError
 from legroom.facts import pattern
 
@@ -87,7 +84,7 @@ _ADDS_PYTHON = re.compile(r"\bln -s|python-is-python3|\bPATH=|conda|pyenv|alias|
 _HEALTH_COMMAND = re.compile(r"\bCMD\s+(.*)", re.DOTALL)
 
 
-def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
+def _image_server(source: Text, stage: "_Stage") -> Iterator[Subject]:
     """The server that the built image starts, also behind `["sh", "-c", "vllm serve ..."]`; none without one."""
     first = (*stage.entry, *stage.given)[0].offset
     values = {name: word.text for name, word in stage.env.items()}

@@ -1,7 +1,5 @@
 """The kind of a file, by its name and first lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import PurePath

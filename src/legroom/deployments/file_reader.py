@@ -1,7 +1,5 @@
 """Read a file of any kind into the servers that it starts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Templates of a Helm chart, rendered with the values beside them as far as both tell."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re
@@ -36,7 +34,7 @@ class _Printed:
     def text(self) -> str:
         return "".join(piece[0] for piece in self.pieces)
 
-    def indented(self, spaces: int) -> _Printed:
+    def indented(self, spaces: int) -> "_Printed":
         """The text with every line moved to the right."""
         pieces: list[tuple[str, Text | None, int]] = [(" " * spaces, None, 0)]
         for text, source, start in self.pieces:

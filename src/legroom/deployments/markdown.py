@@ -1,7 +1,5 @@
 """Documents: Markdown code blocks, and shell commands without a fence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise

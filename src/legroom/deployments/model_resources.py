@@ -1,7 +1,5 @@
 """Models whose pod is made for them: KServe's LLMInferenceService, KubeAI's Model, vLLM's production stack."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from legroom.deployments import kubernetes_reader

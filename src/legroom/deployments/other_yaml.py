@@ -2,8 +2,6 @@
 Serve configs, playbooks and pipelines have no common schema, so only vLLM's own commands and settings are
 recognized."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -63,7 +61,7 @@ class _Scope:
     holder: Node | None = None
     """The nearest mapping around that has resources or probes."""
 
-    def inside(self, node: Node) -> _Scope:
+    def inside(self, node: Node) -> "_Scope":
         """The scope within the node: its image, if it has one, and its variables added to those around it."""
         env = dict(self.env)
         for key in _VARIABLES:

@@ -1,7 +1,5 @@
 """Servers in Python source: command lines in lists and strings, and calls of LLM(...)."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

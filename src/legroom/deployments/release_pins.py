@@ -1,7 +1,5 @@
 """The vLLM releases that files install, run or mention."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The words of a command that start vLLM or a launcher of its engine, and the variables in them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Text of a file with the place of each character."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -69,7 +67,7 @@ class Text:
     """A whole file, a code block in a document, or a value in a manifest, with its place in the file."""
 
     def __init__(
-        self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None, within: Text | None = None
+        self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None, within: "Text | None" = None
     ) -> None:
         """`line` is its first line in the file, or in the text around it; `columns[i]` is the indentation of line i."""
         self.path, self._within = path, within
@@ -87,7 +85,7 @@ class Text:
             return self._within.place(self._within.start_of(self._line + row - 1) + column)
         return Place(self.path, self._line + row, column + 1)
 
-    def with_text(self, text: str) -> Text:
+    def with_text(self, text: str) -> "Text":
         """A text with other characters at the same lines and columns of the file."""
         return Text(self.path, text, self._line, self._columns, self._within)
 
@@ -105,7 +103,7 @@ class Text:
             end = self._starts[i + 1] - 1 if i + 1 < len(self._starts) else len(self.text)
             yield start, self.text[start:end].rstrip("\r")
 
-    def dedented_rows(self, first: int, last: int) -> Text:
+    def dedented_rows(self, first: int, last: int) -> "Text":
         """The rows from `first` to before `last`, dedented."""
         if first >= len(self._starts):
             return Text(self.path, "", self._line + first, None, self._within)

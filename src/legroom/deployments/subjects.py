@@ -1,20 +1,15 @@
-"""The servers, commands and units that are read from a file."""
-
-from __future__ import annotations
+"""The servers, commands and units that are read from a file, with their time limits, probes, volumes and ports."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from legroom.deployments.container_parts import Mount, Probe, PublishedPort, TimeLimit
+from legroom.deployments.file_kinds import Kind
 from legroom.deployments.server_words import visible_gpus
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.source_text import Place, Text, Unread
+from legroom.deployments.yaml_nodes import Node
 from legroom.records import dataclass, field
-
-if TYPE_CHECKING:
-    from legroom.deployments.file_kinds import Kind
-    from legroom.deployments.yaml_nodes import Node
 
 Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config", "python"]
 """How a server is started; `python`: an engine inside the program itself, without a command line."""
@@ -31,6 +26,49 @@ class EngineCall:
     """The arguments that are literals, by name."""
     unread: tuple[str, ...] = ()
     """The names of those that are not."""
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    seconds: float
+    place: Place
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A check of a container's health."""
+
+    kind: Literal["startup", "readiness", "liveness", "health", "none"]
+    """`none`: a container that has ports and no probe."""
+    place: Place
+    port: str = ""
+    """The port of the server that it asks; empty where it may ask another container."""
+    program: str = ""
+    """The program that it runs inside the container."""
+    path: str = ""
+    """What it asks for by HTTP, where an answer of 404 fails it."""
+    sends_key: bool = False
+    """Whether it sends a header, which may be the server's key."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A path in a container that is not part of its image."""
+
+    path: str
+    holds: Literal["volume", "host", "empty"] = "volume"
+    """`empty`: an emptyDir, which goes with its pod."""
+    is_read_only: bool = False
+
+
+@dataclass(frozen=True)
+class PublishedPort:
+    """A port of a container that its host forwards."""
+
+    port: str
+    place: Place
+    is_open: bool = True
+    """Whether it listens on other addresses than the host's own."""
 
 
 @dataclass(frozen=True)

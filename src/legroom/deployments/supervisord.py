@@ -1,7 +1,5 @@
 """supervisord files: the commands of each program."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

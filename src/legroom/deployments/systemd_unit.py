@@ -1,17 +1,14 @@
 """systemd units: their commands, environment and time limits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.container_parts import TimeLimit
 from legroom.deployments.shell.lexer import Word, env_with_places
 from legroom.deployments.shell.shell_script import subjects_of
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, without_comment_lines
-from legroom.deployments.subjects import StartedServer, Subject, Unit, change_servers
+from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, Unit, change_servers
 from legroom.errors import LegroomError
 from legroom.facts import pattern
 

@@ -1,7 +1,5 @@
 """vLLM's own --config files: every key is a flag."""
 
-from __future__ import annotations
-
 import json
 
 from legroom.deployments.shell.lexer import Word, serve_words

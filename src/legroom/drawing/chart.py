@@ -1,7 +1,5 @@
 """Terminal charts: stacked bars, rulers and filled curves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from legroom.drawing.terminal import Colour, Style

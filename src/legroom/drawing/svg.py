@@ -1,7 +1,5 @@
 """SVG documents of boxes, lines, text and filled curves, and named curves over time, also in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
@@ -103,7 +101,7 @@ class Svg:
         )
 
 
-def _fill_curve(svg: Svg, curve: Curve, box: tuple[float, float, float, float]) -> None:
+def _fill_curve(svg: Svg, curve: "Curve", box: tuple[float, float, float, float]) -> None:
     """Draw a curve, filled to the lower edge, into a box of (x, y, width, height)."""
     x, y, width, height = box
     points = downsampled(curve.values, min(len(curve.values), int(width)))

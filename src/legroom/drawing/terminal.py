@@ -1,7 +1,5 @@
 """Colour, Unicode and width of an output stream."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Literal, TextIO

@@ -1,7 +1,5 @@
 """Text layout: columns, wrapped paragraphs and command lines, counts with separators."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import unicodedata

@@ -1,7 +1,5 @@
 """Reads and validates the catalog: legroom's own entries and the records that the user imported."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

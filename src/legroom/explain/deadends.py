@@ -1,8 +1,6 @@
 """Records in the format that error knowledge bases exchange: export of entries and import as entries. An imported
 record is a file under `catalog/` in legroom's home."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +10,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.explain.entry import Entry, EntryDeadEnd, Workaround, document_problems
-from legroom.files import read_text, replace_file
-from legroom.home import home
+from legroom.files import home, read_text, replace_file
 from legroom.json_records import record_from_json
 
 

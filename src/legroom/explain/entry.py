@@ -1,6 +1,5 @@
-"""An entry of the error catalog as a typed object and as JSON; its rates are counted from public threads."""
-
-from __future__ import annotations
+"""An entry of the error catalog as a typed object and as JSON; its rates are counted from public threads. And the
+meaning of a plan's words, such as `outside` and `headroom`."""
 
 import json
 import re
@@ -9,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from legroom.facts import read_data
 from legroom.records import dataclass
 from legroom.units import GIB, KIB, MIB, gib
 
@@ -308,3 +308,21 @@ def document_problems(document: Any, schema_file: str, build: Callable[[Any], En
         return []
     errors = jsonschema.Draft202012Validator(json_schema(schema_file)).iter_errors(document)
     return [f"{error.json_path}: {error.message}" for error in errors]
+
+
+_MOST_WORDS = 4
+"""A longer query is a line of a log or a description."""
+
+
+def meaning(term: str, language: Language = "en") -> str:
+    """The sentences that say what a term of plan_terms.json means."""
+    return str(read_data("plan_terms.json")[term][language])
+
+
+def terms_in(query: str, language: Language) -> dict[str, str]:
+    """The terms that a short query names, as they are written there, with their meanings; empty for a long query."""
+    words = query.lower().split()
+    asked, rows = f" {' '.join(words)} ", read_data("plan_terms.json") if len(words) <= _MOST_WORDS else {}
+    written = ((term, name) for term, row in rows.items() for name in row["names"])
+    named = {name: term for term, name in written if (f" {name.lower()} " if name.isascii() else name) in asked}
+    return {name: meaning(term, language if name.isascii() else "zh") for name, term in named.items()}

@@ -1,7 +1,5 @@
 """The request of an export, and the files that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

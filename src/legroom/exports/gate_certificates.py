@@ -1,7 +1,5 @@
 """A self-signed certificate authority, and the gate's certificate."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Sequence

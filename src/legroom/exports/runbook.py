@@ -1,7 +1,5 @@
 """`legroom export runbook`: the troubleshooting tree of the catalog, as Markdown with Mermaid and as SVG."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +32,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     )
 
 
-def _markdown_lines(branches: Sequence[Branch], language: Language) -> Iterator[str]:
+def _markdown_lines(branches: "Sequence[Branch]", language: Language) -> Iterator[str]:
     """The runbook's Markdown: a flowchart and a section for each branch."""
     words = _WORDS[language]
     yield from (f"# {words['title']}", "", words["intro"], "", f"![{words['title']}](runbook.svg)", "")

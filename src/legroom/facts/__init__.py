@@ -1,7 +1,5 @@
 """Facts about models, GPUs and vLLM releases: data files with a source each, and their readers."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Norms, positions and other modules of a model family that its config omits. Data in `data/anatomy.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

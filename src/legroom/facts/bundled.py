@@ -5,8 +5,6 @@
 depends on, `per_id` where one id has its own. A variant names its `base` and only what differs, often a `quantization`
 from `schemes.json`. `bundled_config` writes an entry out as a config.json would."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -52,7 +50,7 @@ class Bundled:
             "source": self.source,
         }
 
-    def with_words(self, words: Sequence[str]) -> Bundled | None:
+    def with_words(self, words: Sequence[str]) -> "Bundled | None":
         """The model, or None where a word is in neither its name nor its ids. Ids with all words come first, unless the
         short name has them all."""
         named = [one for one in self.ids if all(word in one.lower() for word in words)]

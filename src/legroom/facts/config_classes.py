@@ -1,7 +1,5 @@
 """vLLM's config classes, model interfaces, names and attention backends, by release. Data: `tools/import_vllm.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts of a diagnosis that do not depend on its numbers: headings by language, and failures that are not memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

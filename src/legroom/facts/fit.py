@@ -5,8 +5,6 @@ grows with the number of properties of a deployment (card family, release line, 
 have. Weights have a band by how they are stored: a path such as `quantized/awq/text`, each step splitting it further.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache

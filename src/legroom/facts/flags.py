@@ -1,8 +1,6 @@
 """vLLM's flags by release: existence, value kinds, defaults, choices and replacements. Data: `data/flags.json` (names,
 ranges, kinds), `defaults.json`, `choices.json`, `flag_advice.json`. A plan reads the first alone."""
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A GGUF file's header: the architecture it describes and the bytes and types of its tensors."""
 
-from __future__ import annotations
-
 import math
 import re
 import struct

@@ -5,8 +5,6 @@ Data in `data/gpus.json`, `prices.json` and `node_labels.json`.
 `gpu("h100")` accepts every usual spelling. A name that several cards share means the smallest of them and carries a
 `note`; an unknown name is an error with the nearest names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

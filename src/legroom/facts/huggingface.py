@@ -1,8 +1,6 @@
 """Checkpoints in Hugging Face's format, in a folder or on the Hub: config.json, quantization file, safetensors headers.
 huggingface_hub does the requests, so HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, its cache and its timeouts apply."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Memory bugs of vLLM: affected releases and settings, fix and workaround. Data in `data/known_bugs.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

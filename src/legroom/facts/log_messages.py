@@ -1,8 +1,6 @@
 """Messages that vLLM, torch, CUDA, NCCL and the host write about memory or about failures that resemble it. Data in
 `data/evidence.json` and `data/startup_lines.json`. Patterns are RE2, which matches in linear time."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 by release) and `data/metric_roles.json` (what they measure). The Prometheus client adds suffixes: `_total` to a
 counter, `_bucket`, `_sum` and `_count` to a histogram, `_info` to an info."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, lru_cache
 from typing import Any, Literal

@@ -1,8 +1,7 @@
 """A model, independent of vLLM: its layers, widths and stored precision; `facts.config` reads it from a config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from legroom.records import dataclass, field
@@ -323,7 +322,7 @@ class Quantization:
     quantizes_lm_head: bool = False
     targets: tuple[str, ...] = ("Linear",)
     """Which modules are quantized: a class name such as Linear, or name patterns."""
-    rules: tuple[tuple[str, Quantization], ...] = ()
+    rules: "tuple[tuple[str, Quantization], ...]" = ()
     """Other schemes for modules whose name matches a pattern (mixed precision); the first match wins."""
     online: bool = False
     """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
@@ -350,7 +349,7 @@ class Layer:
     """Further mixers of the layer: cross attention of an encoder-decoder, the attention beside Falcon-H1's Mamba."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """A checkpoint's architecture. Sizes are of the whole model, before any sharding."""
 
@@ -371,7 +370,7 @@ class Model:
     """The encoder of an encoder-decoder model (Whisper, BART)."""
     draft_layers: tuple[Layer, ...] = ()
     """Multi-token-prediction layers of the checkpoint, loaded with speculative decoding only."""
-    draft: Model | None = None
+    draft: "Model | None" = None
     """The draft model of --speculative-config, where it could be read."""
     is_pooling: bool = False
     checkpoint_bytes: int | None = None
@@ -385,3 +384,8 @@ class Model:
     source: str = ""
     named_alone: bool = False
     """True: nothing but the name was known, and it names a sibling's architecture; the longest length is a guess."""
+
+    @cached_property
+    def distinct_layers(self) -> tuple[Layer, ...]:
+        """The layers without repetitions, in order: a model of a hundred layers has a few."""
+        return tuple(dict.fromkeys(self.layers))

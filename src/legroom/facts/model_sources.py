@@ -1,7 +1,5 @@
 """A `Model` from a bundled name, a Hub id, a folder, a config.json or a GGUF file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What each vLLM release supports: GPU generations, CUDA and driver of its wheels, quantization methods, sleep mode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """vLLM releases in order, and the release that a version string means. Data in `data/releases.json`."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, lru_cache
 

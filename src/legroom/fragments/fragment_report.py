@@ -1,7 +1,5 @@
 """The parts of a reading, and the allocator settings that would have served a failed request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal

@@ -1,27 +1,22 @@
 """Readers of allocator state: memory snapshots, black boxes, `memory_summary()` text, a server's metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.log_messages import size_bytes
 from legroom.fragments.fragment_report import AllocatorReading, KvSlots
 from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
+from legroom.live.metrics.sample import Sample
 from legroom.memory.allocator_replay import RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.live.metrics.sample import Sample
-
 
 _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a server's address"
 

@@ -5,8 +5,6 @@ opcodes that make lists, dicts, tuples, text and numbers; any other opcode ends 
 so that a small file cannot fill the memory.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

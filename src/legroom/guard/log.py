@@ -1,7 +1,5 @@
 """The guard's log on stderr, also inside vLLM, which configures only its own loggers."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

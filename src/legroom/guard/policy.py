@@ -1,8 +1,6 @@
 """The policy file (TOML): bounds on requests, and how the pool is shared. Each key is a field below, with its
 documentation and its range. An error names its line and key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import Field, asdict, field, fields

@@ -1,7 +1,5 @@
 """`watch --fleet`: KV use by model, node pool and release, outliers, and servers to spare. Pure functions."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """When the KV pool will be full at the present trend."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """GPU memory of this machine by NVML, and the part that a server's processes hold."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

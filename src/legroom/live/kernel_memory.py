@@ -1,8 +1,6 @@
 """Memory limits, peaks and out-of-memory kills of a process's cgroup and of the machine. Reads files of /proc and /sys,
 for both versions of cgroups. What cannot be read is None."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -41,7 +39,7 @@ class Cgroup:
     version: int
 
     @classmethod
-    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
+    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> "Cgroup | None":
         """The memory cgroup of a process; None where it has none, or it is not visible here."""
         paths = _cgroup_paths(_text_or_empty(proc / str(pid) / "cgroup"))
         for mount, root, version in _cgroup_mounts(_text_or_empty(proc / "self/mountinfo")):
@@ -83,7 +81,7 @@ class KernelAccount:
     """Seconds since boot, as in the kernel's log."""
 
     @classmethod
-    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> KernelAccount:
+    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> "KernelAccount":
         """The account now: the process's cgroup, and the kills so far in it and on the machine."""
         cgroup = Cgroup.of(pid, proc)
         return cls(cgroup, cgroup.kills if cgroup else None, machine_kills(proc), time.clock_gettime(_KERNEL_CLOCK))

@@ -1,8 +1,6 @@
 """Remedies for findings: flags computed from the plan and the server's own traffic. Without a plan, the remedy names
 the command that makes one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The state of one server with its figures, as every surface of `watch` shows it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any, Literal
 

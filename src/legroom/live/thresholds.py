@@ -6,8 +6,6 @@ A duration is in samples and in seconds, and both must pass, so that slow and fa
 rules have no samples and wake people, so `alert_*` durations are longer.
 """
 
-from __future__ import annotations
-
 from legroom.records import dataclass
 
 LONGEST_INTERVAL_S = 300.0

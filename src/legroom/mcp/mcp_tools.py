@@ -1,7 +1,5 @@
 """The tools of `legroom mcp`, on the official MCP SDK."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

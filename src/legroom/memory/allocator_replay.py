@@ -1,7 +1,5 @@
 """Replays a recorded allocator history under other settings: is the request that ran out of memory served?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Literal
 

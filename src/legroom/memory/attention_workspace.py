@@ -2,8 +2,6 @@
 splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the card, and keeps a
 float32 output per split."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 
@@ -54,7 +52,7 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
     """Elements per token and rank of the widest attention output with its softmax sums: (plain, MLA) layers."""
-    mixers = [layer.mixer for layer in model.layers]
+    mixers = [layer.mixer for layer in model.distinct_layers]
     plain = (
         cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)
         for mixer in with_kv_heads(mixers)
@@ -84,7 +82,7 @@ def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 def _attention_layers(model: Model) -> tuple[Attention, ...]:
     """The distinct attention mixers that are not latent (MLA) and have no indexer."""
-    mixers = with_kv_heads(layer.mixer for layer in model.layers)
+    mixers = with_kv_heads(layer.mixer for layer in model.distinct_layers)
     return tuple(dict.fromkeys(mixer for mixer in mixers if not mixer.index_head_dim))
 
 

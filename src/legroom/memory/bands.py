@@ -2,8 +2,6 @@
 that grows with each property of the deployment that was hardly measured, so that nine of ten real start-ups lie inside
 (`facts/data/bands.json`). The KV cache is the rest of the budget, so the band of the whole sum applies to it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ The V2 runner of 0.29+ samples free memory between the warm-up pass of a full gr
 releases the blocks that torch cached in that pass, so the sample is negative and the estimate grows by it
 (`warm_up_cache`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory of a deployment: one layout per pipeline stage, the KV cache, and vLLM's start-up checks in order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

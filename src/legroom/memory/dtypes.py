@@ -1,7 +1,5 @@
 """Element sizes of torch dtypes and KV cache dtypes."""
 
-from __future__ import annotations
-
 from legroom.errors import LegroomError
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "half": 2, "float32": 4, "float": 4, "float64": 8}

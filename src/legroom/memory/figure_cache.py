@@ -2,8 +2,6 @@
 setting that is not part of the cache key is removed from the settings that the cached function receives. A new setting
 is part of every key by default, and a function that reads a removed setting raises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from operator import attrgetter

@@ -1,8 +1,6 @@
 """A server's needs on its host: memory, page cache while loading, /dev/shm and CPU cores. Torch's caching host
 allocator rounds pinned tensors up to a power of two, so a buffer may take nearly twice the size that a flag gives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

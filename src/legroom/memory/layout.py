@@ -1,7 +1,5 @@
 """The memory layout of one GPU, and the start-up checks that fail. Error messages in `facts/data/kv_checks.json`."""
 
-from __future__ import annotations
-
 from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.figures import Figure

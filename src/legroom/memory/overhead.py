@@ -2,8 +2,6 @@
 one memory with the host (GB10, Jetson, APUs) the kernel, vLLM's other processes and cached checkpoint files use the
 same memory, and a start that fills it takes the machine down."""
 
-from __future__ import annotations
-
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER, Gpu, dotted
 from legroom.facts.model import Model, recurrent

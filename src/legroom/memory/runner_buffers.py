@@ -1,7 +1,5 @@
 """Persistent buffers of the model runner: outside the budget before 0.27."""
 
-from __future__ import annotations
-
 from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model, latent

@@ -5,8 +5,6 @@ outside that pool stays on the card: the CUDA context, modules and library handl
 and, before 0.24, the buffers of the model runner. Level 1 copies the weights to pinned host memory, one allocator
 segment at a time, each rounded up to a power of two; level 2 discards them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 

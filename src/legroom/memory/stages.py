@@ -1,7 +1,5 @@
 """The layers of each pipeline stage (vLLM's get_pp_indices)."""
 
-from __future__ import annotations
-
 from legroom.errors import LegroomError
 from legroom.vllm.args import EngineSettings
 

@@ -1,7 +1,5 @@
 """Tensors that vLLM allocates in one piece, as products of the model's and the engine's sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import product

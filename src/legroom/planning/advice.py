@@ -1,7 +1,5 @@
 """Which changes of flags make a server start and hold: every lever tried on the memory model, what works kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -2,8 +2,6 @@
 started, the KV caches of the others hold the growing load, so slow starts need a lower target utilization and a longer
 scale-down window. Used by `export kubernetes --autoscale` and `simulate --autoscale`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, replace
 from typing import Any

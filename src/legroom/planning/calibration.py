@@ -1,7 +1,5 @@
 """Observations from start-up logs and from probes: each start-up is compared with its plan and stored."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath

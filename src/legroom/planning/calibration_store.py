@@ -4,8 +4,6 @@ A measured term applies only where nothing it depends on has changed. The activa
 release and the batching flags. Non-torch memory depends on the GPU, the release and the parallel sizes, so it applies
 to other models too."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -17,8 +15,7 @@ from typing import Any
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
-from legroom.files import replace_file
-from legroom.home import store_path
+from legroom.files import replace_file, store_path
 from legroom.json_records import record_from_json
 from legroom.masking import masked
 from legroom.memory.deployment_memory import Measurements

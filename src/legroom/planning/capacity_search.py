@@ -1,8 +1,6 @@
 """Search for flags that meet a capacity goal, by trying combinations on the memory model; the least loss wins.
 Utilization changes only the budget, so memory is computed once per combination of the other flags."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from bisect import bisect_left

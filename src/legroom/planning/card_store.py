@@ -1,8 +1,6 @@
 """Measurements of `legroom probe` on the user's cards: the JSON file that holds them, and their use in a plan. A record
 is valid for one card and driver, and its vLLM figures for one release."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -13,7 +11,7 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import CardMeasurements, Gpu, gpu
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
-from legroom.home import cards_path
+from legroom.files import cards_path
 from legroom.json_records import record_from_json
 from legroom.planning.calibration_store import TOTAL_TOLERANCE, locked, write_json_file
 from legroom.records import dataclass

@@ -1,7 +1,5 @@
 """Checkpoints that can replace a model on a card: quantized ones, and smaller models of its series."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plans of every server of a deployment file, on each GPU that the file allows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal

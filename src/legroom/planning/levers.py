@@ -1,7 +1,5 @@
 """Levers: functions from a plan to changes of flags that may make it fit; `planning.advice` tries them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -13,7 +13,7 @@ from legroom.facts.gpus import Gpu, other_platform, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release, first_release, latest
-from legroom.home import cards_path, store_path
+from legroom.files import cards_path, store_path
 from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.memory.deployment_memory import Measurements
 from legroom.planning.plan import Plan, Target, bugs_of, plan_on_named_card

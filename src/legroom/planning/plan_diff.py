@@ -1,7 +1,5 @@
 """Two versions of a deployment file compared: flags, memory and verdict of each server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -2,20 +2,16 @@
 A field is a key of the document, in its order. Reading one needs neither a model nor the memory arithmetic, so what
 reads a plan (`guard`, `verify`, `run`) stays light; `plan_json` makes one of a plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import Release
 from legroom.files import read_text
 from legroom.json_records import is_number, record_from_json
 from legroom.records import dataclass, field
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
 
 HOW_TO_WRITE_A_PLAN = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
 _REQUIRED = {

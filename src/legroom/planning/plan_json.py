@@ -1,7 +1,5 @@
 """The JSON document of a plan, and the plan of a document."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings that a search tries: parallel sizes, and the values of every other flag."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which GPUs hold a model at a context and a concurrency, and how many: the sizing guide, computed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

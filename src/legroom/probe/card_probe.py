@@ -1,7 +1,5 @@
 """Measures this machine's GPU by running the scripts of `on_card/` with the Python of the user's vLLM."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

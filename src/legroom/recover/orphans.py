@@ -5,8 +5,6 @@ children, all GPU memory and its ring buffers in /dev/shm. Engine cores and work
 a parent that is not Python has adopted them. A parent PID of 1 alone proves nothing: in a container it is the server.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import PurePath

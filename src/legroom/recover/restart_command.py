@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
-from legroom.home import runs_folder
+from legroom.files import runs_folder
 from legroom.records import dataclass
 from legroom.vllm.command_line import without_secrets
 from legroom.vllm.parse import split_assignments

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from legroom.drawing.chart import Segment
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import count, plural, wrap
-from legroom.explain.plan_terms import meaning
+from legroom.explain.entry import meaning
 from legroom.facts.fit import evidence, known_starts, num_starts_as_known
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class

@@ -7,8 +7,6 @@ windows. A new replica serves after its start-up time; a removed one takes no mo
 finished.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """Blocks of KV cache, the queue of free ones, and the pool that allocates them (vLLM 0.32)."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable
 

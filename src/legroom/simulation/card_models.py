@@ -1,7 +1,5 @@
 """Which bundled models a card serves: a full plan each, the users that it holds, and how fast they are served."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +38,7 @@ class CardSearch:
     """Memory of each card that other processes hold."""
 
     @classmethod
-    def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> CardSearch:
+    def of(cls, machine: Machine, vllm: str | None, context: int, users: float) -> "CardSearch":
         """The search for the cards of a machine; `vllm` None is the newest release."""
         gpus, on, args = machine.gpus or 1, release(vllm) if vllm else latest(), ServeArgs()
         goal = CapacityGoal(context, float(users), (gpus,), "balanced")

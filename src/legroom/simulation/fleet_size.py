@@ -1,7 +1,5 @@
 """The number of servers per GPU model and tensor-parallel size that hold a load within a latency, and their price."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
@@ -43,7 +41,7 @@ class ServingLoad:
     """Set where a replica is a set of prefill and decode servers."""
 
     @classmethod
-    def of_trace(cls, trace: Trace, goal: Goal, pools: Disaggregation | None = None) -> ServingLoad:
+    def of_trace(cls, trace: Trace, goal: Goal, pools: Disaggregation | None = None) -> "ServingLoad":
         """The load of a trace at the mean rate of its arrivals."""
         return cls(trace, goal, trace.requests_per_s, pools)
 
@@ -63,7 +61,7 @@ class ServingLoad:
             return self.requests_per_s
         return self.trace.users.rate(first + each * self.mean_output_tokens) if first and each else 0.0
 
-    def with_step_factor(self, factor: float) -> ServingLoad:
+    def with_step_factor(self, factor: float) -> "ServingLoad":
         """The load as if steps took `factor` times as long: arrival times and goals are divided by it."""
         first, each = self.goal.first_token_p99, self.goal.time_per_token_p99
         pools = self.pools and replace(self.pools, link_bytes_per_s=self.pools.link_bytes_per_s * factor)
@@ -140,7 +138,7 @@ class FleetTask:
     most_gpus: int
 
     @classmethod
-    def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, most: int) -> FleetTask:
+    def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, most: int) -> "FleetTask":
         """The task of named models. Their configs are read here, because workers may run on other machines."""
         each_args = tuple(replace(args, model=name) for name in models)
         return cls(tuple(map(served_model, each_args)), release, each_args, load, most)

@@ -1,7 +1,5 @@
 """Scheduler settings and step costs of a planned server."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The blocks of each request: one manager per group of layers, and the prefix cache over all of them."""
 
-from __future__ import annotations
-
 import sys
 
 from legroom.simulation.block_pool import Block, BlockPool

@@ -1,7 +1,5 @@
 """The result of a setting under a load, and the goal that it must meet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from enum import Enum, auto
 
 from legroom.simulation.block_pool import Block

@@ -1,7 +1,5 @@
 """vLLM's scheduler (V1 as of 0.32, V0 as of 0.6.3): the tokens each request gets in the next step, and preemptions."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from dataclasses import dataclass, field, replace

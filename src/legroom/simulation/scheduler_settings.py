@@ -1,7 +1,5 @@
 """The scheduler's settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Replays a trace through the scheduler."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import deque
 from collections.abc import Callable

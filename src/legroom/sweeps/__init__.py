@@ -1,7 +1,5 @@
 """Sweeps: one function over many inputs, in processes of this machine or on a Ray cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Generator, Sequence

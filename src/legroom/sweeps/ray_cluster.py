@@ -1,8 +1,6 @@
 """A sweep on a Ray cluster. The nodes need Ray and the same Python, not legroom: this very package travels with the
 job, so every node computes what this machine would."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

@@ -1,6 +1,6 @@
 """The memory flags of one server: as given (`ServeArgs`) and as the release resolves them (`EngineSettings`)."""
 
-from __future__ import annotations
+from __future__ import annotations  # the types of fields are read as text
 
 import json
 import math

@@ -1,7 +1,5 @@
 """The attention backend that a release selects for each kind of layer, and why none is left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -57,7 +55,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
             if size % 128 or small:
                 hint = "leave --kv-cache-dtype and --attention-backend out" if small else "use --block-size 128"
                 yield f"No common block size for {size} (MINIMAX_M3_SPARSE: [128]).", hint
-    mixers = with_kv_heads(layer.mixer for layer in model.layers)
+    mixers = with_kv_heads(layer.mixer for layer in model.distinct_layers)
     unequal = next((mixer for mixer in mixers if mixer.v_head_dim != mixer.head_dim), None)
     has_sinks = any(mixer.sinks for mixer in mixers) or bool(model.config.get("add_swa_attention_sink_bias"))
     if unequal and has_sinks and "TRITON_ATTN_DIFFKV" not in table.names and gpu.compute_capability[0] != 9:
@@ -114,7 +112,7 @@ def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tu
 
 def _forced_backend(model: Model, table: BackendTable) -> str:
     """TRITON_ATTN where Gemma-4's two head sizes force it (no FlashAttention 4); else empty."""
-    heads = {mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.layers)}
+    heads = {mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.distinct_layers)}
     if not model.architecture.startswith("Gemma4") or len(heads) < 2:
         return ""
     return "" if table.supports("FLASH_ATTN", "mm_prefix") else "TRITON_ATTN"
@@ -158,7 +156,7 @@ def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Rele
         drafted = common | {"kv_cache_dtype": _draft_dtype(settings, model)}
         for draft in with_kv_heads(layer.mixer for layer in model.draft.layers):
             yield LayerNeeds(draft.head_dim, sliding_window=draft.window is not None, **drafted)
-    mixers = dict.fromkeys(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also))
+    mixers = dict.fromkeys(mixer for layer in model.distinct_layers for mixer in (layer.mixer, *layer.also))
     for mixer in attending(mixers):
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):

@@ -1,7 +1,5 @@
 """Defaults of max_num_batched_tokens, max_num_seqs, chunked prefill and prefix caching."""
 
-from __future__ import annotations
-
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release

@@ -1,8 +1,6 @@
 """Command lines as words: split into flags with values, changed flag by flag, written from settings, without secrets.
 `parse` converts a command to ServeArgs. Here words are kept as written, removed and misspelled flags included."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

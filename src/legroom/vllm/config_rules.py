@@ -2,8 +2,6 @@
 choices, names and interfaces are generated from vLLM's code (`facts.config_classes`); a release whose code was not
 asked is not checked here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -178,7 +176,7 @@ def _shard_refusals(settings: EngineSettings, model: Model, release: Release) ->
     padded = round_up(model.vocab_size, VOCABULARY_PADDING)
     if padded % ranks:
         yield f"{padded} is not divisible by {ranks}", hint
-    for layer in dict.fromkeys(model.layers):
+    for layer in model.distinct_layers:
         mixer, block = layer.mixer, layer.feedforward
         if isinstance(mixer, Attention) and max(mixer.kv_heads, ranks) % min(mixer.kv_heads, ranks):
             yield f"{mixer.kv_heads} KV heads and tensor parallel size {ranks} do not divide each other", hint
@@ -206,7 +204,7 @@ def _shard_refusals(settings: EngineSettings, model: Model, release: Release) ->
 def _context_parallel_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Refusals of decode context parallelism by heads or windows, and of any context parallelism in hybrid models."""
     context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, traits(model).heads
-    attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    attentions = with_kv_heads(layer.mixer for layer in model.distinct_layers)
     groups = traits(model).has_state and not traits(model).attention_free
     # In 0.20.2 to 0.25.1, not in 0.28.0.
     if groups and context * settings.prefill_context_parallel_size > 1 and release.before("0.26.0"):
@@ -366,7 +364,7 @@ def _cache_refusals(settings: EngineSettings, model: Model, release: Release) ->
     if traits(model).compressed_mla and settings.prefill_context_parallel_size > 1:
         message = "PCP requires attention backend support, but DEEPSEEK_SPARSE_SWA does not support PCP."
         yield message, "leave --prefill-context-parallel-size out"
-    attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    attentions = with_kv_heads(layer.mixer for layer in model.distinct_layers)
     packed = settings.kv_cache_dtype not in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
     by_triton = "TRITON_ATTN_DIFFKV" in known_names("attention_backends", release)
     if packed and by_triton and any(attention.v_head_dim != attention.head_dim for attention in attentions):

@@ -2,8 +2,6 @@
 backends without full-graph support narrow the mode at load time; the default backends on NVIDIA GPUs (FlashAttention,
 FlashInfer, FlashMLA) support it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from legroom.facts.gpus import Gpu

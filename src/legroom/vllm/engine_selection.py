@@ -1,7 +1,5 @@
 """The engine (V0, V1) and model runner (V1, V2) that a release selects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Flags that a release does not accept as written, and their replacements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Values of flags, converted as vLLM's parsers do: human-readable counts, JSON, dotted keys, `image=2` pairs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

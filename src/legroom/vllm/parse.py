@@ -1,8 +1,6 @@
 """A server's command line parsed to ServeArgs, as one release parses it. `parse_flags` raises on no flag: one that the
 release refuses is reported as a `FlagProblem` and left out."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

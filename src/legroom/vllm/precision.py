@@ -1,7 +1,5 @@
 """The dtypes that a release resolves: of activations, and of the KV cache."""
 
-from __future__ import annotations
-
 from legroom.errors import LegroomError
 from legroom.facts.config_classes import known_names
 from legroom.facts.gpus import Gpu

@@ -1,7 +1,5 @@
 """From ServeArgs to the served model and to the EngineSettings that a release resolves for it on one GPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Settings that vLLM refuses before it touches the GPU, with its error messages."""
 
-from __future__ import annotations
-
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Model

@@ -1,7 +1,5 @@
 """Properties of a model that vLLM's defaults depend on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from legroom.facts.model import Experts, Layer, Modality, Model, attending, latent, recurrent, with_kv_heads

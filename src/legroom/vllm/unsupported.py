@@ -2,8 +2,6 @@
 quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
 dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -331,7 +329,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
     if scheme is None or scheme.block is None or scheme.weight_bits != 8 or settings.enable_expert_parallel:
         return
     rows = scheme.block[0]
-    for experts in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Experts)}:
+    for experts in {layer.feedforward for layer in model.distinct_layers if isinstance(layer.feedforward, Experts)}:
         shard = experts.intermediate_size // settings.expert_ranks
         if shard % rows == 0:
             continue
@@ -353,7 +351,7 @@ def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> I
     if scheme is None or not is_recorded(release):
         return
     step = scheme.block[1] if scheme.block else scheme.group_size if scheme.number == "int" else None
-    for block in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Dense)}:
+    for block in {layer.feedforward for layer in model.distinct_layers if isinstance(layer.feedforward, Dense)}:
         shard = block.intermediate_size // settings.tensor_parallel_size
         if step and settings.tensor_parallel_size > 1 and shard % step:
             name = f"weight quantization block_n = {step}" if scheme.block else f"group_size = {step}"

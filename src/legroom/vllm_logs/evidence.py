@@ -2,8 +2,6 @@
 
 torch's out-of-memory message becomes a `TorchOom`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Terminals and mails wrap lines, which would hide messages from patterns. A joined line is followed by as many empty
 lines as it absorbed, so that line numbers do not change."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

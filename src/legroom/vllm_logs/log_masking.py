@@ -1,7 +1,5 @@
 """Masks tokens, keys, passwords, prompts and links in printed lines of a log, in linear time."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 Frequent marks (request logs, statistics, a crash loop) are sampled: the first, middle and last of each piece."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache, lru_cache

@@ -1,7 +1,5 @@
 """Reads logs in pieces of bytes: plain or compressed files, standard input, the output of a command."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import itertools

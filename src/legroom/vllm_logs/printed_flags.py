@@ -1,26 +1,22 @@
 """Flags that a log prints: `non-default args`, `Namespace(...)` and the engine's config line."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts import pattern as reading_pattern
 from legroom.facts.bundled import derived, find
 from legroom.facts.flags import Flag, default, defaults_ever, flags_ever, flags_of
+from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import flag_words
 from legroom.vllm.flag_values import FIELDS, SPECULATIVE_FIELDS
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model
 
 
 @dataclass(frozen=True)

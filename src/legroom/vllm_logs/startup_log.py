@@ -3,8 +3,6 @@
 Lines may have terminal colours, prefixes of docker, kubectl or journald, process labels of any release, or be JSON
 objects. `facts.log_messages.startup_lines` has the patterns."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.home import home
+from legroom.files import home
 from legroom.version import __version__
 
 RUNTIME_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.home import home
+from legroom.files import home
 from legroom.records import dataclass
 from legroom.version import __version__
 from legroom.web.browser_engine import browser_package, pinned_pyodide, runtime_files

@@ -1,8 +1,6 @@
 """The workers' gauges on vLLM's metrics page. Import it after vLLM has imported `prometheus_client`, which chooses its
 storage when it is imported."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 

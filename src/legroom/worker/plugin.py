@@ -1,8 +1,6 @@
 """The entry point of the group `vllm.general_plugins` (0.5.5 on): called in the API server, the engine and the workers.
 It runs wherever legroom is installed beside vLLM, so it imports little and never raises."""
 
-from __future__ import annotations
-
 import os
 
 SWITCH = "LEGROOM_WORKER_MEMORY"

@@ -2,8 +2,6 @@
 into vLLM. Memory has just run out, so the record is small. The disk may be full too: several folders are tried, then a
 short form is logged."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -23,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from legroom import black_box, home
-from legroom.files import replace_file
+from legroom import black_box
+from legroom.files import home, replace_file
 from legroom.masking import masked
 from legroom.worker import stack
 from legroom.worker.worker_memory import (
@@ -235,7 +233,7 @@ def _record_folders() -> Iterator[Path]:
     given = os.environ.get(FOLDER)
     if given:
         yield Path(given)
-    yield home.home() / "black-boxes"
+    yield home() / "black-boxes"
     yield Path(tempfile.gettempdir())
     yield Path("/dev/shm")
 

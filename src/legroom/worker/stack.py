@@ -1,8 +1,6 @@
 """Reads a stack of Python frames inside vLLM: call sites, the scheduler step being computed, and engine settings.
 vLLM's names differ by release (0.8 to 0.32), so every attribute may be missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple

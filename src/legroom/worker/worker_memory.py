@@ -1,8 +1,6 @@
 """Reads the memory of this worker process. It uses PyTorch's own counters, NVML and /proc, and never calls CUDA: a call
 from another thread would break a graph capture in progress."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

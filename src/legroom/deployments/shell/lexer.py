@@ -1,7 +1,5 @@
 """Shell text split into words and operators with their offsets, without comments and here-documents."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from bisect import bisect_right
@@ -38,7 +36,7 @@ class Word:
     is_open: bool = False
     """Whether it has a quote that is never closed."""
 
-    def with_text(self, text: str) -> Word:
+    def with_text(self, text: str) -> "Word":
         """The word with another text at the same place."""
         return Word(text, self.offset, self.raw, self.place, self.is_open)
 

@@ -1,7 +1,5 @@
 """Shell scripts: servers, containers, and every other command."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shell text as simple commands, with variables, arrays and functions expanded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
@@ -135,11 +133,11 @@ class SimpleCommand:
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)
 
-    def within(self, env: Mapping[str, Word]) -> SimpleCommand:
+    def within(self, env: Mapping[str, Word]) -> "SimpleCommand":
         """The same command with the variables of the surrounding text beneath its own."""
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
-    def moved_by(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
+    def moved_by(self, offset: int, env: Mapping[str, Word]) -> "SimpleCommand":
         """The same command at `offset` of a longer text, with the variables `env` in place of its own."""
         words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
         return SimpleCommand(words, env, self.pipeline)

@@ -1,7 +1,5 @@
 """`legroom export compose`: the planned server as a compose file."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The image, environment and volumes of a planned server for Docker, compose and Kubernetes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`legroom export docker`: the planned server as a `docker run` line."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from functools import partial

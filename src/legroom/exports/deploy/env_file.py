@@ -1,7 +1,5 @@
 """`legroom export env`: the environment of the planned server, for systemd's EnvironmentFile or docker's --env-file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError

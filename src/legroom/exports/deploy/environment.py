@@ -1,7 +1,5 @@
 """The environment of a planned server: its given variables, and settings that it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from legroom.exports.deploy.serve_command import ServeCommand

@@ -1,7 +1,5 @@
 """A planned server with everything that the deployment formats write."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -1,7 +1,5 @@
 """Sentences about the flags of a planned server, with numbers of the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from legroom.drawing.text import wrap

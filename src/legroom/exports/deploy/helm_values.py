@@ -2,8 +2,6 @@
 chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart has no key for is
 named in comments instead of being left out silently."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ certificates and the tensor-parallel size, and put the container's args behind, 
 left out here; what they cannot know is said.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import replace

@@ -2,8 +2,6 @@
 charts/llm-d-modelservice/values.yaml (github.com/llm-d-incubation/llm-d-modelservice). All pods decode; a split into
 prefill and decode needs a KV connector and a plan for each of the two."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`legroom pack --format`: the packed servers as one compose file, as units of one target, or for llama-swap."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`legroom export script`: a start script in which every flag says what it does, with its number from the plan."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The command line of a server: its model, flags and secrets, and the address it listens on."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -52,7 +50,7 @@ class ServeCommand:
         phrase = self.get(flag)
         return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
-    def with_phrase(self, phrase: Phrase) -> ServeCommand:
+    def with_phrase(self, phrase: Phrase) -> "ServeCommand":
         """The command with this flag appended; the last of a name counts."""
         return ServeCommand(self.head, self.model, (*self.phrases, phrase), self.secrets)
 

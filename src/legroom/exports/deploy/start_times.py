@@ -6,8 +6,6 @@ twice their sum, because a probe that is too short kills a healthy start, and on
 report of a dead one.
 """
 
-from __future__ import annotations
-
 import math
 
 from legroom.records import dataclass

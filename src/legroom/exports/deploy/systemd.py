@@ -1,7 +1,5 @@
 """`legroom export systemd`: the planned server as a unit that waits for the load, drains and leaves no orphan."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """YAML with comments, which PyYAML cannot write."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

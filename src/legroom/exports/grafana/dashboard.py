@@ -1,7 +1,5 @@
 """`legroom export grafana`: the dashboard, built with the Grafana Foundation SDK."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows and panels of the dashboard, independent of Grafana's SDK."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The thresholds and windows of the alerts, from the detectors, the plan and the options."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

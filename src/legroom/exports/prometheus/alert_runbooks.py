@@ -1,7 +1,5 @@
 """`legroom export alert-runbooks`: one page an alert, which the alert's `runbook_url` leads to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The alerts: their conditions and texts (`facts/data/alerts.json`); the thresholds are in `alert_levels.py`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from functools import cache

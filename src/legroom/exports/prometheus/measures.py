@@ -5,8 +5,6 @@ beside the new one. `a or b` over aggregates takes what `a` has and adds from `b
 have, so nothing is counted twice; aggregating first removes the name and the labels in which the two differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -108,7 +106,7 @@ class Measures:
             return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
         return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
 
-    def with_matcher(self, matcher: str) -> Measures:
+    def with_matcher(self, matcher: str) -> "Measures":
         """The same measures with one more label matcher."""
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 

@@ -1,7 +1,5 @@
 """`legroom export prometheus`: recording rules and alerts for a release and a plan, and what to scrape."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

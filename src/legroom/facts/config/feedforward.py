@@ -1,7 +1,5 @@
 """The feed-forward block of every layer, from a config.json: dense, experts or none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

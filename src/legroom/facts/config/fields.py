@@ -1,7 +1,5 @@
 """The fields of a config.json: nested text configs, alternative names, defaults and sanity limits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The kind of mixer of each layer: `full`, `sliding`, `chunked`, `none`, a recurrent kind, or `KIND+full`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """The dummy items of encoder profiling: tokens of the largest image, video or recording. A family's rule is a row of
 `data/towers.json`; sizes come from the checkpoint's processor files, or are the family's usual ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

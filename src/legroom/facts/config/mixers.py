@@ -1,7 +1,5 @@
 """The attention or recurrent mixer of every layer, from a config.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

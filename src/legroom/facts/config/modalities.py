@@ -2,8 +2,6 @@
 `data/towers.json`: the field names of its vision config, the structure of its blocks, its projector, and the default
 encoder for a config without a vision_config."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace

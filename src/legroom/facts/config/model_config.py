@@ -1,7 +1,5 @@
 """A `Model` from a config.json, and the max_model_len that vLLM derives from it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

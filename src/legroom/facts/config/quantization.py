@@ -1,7 +1,5 @@
 """The `Quantization` of a config.json's `quantization_config`: one reader per method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,8 +1,6 @@
 """Admission: reads a request, bounds it, weighs it, and admits it when the pool has room. Middleware and proxy share
 it. It runs on one event loop and never blocks it; only `count` and `wait` await."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

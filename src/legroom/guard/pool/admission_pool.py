@@ -7,8 +7,6 @@ projection (the default): a request is admitted if the pool is projected to hold
 tokens it generates before it would be preempted outweigh computing them again.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,8 +1,6 @@
 """The engine's step counter, which shows the progress of running requests. A sequence generates one token a step. Steps
 between two scrapes are taken to be evenly spaced."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

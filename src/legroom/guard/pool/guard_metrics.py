@@ -1,7 +1,5 @@
 """The guard's series on the metrics page; counts are plain attributes, because every request changes some."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """Which prefix blocks the running requests share: vLLM evicts cached blocks of finished ones when it needs room."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from legroom.guard.pool.projection import Reservation

@@ -6,8 +6,6 @@ that vLLM alone finishes). vLLM itself admits whatever fits now, fills the pool 
 between the two.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ class Growth(NamedTuple):
         lengths = self.output_length_quantiles or (self.steps,)
         return max(1.0, sum(lengths) / len(lengths))
 
-    def without(self, blocks: float) -> Growth:
+    def without(self, blocks: float) -> "Growth":
         """The growth without `blocks` of the prompt, which other requests hold too."""
         shared = min(blocks, self.start_blocks)
         return self._replace(start_blocks=self.start_blocks - shared, end_blocks=self.end_blocks - shared)
@@ -115,7 +113,7 @@ class BlockNeed(NamedTuple):
     """Prefixes of its prompts; empty where the server shares none."""
     blocks_per_unit: float = 1.0
 
-    def without(self, blocks: float) -> BlockNeed:
+    def without(self, blocks: float) -> "BlockNeed":
         """The need whose growth and prompt tokens lack `blocks` that others hold too; its own `blocks` stay."""
         if not blocks or self.growth is None:
             return self

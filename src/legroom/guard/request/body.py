@@ -2,8 +2,6 @@
 them (a number in a string is that number). A value that cannot be read is counted at its largest and left to the server
 to refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice

@@ -1,7 +1,5 @@
 """How a request's body must be read, by its path, and which client sent it, by its headers."""
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 import re

@@ -1,7 +1,5 @@
 """Images, audio and video in a request: their number, bytes, and pixels when decoded."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 a chain of hashes, each over one unit and all before it. Token ids are split at vLLM's block boundaries. The tokens of
 texts are unknown, so they are split into units of about a block."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The prompts in a request body: token ids are counted, text is measured in bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import islice

@@ -1,7 +1,5 @@
 """The policy's bounds on a request, and the responses to refused requests, with OpenAI-style bodies."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Admission as an ASGI application in front of another one: the part that the vLLM middleware and the proxy share."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping

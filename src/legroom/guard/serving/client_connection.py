@@ -1,7 +1,5 @@
 """A client's connection to the proxy: uvicorn's HTTP/1.1 protocol with bounds on size and time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

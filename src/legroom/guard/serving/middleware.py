@@ -1,8 +1,6 @@
 """`vllm serve ... --middleware legroom.guard.Guard`: admission inside vLLM's own API server. vLLM adds this middleware
 outside its API-key check (0.32), so it also sees requests that the check will refuse; these pass without admission."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

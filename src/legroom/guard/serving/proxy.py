@@ -1,7 +1,5 @@
 """`legroom guard --upstream URL`: admission in front of a forwarder, on uvicorn's HTTP protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

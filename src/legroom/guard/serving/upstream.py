@@ -1,7 +1,5 @@
 """The HTTP client of the proxy: the server's address, request heads, and kept connections to it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import re
@@ -140,7 +138,7 @@ def down(why: str) -> Refusal:
 class UpstreamConnection(asyncio.Protocol):
     """A kept connection that carries one exchange at a time; `changed()` wakes its single reader."""
 
-    def __init__(self, pool: UpstreamPool) -> None:
+    def __init__(self, pool: "UpstreamPool") -> None:
         self._pool = pool
         self.idle_since_s = 0.0
         self.is_used = False

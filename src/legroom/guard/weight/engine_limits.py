@@ -6,8 +6,6 @@ holds at most what these groups hold at full length, so a full-length request's 
 each request: an upper bound, and exact for states of one size.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -118,7 +116,7 @@ class EngineLimits:
             return self.full_request_blocks
         return min(plain, longest) + surplus
 
-    def completed_by(self, other: EngineLimits) -> EngineLimits:
+    def completed_by(self, other: "EngineLimits") -> "EngineLimits":
         """These limits, with unknown ones taken from `other`."""
         missing = {name: getattr(other, name) for name in _FLAG_FIELDS if getattr(self, name) is None}
         if not self.known and other.known:

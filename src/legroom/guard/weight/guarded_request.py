@@ -1,7 +1,5 @@
 """The KV blocks that a request may need, and the state of a request while it is guarded."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple

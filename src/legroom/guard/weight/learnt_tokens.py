@@ -6,8 +6,6 @@ any length), as if 32 such answers had been seen: 40 short answers change little
 at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable

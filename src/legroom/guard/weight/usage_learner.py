@@ -6,8 +6,6 @@ so that a rare script is not taken for English. Streams rarely carry `usage`: so
 server's tokenizer while the request runs, and their events count as output tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from legroom.deployments import container_images as images
-from legroom.deployments.container_parts import Probe
 from legroom.deployments.server_words import API_SERVERS
-from legroom.deployments.subjects import InvokedCommand, StartedServer
+from legroom.deployments.subjects import InvokedCommand, Probe, StartedServer
 from legroom.facts import read_data
 from legroom.lint.rule import Context, Findings, checks, finding, flag_word, has_open_words, known_port
 from legroom.vllm.args import other_values

@@ -1,7 +1,5 @@
 """Detectors of problems of a running vLLM, one per file. `DETECTORS` lists them."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import Detector, DetectorFinding
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation

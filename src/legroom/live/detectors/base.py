@@ -1,7 +1,5 @@
 """The interface of all detectors. A finding begins after a minimum duration and ends after a calm one."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

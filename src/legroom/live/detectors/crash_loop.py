@@ -1,7 +1,5 @@
 """The server starts several times within minutes without being asked to."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 

@@ -1,7 +1,5 @@
 """PyTorch's allocator reserves memory that it cannot hand out. The KV pool itself cannot fragment."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 from legroom.units import human_bytes

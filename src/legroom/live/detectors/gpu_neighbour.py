@@ -1,7 +1,5 @@
 """Another process takes GPU memory while vLLM serves, so that the next large step may not fit."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 from legroom.units import human_bytes

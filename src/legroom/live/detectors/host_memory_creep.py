@@ -1,7 +1,5 @@
 """A server's host memory grows until the kernel kills one of its processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from legroom.live.detectors.memory_creep import MemoryCreep, MemorySeries

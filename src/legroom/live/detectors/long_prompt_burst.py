@@ -1,7 +1,5 @@
 """Many prompts far longer than usual arrive together."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window, WindowStep
 

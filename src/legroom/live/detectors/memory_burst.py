@@ -1,7 +1,5 @@
 """A step needed more GPU memory than was free: PyTorch released its cache and retried, or failed."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector, counted
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.window import Window

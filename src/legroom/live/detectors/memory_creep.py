@@ -1,7 +1,5 @@
 """GPU memory grows over hours or days."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector, worst_condition

@@ -1,7 +1,5 @@
 """No requests arrive. Reported as info, so that an idle server is not mistaken for a broken one."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector
 from legroom.live.metrics.sample import GuardSample
 from legroom.live.metrics.window import Window

@@ -1,7 +1,5 @@
 """The KV pool has another size than planned. Also compares a whole plan with a running server."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from legroom.live.detectors.base import GOOD, Condition, Detector, engine_label

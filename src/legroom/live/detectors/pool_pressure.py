@@ -1,7 +1,5 @@
 """The KV pool is full, and requests wait or are preempted. A full pool alone is healthy."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import Condition, Detector, counted, engine_label, worst_condition
 from legroom.live.metrics.window import EngineStep, Window
 

@@ -1,7 +1,5 @@
 """Requests are preempted and their context is computed again."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted, engine_label, worst_condition
 from legroom.live.metrics.window import EngineStep, Window
 

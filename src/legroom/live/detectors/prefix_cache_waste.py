@@ -1,7 +1,5 @@
 """The prefix cache has few hits while the KV pool is full."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 

@@ -1,7 +1,5 @@
 """The queue is longer than the server can serve within seconds."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window
 

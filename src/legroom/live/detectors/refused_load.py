@@ -1,7 +1,5 @@
 """Clients are turned away because the server has no room for their requests."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window
 

@@ -1,7 +1,5 @@
 """A load balancer answers for several servers, so that counters jump between theirs."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 

@@ -1,7 +1,5 @@
 """The engine hangs while its API server still answers: no metric changes, or its processes are stopped."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted, engine_label

@@ -1,7 +1,5 @@
 """The server does not answer, or not with metrics."""
 
-from __future__ import annotations
-
 from legroom.live.detectors.base import GOOD, Condition, Detector, Severity, counted
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from legroom.home import store_path
+from legroom.files import store_path
 from legroom.live.journal.journal_records import (
     OUTCOMES,
     PLANNED,

@@ -1,8 +1,6 @@
 """A journal that buffers writes while its file cannot be written, so that watching goes on. Actions bypass the buffer:
 `open_journal` raises where the journal cannot be written, because no action goes unrecorded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

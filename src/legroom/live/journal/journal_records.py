@@ -1,7 +1,5 @@
 """The journal's tables and records. `user_version` is the schema version."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The samples of a journal: one SQL row each for a day, then roll-ups of a minute and of ten minutes."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence

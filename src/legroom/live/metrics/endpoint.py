@@ -1,7 +1,5 @@
 """Addresses of servers as users type them. Credentials are kept out of names and reprs."""
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import re

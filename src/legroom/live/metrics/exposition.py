@@ -5,8 +5,6 @@ servers. Only known series are read; label texts are parsed by prometheus_client
 metric are shown (0.9.2 to 0.11.2), the newer one counts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

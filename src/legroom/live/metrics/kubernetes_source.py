@@ -1,7 +1,5 @@
 """vLLM pods of a Kubernetes cluster, found by label through its API. Needs the extra `legroom[kubernetes]`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from importlib import import_module

@@ -11,8 +11,6 @@ other line is a scrape, with the values that changed since the last one of the s
 line that is independent of those before it.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

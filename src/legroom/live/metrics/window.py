@@ -2,8 +2,6 @@
 the increase of each counter and the gauges at its end. There is no step across a gap, a clock jump or before the second
 sample. A counter that fell means a restart; its value is then the increase."""
 
-from __future__ import annotations
-
 import copy
 import statistics
 import sys
@@ -177,7 +175,7 @@ class Window:
         self._guards: dict[str, samples.GuardSample] = {}
         """The last sample of each guard: with several API servers a scrape shows one of them."""
 
-    def snapshot(self) -> Window:
+    def snapshot(self) -> "Window":
         """A copy that another thread may read while this window goes on."""
         snapshot = copy.copy(self)
         for name, value in vars(self).items():

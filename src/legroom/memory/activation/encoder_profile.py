@@ -4,8 +4,6 @@ vLLM runs one batch of the largest items through the encoder before the language
 another, so the peak is the widest point of one block (`LiveTensors`, a row of data/towers.json) with the pixels and
 the DeepStack features. The release's multimodal budget decides which item is profiled and how many of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

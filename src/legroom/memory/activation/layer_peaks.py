@@ -6,8 +6,6 @@ The live sets come from torch's allocation history of vLLM 0.26 on an H200 (see 
 graph is split at every mixer, and the inputs and outputs of a mixer live until the next split; in eager mode Python's
 local variables keep a few hidden states that the compiled graph frees."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.facts.anatomy import Anatomy, anatomy

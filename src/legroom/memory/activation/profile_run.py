@@ -1,7 +1,5 @@
 """The activation peak of vLLM's profile_run: forward pass, encoder, logits and sampler."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.facts.fit import constants, runs_on_transformers

@@ -1,7 +1,5 @@
 """The attention backend and the KV block size: the backend's preference, and the alignment of hybrid models."""
 
-from __future__ import annotations
-
 from math import lcm
 
 from legroom.facts.gpus import Gpu
@@ -30,7 +28,7 @@ class Backend:
 def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backend:
     """The attention layers' backend and its block sizes; "FLASH_ATTN" stands for most that are not MLA."""
     release = settings.release
-    mixers = [layer.mixer for layer in model.layers]
+    mixers = [layer.mixer for layer in model.distinct_layers]
     if latents := latent(mixers):
         return _latent_backend(latents[0], settings, gpu, release)
     if any(mixer.index_head_dim for mixer in with_kv_heads(mixers)):
@@ -56,7 +54,7 @@ def _flash_attention_page(model: Model, settings: EngineSettings, gpu: Gpu, rele
     if release.before("0.32.0"):
         return DEFAULT_BLOCK_SIZE
     named, major = named_backend(settings.given, release), gpu.compute_capability[0]
-    heads = max((mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.layers)), default=0)
+    heads = max((mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.distinct_layers)), default=0)
     if major == 9 and heads == 512 and settings.kv_cache_dtype in ("fp8", "fp8_e4m3") and named in ("", "FLASH_ATTN"):
         return 64
     softcap = model.config.get("attn_logit_softcapping")
@@ -120,7 +118,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
     release = settings.release
     if release.before("0.11.1") or not settings.enable_prefix_caching:
         return "none"
-    kinds = {mixer.kind for mixer in recurrent(layer.mixer for layer in model.layers)}
+    kinds = {mixer.kind for mixer in recurrent(layer.mixer for layer in model.distinct_layers)}
     keeps_all = kinds <= {"mamba1", "mamba2"} and release.before("0.32.0")
     if release.before("0.15.0"):
         return "all" if keeps_all else "none"
@@ -137,10 +135,10 @@ def aligned_block_size(
     if settings.release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size
     backend = attention_backend(model, settings, gpu)
-    latents = latent(layer.mixer for layer in model.layers)
+    latents = latent(layer.mixer for layer in model.distinct_layers)
     step = _alignment_step(backend, bool(latents), gpu, settings.release, block_size)
     if state_cache_mode(model, settings) == "all":
-        states = recurrent(layer.mixer for layer in model.layers)
+        states = recurrent(layer.mixer for layer in model.distinct_layers)
         scanned = max((dict(mixer.config).get("chunk_size", 1) for mixer in states), default=1)
         step = lcm(settings.given.mamba_block_size or scanned, step)
         wanted = step * cdiv(cdiv(state_bytes, token_bytes), step)

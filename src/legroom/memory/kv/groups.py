@@ -1,8 +1,6 @@
 """KV cache groups: layers that share a block table, as each release forms them. All groups allocate from one pool of
 equal blocks. Releases differ in how layers are split into groups, and in what they do with pages of different sizes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +50,7 @@ class CacheGroup:
         """Bytes of one block id: the pages of all layers of the group."""
         return sum(spec.page_bytes for spec in self.specs)
 
-    def on_stage(self, stage: Specs) -> CacheGroup:
+    def on_stage(self, stage: Specs) -> "CacheGroup":
         """The group reduced to the layers on a pipeline stage (`stage`: its specs); without any it keeps its spec."""
         kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]
         if not kept:

@@ -1,7 +1,5 @@
 """num_gpu_blocks, the KV cache size and concurrency that the release logs, and its length checks."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The KV cache spec of every layer of a model on one pipeline stage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.facts.gpus import Gpu
@@ -105,11 +103,11 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
     size = block_size_before_alignment(model, settings, gpu)
     mode = state_cache_mode(model, settings)
     padding = None
-    states = recurrent(layer.mixer for layer in model.layers)
-    mixers = (mixer for layer in model.layers for mixer in (layer.mixer, *layer.also))
+    states = recurrent(layer.mixer for layer in model.distinct_layers)
+    mixers = (mixer for layer in model.distinct_layers for mixer in (layer.mixer, *layer.also))
     token_bytes = next(filter(None, (_token_bytes(mixer, settings) for mixer in mixers)), 0)
     if states and token_bytes:
-        largest = max(_state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
+        largest = max(_state_bytes(mixer, model, settings) for mixer in states)
         size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
         padding = size * token_bytes if settings.release.at_least("0.10.0") else None
     # V1's Falcon layers ignore --kv-cache-dtype and keep the model's own precision.

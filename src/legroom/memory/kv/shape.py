@@ -1,7 +1,5 @@
 """The KV cache without its size in bytes: groups, pages, and the blocks of a request."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence

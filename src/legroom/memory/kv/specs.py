@@ -2,8 +2,6 @@
 describes one layer on one rank: `token_bytes` includes tensor parallelism and the cache dtype. Tokens in flight and
 speculative states are fields, so that `blocks` depends on the length alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 
@@ -49,11 +47,11 @@ class CacheSpec:
         return (self.type_name or self.kind, *(getattr(self, name) for name in self.type_fields), self.block_size)
 
     @property
-    def merge_key(self) -> CacheSpec:
+    def merge_key(self) -> "CacheSpec":
         """Layers with equal keys are merged into one spec."""
         return self
 
-    def with_block_size(self, block_size: int) -> CacheSpec:
+    def with_block_size(self, block_size: int) -> "CacheSpec":
         """The same cache in blocks of another size."""
         return replace(self, block_size=block_size)
 

@@ -1,7 +1,5 @@
 """The weights of speculative decoding: MTP layers, an EAGLE head, Medusa heads, or a draft model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

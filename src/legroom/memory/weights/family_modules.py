@@ -1,8 +1,6 @@
 """Modules of single families: per-layer inputs (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n), hyper-connections
 (DeepSeek-V4); and kernel workspaces that are allocated during loading and count as weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -112,7 +110,7 @@ def before_layers(scheme: Quantization | None, context: StorageContext) -> list[
 
 def attention_workspaces(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
     """Workspaces of attention: FlashInfer's (MLA, 0.11.1 to 0.24), DeepGEMM's (MLA or FP8 KV), the indexer's."""
-    latents = latent(layer.mixer for layer in model.layers)
+    latents = latent(layer.mixer for layer in model.distinct_layers)
     out: list[Module] = []
     release = settings.release
     # A module-level buffer of the backend: 0.11.1 imports every candidate, 0.25 allocates it lazily.

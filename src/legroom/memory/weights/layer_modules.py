@@ -2,8 +2,6 @@
 Queries, keys and values are one matrix, and so are gate and up; a rank keeps at least one KV head; norms, routers and
 the down-projections of latent attention are replicated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

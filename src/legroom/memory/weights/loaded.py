@@ -1,7 +1,5 @@
 """The weights of one rank as torch counts them: vLLM's "Model loading took X GiB"."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One matrix of a model on one rank, and the parallel sizes that divide it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

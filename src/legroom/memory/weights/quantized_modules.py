@@ -1,7 +1,5 @@
 """The quantization scheme of each module: the checkpoint's ignore list, targets and mixed-precision rules."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fnmatch import translate

@@ -1,7 +1,5 @@
 """Every module of a model on one rank, in the order in which vLLM creates them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 the same parameters. It is computed in float32 and then cast, so building it leaves free blocks in the allocator that
 later weights use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a module is stored: the tensors that loading creates, and those that remain after it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

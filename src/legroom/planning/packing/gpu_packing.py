@@ -9,8 +9,6 @@ the sum of all peaks fits the card, the order makes no difference. How the pool 
   0.6.4 and in V1 up to 0.9.0 charges a server for all that its neighbours hold;
 - 0.9.1 forgets the number of blocks: utilization alone, less what a neighbour allocates during the profile run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

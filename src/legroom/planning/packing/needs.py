@@ -1,7 +1,5 @@
 """The memory of one packed server on each of its cards, and the bounds of its KV cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Changes that make a pack fit: flags, cards, or sleeping in turns; each is packed again before it is proposed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Placement of servers on cards: exact bin packing for the few servers of a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Flags of a command that another release refuses, renames, ignores, or gives another default."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

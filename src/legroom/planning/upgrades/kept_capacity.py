@@ -1,7 +1,5 @@
 """The flags with which another release keeps the capacity and the headroom of the server."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ The changes are applied one after another from the older release to the newer on
 the order of `_SETTINGS`, then flags that the newer release no longer has. In another order, bytes that two changes move
 together would be listed at the other one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -140,7 +138,7 @@ class _Accounting:
             return self.settings.kv_cache_memory_bytes
         return min(sum(part.bytes for part in stage.values()) for stage in self.stages)
 
-    def with_part(self, other: _Accounting, key: _Key) -> _Accounting:
+    def with_part(self, other: "_Accounting", key: _Key) -> "_Accounting":
         """This accounting with one part replaced by that of another."""
         mixed = []
         for here, there in zip(self.stages, other.stages, strict=True):

@@ -1,7 +1,5 @@
 """One command on two vLLM releases: memory, blocks, tokens, flags, metrics, bugs, and flags that keep the capacity."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any

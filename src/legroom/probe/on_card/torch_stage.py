@@ -5,8 +5,6 @@
 Each finding is one line of RESULTS.jsonl, written at once, so that an aborted run keeps the earlier ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

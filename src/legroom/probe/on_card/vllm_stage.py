@@ -6,8 +6,6 @@
 Runs with the Python of the user's vLLM, which has no legroom. Weights are dummies, so nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """A subclass of vLLM's GPU worker that records its memory profile; loaded through `worker_cls`."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

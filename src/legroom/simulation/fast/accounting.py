@@ -1,8 +1,6 @@
 """Totals and samples of a step, the seconds that steps take, and the number of steps until the next event."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-from __future__ import annotations
-
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.rows import MAX_SAMPLES, NONE
 

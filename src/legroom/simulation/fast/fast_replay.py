@@ -7,8 +7,6 @@ prefix ends may hold only one or two own tokens, which can be equal by chance. T
 generated in those cases only: from three tokens on the chance is 1 in 8 billion.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Callable

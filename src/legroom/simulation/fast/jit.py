@@ -1,7 +1,5 @@
 """The kernel functions twice: plain Python, and compiled by Numba if it is installed and the trace long enough."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -6,8 +6,6 @@ extents that no running request holds, each with its last block first.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-from __future__ import annotations
-
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.rows import ALL_BLOCKS, NONE
 

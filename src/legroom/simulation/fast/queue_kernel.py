@@ -1,8 +1,6 @@
 """The waiting queue, the running list and the order of finishing, as lists over rows."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-from __future__ import annotations
-
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED
 

@@ -1,7 +1,5 @@
 """The state of a fast replay as rows of numbers: small objects in plain Python, NumPy records when compiled."""
 
-from __future__ import annotations
-
 from dataclasses import make_dataclass
 from typing import Any, NamedTuple
 

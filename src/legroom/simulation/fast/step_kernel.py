@@ -4,8 +4,6 @@ Everywhere in the kernel `sim` is the state, `rules` are the settings, and `r` i
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-from __future__ import annotations
-
 from legroom.simulation.fast.accounting import (
     decode_steps_seconds,
     record_decode_steps,

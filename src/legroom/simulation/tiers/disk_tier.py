@@ -5,8 +5,6 @@ host first looks up which of them are files (answered in the next step), then ha
 loads them from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The chunks of KV cache in host memory (vLLM 0.32's `CPUOffloadingManager`) and its eviction policies."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which chunks are stored and loaded when: the scheduler of vLLM's `OffloadingConnector` (0.32), full attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

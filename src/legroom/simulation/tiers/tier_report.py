@@ -1,7 +1,5 @@
 """The gain from a host tier: hits beside those of the GPU, bytes moved, and whether loading beats recomputing."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The replay with a host tier behind the GPU's prefix cache (vLLM 0.32, native CPU offloading)."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from typing import Any

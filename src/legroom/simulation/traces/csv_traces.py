@@ -1,7 +1,5 @@
 """Traces in CSV files: the Azure LLM inference traces and BurstGPT."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime

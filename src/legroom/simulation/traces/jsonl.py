@@ -1,7 +1,5 @@
 """legroom's own trace format: one JSON object per line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

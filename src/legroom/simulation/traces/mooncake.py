@@ -1,7 +1,5 @@
 """The Mooncake format: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 

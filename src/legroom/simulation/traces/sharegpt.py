@@ -1,7 +1,5 @@
 """ShareGPT: a JSON list of conversations. The first question and its answer are one request, as in vLLM's benchmark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Synthetic traces: `poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000`."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

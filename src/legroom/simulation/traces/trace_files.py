@@ -1,7 +1,5 @@
 """Detects the format of a trace file and reads it."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The log of a vLLM server with `--enable-log-requests`: one `Received request` line per request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from datetime import datetime

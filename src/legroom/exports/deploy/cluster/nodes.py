@@ -6,8 +6,6 @@ node has whole copies and its `--data-parallel-start-rank`. Nodes without reques
 starts the ranks of all nodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

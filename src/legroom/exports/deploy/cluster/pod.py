@@ -1,7 +1,5 @@
 """The pod of a planned server: its container, probes, limits, volumes and end."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

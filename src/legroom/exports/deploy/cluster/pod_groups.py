@@ -1,7 +1,5 @@
 """A server over several nodes: a LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), or a RayCluster (ray.io/v1)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
