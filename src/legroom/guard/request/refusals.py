@@ -35,7 +35,7 @@ class Refusal:
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The response headers but its length, with retry-after where the client should try again."""
+        """The headers but content-length; retry-after if it may be retried, connection: close if the body is unread."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))

@@ -104,6 +104,7 @@ class Guard(AdmissionApp):
         return sum(map(is_stopped, self._engine_pids)) if self._engine_pids else None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
+        """`status` merged with that of vLLM's other API servers, which apply `drain`; alone where there are none."""
         return status if self._peers is None else merge_statuses(status, await self._peers.statuses(drain))
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -55,7 +55,7 @@ class Upstream:
 
 
 def upstream_of(url: str) -> Upstream:
-    """The server's address from the URL of `--upstream`; raises for a URL that is not http(s)."""
+    """The server's address from the URL of `--upstream`; LegroomError where it is no http(s) address."""
     hint = "write it like http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

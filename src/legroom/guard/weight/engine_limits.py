@@ -284,7 +284,7 @@ def _positive_int(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown."""
+    """Values for vLLM's own queue bounds behind the guard, by flag, as far as `limits` tell; empty before 0.29."""
     # vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
     # of its prompts, hence twice the running sequences.
     if release.before(FIRST_WITH_QUEUE_BOUNDS):

@@ -105,7 +105,7 @@ def need_of(
 
 
 def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> tuple[int, int]:
-    """Output tokens to reserve per sequence, and the max_tokens that the request names (0 without one)."""
+    """(Output tokens to reserve per sequence, the max_tokens that the request names or 0)."""
     if not demand.generates:
         return 0, 0
     if demand.output_tokens is not None:

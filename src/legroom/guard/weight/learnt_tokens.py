@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[V]):
-    """The most recently written values by key; keys come from requests, so their number is bounded."""
+    """Values by key, of which the least recently added or updated are dropped; keys come from requests."""
 
     def __init__(self, make: Callable[[], V], most: int) -> None:
         self._make, self._most = make, most
