@@ -25,7 +25,7 @@ class WaitingQueue:
         return len(self._heap)
 
     def add(self, request: Request, *, first: bool = False) -> None:
-        """Queue a request behind the others, or before them; by priority, where it belongs."""
+        """Queue a request behind the others, or with `first` before them; by priority, where it belongs."""
         self._count += 1
         key = request.priority_key if self._by_priority else (0, -self._count if first else self._count)
         heapq.heappush(self._heap, (key, request))

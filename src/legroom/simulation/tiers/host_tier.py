@@ -264,7 +264,7 @@ class HostTier:
         return LookupResult.PENDING if readers == WRITING else LookupResult.HIT
 
     def prepare_load(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
-        """Pin chunks that are about to be read."""
+        """Pin chunks that are about to be read, and record that the request reuses them."""
         self._pin(keys)
         access.reuse(keys)
 

@@ -151,7 +151,7 @@ class TieredScheduler(Scheduler):
     def _begin_load(
         self, request: Request, output: SchedulerOutput, hit: Hit, num_hit_tokens: int, num_loadable: int
     ) -> bool:
-        """Allocate blocks for the chunks that the tier has; False if they do not fit."""
+        """Allocate blocks for the chunks that the tier has and start to load them; False if they do not fit."""
         fits = self.kv_cache_manager.allocate_slots(
             request,
             0,
