@@ -225,8 +225,7 @@ class Admission:
         return request.reservation is not None and request.reservation.state is ReservationState.WAITING
 
     async def wait(self, request: GuardedRequest, disconnected: asyncio.Future[Any] | None = None) -> Refusal | None:
-        """Wait in the queue. Returns None once the request is admitted or `disconnected` is done; after the policy's
-        `wait_s` a refusal."""
+        """Wait in the queue; None once admitted or `disconnected` is done, a refusal after the policy's `wait_s`."""
         reservation = request.reservation
         assert reservation is not None
         loop = asyncio.get_running_loop()

@@ -79,7 +79,7 @@ def too_large(limit_bytes: int) -> Refusal:
 
 
 def malformed(why: str) -> Refusal:
-    """A 400 response for a body that is not a JSON object."""
+    """A 400 response for a body that is not a JSON object, with `why` in its message."""
     return Refusal(400, "malformed_json", f"The request body is not a JSON object: {why}.")
 
 
@@ -89,7 +89,7 @@ def body_timeout(seconds: float) -> Refusal:
 
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
-    """A 400 response for a sequence that needs more KV tokens than the whole pool has."""
+    """A 400 response for a sequence that needs more KV tokens than the whole pool has; `why`: what they are for."""
     message = f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
     message += f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     return Refusal(400, "never_fits", message)
@@ -116,7 +116,7 @@ def engine_dead(retry_after_s: int) -> Refusal:
 
 
 def pool_unknown(why: str) -> Refusal:
-    """A 503 response while the pool's size is unknown, under `when_unknown = "closed"`."""
+    """A 503 response while the pool's size is unknown (`why`), under the policy `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
     return Refusal(503, "pool_unknown", message, SERVER, None, 5)
 

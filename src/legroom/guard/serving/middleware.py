@@ -37,8 +37,7 @@ def checked_paths(version: str) -> tuple[str, ...]:
 
 
 class Guard(AdmissionApp):
-    """The vLLM middleware. `LEGROOM_GUARD_POLICY` and `LEGROOM_GUARD_PLAN` name its files; `LEGROOM_GUARD_TOKEN` allows
-    draining it."""
+    """A vLLM middleware. LEGROOM_GUARD_POLICY and LEGROOM_GUARD_PLAN name its files, LEGROOM_GUARD_TOKEN its token."""
 
     def __init__(self, app: App, policy: str | None = None, plan: str | None = None, token: str | None = None) -> None:
         log_to_stderr()

@@ -133,7 +133,7 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
-    """A 502 response for a server that does not answer, with a Retry-After of 5 s."""
+    """A 502 response for a server that does not answer, with `why` in its message and a Retry-After of 5 s."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER, None, 5)
 
 

@@ -127,8 +127,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """The most tokens that all media may add: by the responses seen, before 32 of them the model's context length (or
-    4,096 each)."""
+    """The most tokens that all media may add: by 32 responses or more, else max_model_len or 4,096 for each."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:
