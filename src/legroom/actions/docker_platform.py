@@ -114,6 +114,7 @@ class ComposeService:
         return words
 
     async def replicas(self) -> int:
+        """The number of running containers of the service."""
         words = self._compose_command("ps", "--quiet", self.service)
         return len((await run_checked(words, f"counting {self.name}")).split())
 

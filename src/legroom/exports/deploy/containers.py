@@ -92,7 +92,7 @@ def with_dockerfile_before(server: ExportedServer, file: ExportedFile) -> tuple[
 
 
 def entrypoint(server: ExportedServer) -> tuple[str, ...]:
-    """The program and the model; the entry point of the images changed between releases."""
+    """The container's entry point: the program with its subcommand or module, and the model."""
     program = "vllm" if server.words.head[-1] == "serve" else "python3"
     return (program, *server.words.head[1:], *server.words.model_words)
 

@@ -77,7 +77,7 @@ def env_remarks(plan: PlanDocument, words: ServeCommand, given: Mapping[str, str
 
 
 def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
-    """Why expandable segments break this server at the plan's tensor-parallel size; empty where they do not."""
+    """Why expandable segments break this server (all-reduce, sleep mode, KV connector); empty where they do not."""
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
     if ranks > 1 and words.get("--disable-custom-all-reduce") is None:
         return f"custom all-reduce of {ranks} ranks cannot share memory of expandable segments"

@@ -55,7 +55,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
 
 
 def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
-    """The option as a number from 1 to 9,999, or the default where it is not given; LegroomError otherwise."""
+    """The option `name` as a number from 1 to 9,999, or the default where it is not given; LegroomError otherwise."""
     text = options.get(name)
     return default if text is None else parse_whole(str(text), "--" + name.replace("_", "-"), 1, 9_999)
 

@@ -34,7 +34,7 @@ def scaling_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterat
 
 
 def scaling_queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str]:
-    """The queries of waiting requests and KV use, summed over replicas; the scaler divides by their number."""
+    """PromQL of (waiting requests, KV use), summed over replicas; the autoscaler divides by their number."""
     where = [f'model_name="{server.served_name}"']
     if settings.namespace:
         where.append(f'namespace="{settings.namespace}"')
