@@ -119,7 +119,7 @@ class ComposeService:
         return len((await run_checked(words, f"counting {self.name}")).split())
 
     async def scale(self, replicas: int) -> None:
-        """Starts or stops containers; the others keep running."""
+        """Starts or stops containers until `replicas` run; the others keep running."""
         await run_checked(self._scale_command(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:

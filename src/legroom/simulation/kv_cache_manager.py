@@ -116,7 +116,7 @@ class SlidingWindowManager(FullAttentionManager):
         return min(super().stable_until_tokens(request, num_computed), until_skipped)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """As full attention's, without the blocks freed behind the window."""
+        """(Token slots of the blocks that the request still holds, tokens in them), without those behind the window."""
         blocks, null = request.blocks[self.group], self.block_pool.null_block
         skipped = self.num_skipped_tokens(request.num_computed_tokens) // self.block_size
         dropped = min(skipped + 1, len(blocks))

@@ -231,7 +231,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """Called after the step has run; returns (the requests that sampled a token, those that finished)."""
+        """Append the tokens that a step sampled, and finish requests: (those that sampled one, those that finished)."""
         sampled: list[Request] = []
         finished: list[Request] = []
         for request, tokens in output.scheduled.items():

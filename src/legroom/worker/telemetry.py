@@ -194,7 +194,7 @@ def _start_thread(task: Callable[[], None]) -> None:
 
 
 def _register_collector(folder: TelemetryFolder) -> None:
-    """Exports the gauges, once vLLM has imported prometheus_client, for which it sets the environment just before."""
+    """Waits until vLLM has imported prometheus_client, as it sets the environment just before; exports the gauges."""
     while "prometheus_client" not in sys.modules:
         time.sleep(0.5)
     from prometheus_client import REGISTRY

@@ -67,7 +67,7 @@ def gpu_resource(server: ExportedServer) -> str:
 
 
 def image(server: ExportedServer) -> str:
-    """The container image to run: vLLM's own, or the one built on it with legroom."""
+    """The container image to run: the server's own, or the one built on it with legroom where that is needed."""
     return f"{_BUILT_IMAGE}:v{server.release.version}" if needs_legroom(server) else server.image
 
 

@@ -89,7 +89,7 @@ def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
 
 
 def _without_breaking_segments(name: str, value: str, broken: str) -> str:
-    """A variable's value, without expandable segments where they would break the server."""
+    """A variable's value, without expandable segments where they break the server (`broken`: why, or empty)."""
     if not broken or name not in ALLOCATOR_NAMES:
         return value
     parts = value.split(",")

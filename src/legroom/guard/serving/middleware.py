@@ -59,7 +59,7 @@ class Guard(AdmissionApp):
         super().__init__(app, admission, token or os.environ.get(TOKEN_NAME) or None)
 
     def is_unauthorized(self, scope: Scope) -> bool:
-        """Whether vLLM will refuse the request: it has API keys, the path needs one, and the request has none."""
+        """Whether vLLM will refuse the request: its path needs one of the API keys, and it bears no valid one."""
         if self._key_hashes is None:
             args = getattr(getattr(scope.get("app"), "state", None), "args", None)
             configured = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]

@@ -218,7 +218,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Called when the server takes the body more slowly than it is written."""
+        """Called when the server takes the body more slowly than it is written: stop writing until it has caught up."""
         self._can_write = False
 
     def resume_writing(self) -> None:

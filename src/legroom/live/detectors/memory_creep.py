@@ -37,7 +37,7 @@ class MemoryCreep(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """The hours that a slope needs, plus the longest gap between points."""
+        """The hours that a slope needs, plus the longest gap between points, in seconds."""
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
