@@ -39,7 +39,7 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, roofline, why_no_step_time
+from legroom.simulation.step_time import Hardware, ServerEfficiency, model_class, roofline, why_no_step_time
 
 SERVER = ROOT / "src/legroom/facts/data/step_server.json"
 BAND = SERVER.with_name("step_band.json")
@@ -232,7 +232,7 @@ def why_no_number(plan: Plan, run: dict[str, Any]) -> str:
 def loads_of(run: dict[str, Any]) -> Iterator[Load]:
     plan = plan_of_run(run)
     work, settings, spread = hardware(plan), plan.settings, run.get("spread", 0.0)
-    if why_no_number(plan, run) or class_of(work) == "latent attention":
+    if why_no_number(plan, run) or model_class(work) == "latent attention":
         return
     for clients, *lengths, times in ((*row[:3], row[3:]) for row in run["rows"]):
         prompt, answer = (max(2.0, length * (1 - spread / 2)) for length in lengths)
@@ -303,7 +303,7 @@ def left_out(loads: dict[str, list[Load]]) -> Iterator[tuple[str, float, float]]
     for out, server in fits_without(loads):
         rows = [load for name in out for load in loads[name]]
         for load, before, now in zip(rows, factors(rows, START), factors(rows, server), strict=True):
-            yield "other makers" if load.work.is_other_maker else class_of(load.work), before, now
+            yield "other makers" if load.work.is_other_maker else model_class(load.work), before, now
 
 
 def write_server(document: dict[str, Any]) -> None:

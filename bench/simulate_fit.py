@@ -32,7 +32,7 @@ from legroom.planning.machine import Machine, make_plan
 from legroom.simulation.fast.accounting import expert_read_seconds, kv_read_seconds, min_host_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import Efficiency, Hardware, ServerEfficiency, class_of, roofline
+from legroom.simulation.step_time import Efficiency, Hardware, ServerEfficiency, model_class, roofline
 from legroom.vllm.args import ServeArgs
 
 OUT = ROOT / "src/legroom/facts/data/step_fit.json"
@@ -126,7 +126,7 @@ class Took(NamedTuple):
     @classmethod
     def of(cls, step: Step, work: Measured, fitted: Fit) -> Took:
         gpu, host = parts(step, fitted.cost(work))
-        return cls(class_of(work.rank), step, max(gpu, host), host > gpu)
+        return cls(model_class(work.rank), step, max(gpu, host), host > gpu)
 
     @property
     def factor(self) -> float:
@@ -247,7 +247,7 @@ def main() -> None:
     fitted, fits = fit(steps, machine), dict[frozenset[str], Fit]()
     models = dict(left_out(steps, machine, fits, lambda step: step.model))
     families = dict(left_out(steps, machine, fits, lambda step: step.family))
-    classes = dict(left_out(steps, machine, fits, lambda step: class_of(machine[step.model].rank)))
+    classes = dict(left_out(steps, machine, fits, lambda step: model_class(machine[step.model].rank)))
     hosts = dict(left_out(steps, machine, fits, lambda step: machine[step.model].host))
     result: dict[str, Any] = {
         "fitted": asdict(fitted.reached),

@@ -39,7 +39,7 @@ __all__ += ["diagnose", "layout", "plan", "simulate", "size", "watch"]
 
 
 def __getattr__(name: str) -> Any:
-    """A verb's module is imported when the verb is first used."""
+    """A public function or class, whose module is imported on first use; AttributeError for any other name."""
     if name in _MODULE_OF:
         from importlib import import_module
 

@@ -40,7 +40,7 @@ class Figure:
 
 
 def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure in bytes without an error band, computed from known facts."""
+    """A figure in bytes without an error band, computed from known facts; `label` and `how` make its one term."""
     return Figure(bytes_, "exact", terms=(Term(label, bytes_, how),) if label else ())
 
 
@@ -50,5 +50,5 @@ def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) ->
 
 
 def measured(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure in bytes without a band, read from this user's own log or GPU."""
+    """A figure in bytes without a band, read from this user's own log or GPU; `label` and `how` make its one term."""
     return Figure(bytes_, "measured", terms=(Term(label, bytes_, how),) if label else ())

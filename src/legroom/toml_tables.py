@@ -114,12 +114,12 @@ class TomlTable:
         return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)
 
     def get(self, key: str, kind: type[_Value], default: _Value) -> _Value:
-        """The value of this type; the default without the key; ConfigError for another type."""
+        """The value at `key`, of type `kind`; the default without the key; ConfigError for another type."""
         value = self.find(key, kind)
         return default if value is None else value
 
     def find(self, key: str, kind: type[_Value]) -> _Value | None:
-        """The value of this type; None without the key; ConfigError for another type."""
+        """The value at `key`, of type `kind`; None without the key; ConfigError for another type."""
         self._read.add(key)
         if key not in self._values:
             return None
@@ -146,7 +146,7 @@ class TomlTable:
         return value
 
     def require(self, key: str, kind: type[_Value]) -> _Value:
-        """The value of this type; ConfigError without the key."""
+        """The value at `key`, of type `kind`; ConfigError for another type or without the key."""
         value = self.find(key, kind)
         if value is None:
             raise self.error(key, "is missing")

@@ -90,7 +90,7 @@ def parse_seconds(text: str | None, what: str) -> float | None:
 
 
 def gib(bytes_: float, digits: int = 2) -> str:
-    """Bytes in GiB as text: `12.34 GiB`."""
+    """Bytes as text: `12.34 GiB`, with two digits `1.2 MiB` for less than 0.005 GiB."""
     if 0 < bytes_ < GIB / 200 and digits == 2:
         return f"{bytes_ / MIB:.1f} MiB"  # not 0.00 GiB
     return f"{bytes_ / GIB:.{digits}f} GiB"

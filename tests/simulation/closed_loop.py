@@ -20,10 +20,10 @@ from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import (
     ServerEfficiency,
     StepBand,
-    class_of,
+    model_class,
     roofline,
     step_band,
-    why_elsewhere,
+    why_other_maker,
     why_unfamiliar,
 )
 from legroom.vllm.parse import parse_flags
@@ -170,12 +170,12 @@ def _row(
     return {
         "source": run["source"],
         "model": plan.target.model.name,
-        "class": class_of(hardware(plan)),
+        "class": model_class(hardware(plan)),
         "gpu": run["gpu"],
         "card": plan.target.gpu.name,
         "family": plan.target.model.architecture,
         "release": ".".join(settings.release.version.split(".")[:2]),
-        "is_elsewhere": bool(why_elsewhere(plan)),
+        "is_elsewhere": bool(why_other_maker(plan)),
         "is_familiar": not why_unfamiliar(plan, hardware(plan)),
         "tensor_parallel_size": settings.tensor_parallel_size,
         "config": plan.target.model.config,

@@ -17,7 +17,7 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import expert_read_seconds, step_seconds
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import Efficiency, ServerEfficiency, class_of, roofline, why_elsewhere
+from legroom.simulation.step_time import Efficiency, ServerEfficiency, model_class, roofline, why_other_maker
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
@@ -232,7 +232,7 @@ def test_experts_in_marlin_or_in_one_kernel_quantize_no_activations(
 
 
 def test_sparse_latent_attention_is_of_the_class_of_latent_attention() -> None:
-    assert class_of(hardware(_plan("deepseek-v3.2", tensor_parallel_size=8))) == "latent attention"
+    assert model_class(hardware(_plan("deepseek-v3.2", tensor_parallel_size=8))) == "latent attention"
 
 
 def test_the_exchange_between_cards_is_beside_computing_and_reading() -> None:
@@ -271,7 +271,7 @@ def test_starting_the_kernels_of_experts_is_a_share_of_starting_the_others() -> 
 
 def test_a_card_of_nvidia_without_nvidia_in_its_name_is_not_of_another_maker() -> None:
     nvidia, other = (_plan("qwen2.5-1.5b", gpu=gpu, dtype="float16") for gpu in ("t4", "mi300x"))
-    assert why_elsewhere(other) and not why_elsewhere(nvidia)
+    assert why_other_maker(other) and not why_other_maker(nvidia)
     for plan, ratio in ((nvidia, 1.0), (other, 2.0)):
         steps = [roofline(hardware(plan), server=ServerEfficiency(other_maker_ratio=each)) for each in (2.0, 1.0)]
         slow, fast = (step_seconds(cost._replace(host=0.0, launch=0.0), 8192, 8192, 1) for cost in steps)

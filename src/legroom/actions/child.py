@@ -35,6 +35,7 @@ class Child:
         outputs: tuple[int, int] = (1, 2),
         leftover_grace_s: float = 3.0,
     ) -> None:
+        """Start the server under a keeper and wait for its PID; LegroomError where it could not be started."""
         adopt_orphans()  # if the keeper is killed, its children become ours
         ours, theirs = socket.socketpair()
         pipes = [os.pipe(), os.pipe()]
@@ -63,7 +64,6 @@ class Child:
             self._streams.append(OutputRelay(source, target, log, on_line))
         for stream in self._streams:
             stream.start()
-        # Blocks until the keeper reports the server's PID; LegroomError where it could not be started.
         while self.pid is None and not self.gone:
             self.read()
         if self.pid is None:
@@ -116,9 +116,9 @@ class Child:
             elif field := {"pid": "pid", "exit": "status", "failed": "_refusal"}.get(what):
                 setattr(self, field, int(value))
 
-    def send(self, number: int) -> None:
+    def send(self, signum: int) -> None:
         """Sends a signal to the server's first process, if it still runs."""
-        self._send_to_keeper(f"signal {int(number)}")
+        self._send_to_keeper(f"signal {int(signum)}")
 
     def kill(self) -> None:
         """Sends SIGKILL to the server and all of its descendants."""

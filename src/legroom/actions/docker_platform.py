@@ -112,11 +112,12 @@ class ComposeService:
         return words
 
     async def replicas(self) -> int:
+        """The number of running containers of the service."""
         words = self._compose_command("ps", "--quiet", self.service)
         return len((await run_checked(words, f"counting {self.name}")).split())
 
     async def scale(self, replicas: int) -> None:
-        """Starts or stops containers; the others keep running."""
+        """Starts or stops containers until `replicas` run; the others keep running."""
         await run_checked(self._scale_command(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:

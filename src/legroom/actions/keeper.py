@@ -123,16 +123,16 @@ def _write_control(control: int, text: str) -> None:
         os.write(control, text.encode() + b"\n")
 
 
-def send_signal(pid: int, start: int, number: int) -> bool:
+def send_signal(pid: int, start_ticks: int, signum: int) -> bool:
     """Sends a signal to the process with this pid and start time; False where it has ended or may not be signalled."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if process_start_ticks(pid) != start:  # another process has the pid now
+        if process_start_ticks(pid) != start_ticks:  # another process has the pid now
             return False
-        signal.pidfd_send_signal(handle, number)
+        signal.pidfd_send_signal(handle, signum)
         return True
     except OSError:
         return False

@@ -111,7 +111,7 @@ class Scalable(Protocol):
 
 
 def restore_file(path: Path, before: str | None) -> None:
-    """Restores a file's content; None removes the file."""
+    """Writes the content from before a change back to a file; None removes the file."""
     if before is None:
         path.unlink(missing_ok=True)
     else:

@@ -124,7 +124,7 @@ class NoDrain(DrainMethod):
 
     @property
     def name(self) -> str:
-        """In words, for `kept away by nothing`."""
+        """The word `nothing`, for messages about what keeps requests away."""
         return "nothing"
 
     async def begin(self) -> None:

@@ -146,7 +146,7 @@ class ServerLog:
 
 
 def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: int) -> None:
-    """Copies a part of a file in pieces of 64 KiB."""
+    """Passes bytes `start` to `end` of the file descriptor `source` to `write`, in pieces of up to 64 KiB."""
     while start < end:
         piece = os.pread(source, min(_PIECE_BYTES, end - start), start)
         if not piece:

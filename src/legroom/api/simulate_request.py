@@ -44,7 +44,7 @@ def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | No
 
 
 def bounded_trace(trace: Trace) -> Trace:
-    """The same trace; LegroomError where it is not valid, or has more requests than one HTTP or MCP call may bring."""
+    """The trace by arrival; LegroomError where it is not valid, or has more requests than one HTTP or MCP call may."""
     if len(trace) > MAX_REQUESTS:
         hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
         raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)

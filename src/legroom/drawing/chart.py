@@ -42,7 +42,7 @@ def cell_counts(amounts: Sequence[int], width: int) -> list[int]:
 
 
 def swatch(segment: Segment, style: Style, count: int = 1) -> str:
-    """`count` cells of a bar or legend in the segment's colour; else its glyph, or its letter without Unicode."""
+    """`count` cells of a bar or legend: coloured blocks, without colour its glyph, without Unicode its letter."""
     if not style.unicode:
         return segment.letter * count
     return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)

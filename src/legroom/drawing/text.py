@@ -44,7 +44,7 @@ def display_width(text: str) -> int:
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Lines of `width` columns (longer words stick out), broken at spaces; `hanging` begins all but the first."""
+    """Lines of `width` columns, longer words whole; `indent` begins the first, `hanging` (None: `indent`) the rest."""
     hanging = indent if hanging is None else hanging
     if display_width(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)

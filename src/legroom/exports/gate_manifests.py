@@ -232,7 +232,7 @@ def _webhook_config(options: Mapping[str, Any], namespace: str, authority: KeyPa
 
 
 def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
-    """One webhook of the configuration, for the namespaces in `mode` (`warn` or `enforce`)."""
+    """One webhook: its `mode` (`warn` or `enforce`), and label expressions of the `namespaces` that it reviews."""
     service = {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
     client: dict[str, Any] = {"service": service}
     if authority is not None:

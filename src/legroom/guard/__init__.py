@@ -26,7 +26,7 @@ _HOMES = {"Guard": "legroom.guard.serving.middleware", "native_flags": "legroom.
 
 
 def __getattr__(name: str) -> Any:
-    """Import lazily, so that reading a policy does not import the middleware."""
+    """`Guard` or `native_flags`, imported on first use; AttributeError for any other name."""
     if name in _HOMES:
         import importlib
 

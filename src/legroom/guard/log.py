@@ -14,7 +14,7 @@ class _Stderr(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Make the guard's logger print to stderr, once."""
+    """Add the stderr handler to the guard's logger, unless it has a handler, and enable its INFO messages."""
     LOG.setLevel(logging.INFO)
     LOG.disabled = False  # logging.config disables existing loggers
     if not LOG.handlers:

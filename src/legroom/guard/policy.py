@@ -20,7 +20,7 @@ def _key(default: Any, about: str, **more: Any) -> Any:
 
 
 def _choice(about: str, *choices: str) -> Any:
-    """A dataclass field that takes one of the choices, by default the first."""
+    """A dataclass field that takes one of the choices, by default the first; `about`: its TOML comment."""
     return _key(choices[0], about, choices=choices)
 
 

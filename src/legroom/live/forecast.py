@@ -33,7 +33,7 @@ class Trend:
 
 
 def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
-    """The trend of (time, value) points; None for fewer than three."""
+    """The Theil-Sen trend of (time in seconds, value) points; None for fewer than three."""
     kept = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
     if len(kept) > _MAX_POINTS:
         step = (len(kept) - 1) / (_MAX_POINTS - 1)

@@ -28,7 +28,7 @@ class GpuMemory:
 
 
 def nvml_devices() -> tuple[GpuMemory, ...]:
-    """All GPUs and MIG slices; () without a driver."""
+    """All GPUs, a divided one as its MIG slices, read by NVML; () without a driver."""
     try:
         # vLLM's bundled copy, inside vLLM.
         pynvml: Any = sys.modules.get("vllm.third_party.pynvml") or importlib.import_module("pynvml")

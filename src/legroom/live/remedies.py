@@ -116,7 +116,7 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """The --gpu-memory-utilization that frees `by_bytes`, and its plan; None at 0.1 or less, or if it fails."""
+    """The --gpu-memory-utilization that frees `by_bytes`, and its plan; None at 0.1 or less, or if vLLM would fail."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None
@@ -175,7 +175,7 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _pool_remedies(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
-    """Per lever, the cheapest first, the flags that fit the GPU and first hold what is asked, else the largest pool."""
+    """For each lever, cheapest first, its first flags whose pool holds the present requests, else its largest pool."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
     for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):

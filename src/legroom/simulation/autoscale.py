@@ -69,12 +69,12 @@ class ScaledReplay:
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether five finished requests had a preemption: `watch`'s rule where recomputed tokens are unknown."""
+        """Whether there was a preemption for every five finished requests or fewer, a level of `preemption_thrash`."""
         return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property
     def is_steady(self) -> bool:
-        """Whether the fleet never grew soon after shrinking, and less than one request in five was preempted."""
+        """Whether the fleet never flapped and did not thrash."""
         return not self.flaps and not self.is_thrashing
 
     def as_json(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class _Replica:
             self._preempt_until_fits()
 
     def _admit(self) -> list[_Served]:
-        """Dequeue the waiting requests that the pool has room for (one if idle), up to one step's token budget."""
+        """Dequeue waiting requests while blocks, sequences and a step's token budget last; if idle, one in any case."""
         admitted: list[_Served] = []
         free = self.settings.usable_blocks - self._blocks_in_use()
         budget = self.settings.max_num_batched_tokens
@@ -212,7 +212,7 @@ class _Replica:
         self.stored -= request.tokens + self.step - request.admitted_step
 
     def _preempt_until_fits(self) -> None:
-        """Preempt the last running requests until the pool suffices; they are recomputed."""
+        """Preempt the last running requests until the pool holds the others; they wait in front, to be recomputed."""
         while len(self.running) > 1 and self._blocks_in_use() > self.settings.usable_blocks:
             victim = self.running[-1]
             self._remove(victim)
@@ -234,7 +234,7 @@ class _Controller:
     changes: list[tuple[float, int, int]] = field(default_factory=list)
 
     def decide(self, time_s: float, kv_use_sum: float, waiting_sum: int) -> int:
-        """The replicas the autoscaler sets at `time_s`, from the replicas' summed KV use and waiting requests."""
+        """Set and return the number of replicas at `time_s`, by their summed KV use and waiting requests."""
         policy = self.policy
         desired = max(
             self._proposed_replicas(kv_use_sum, policy.kv_target_ratio),
@@ -267,7 +267,7 @@ class _Controller:
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
 
     def _replicas_before(self, time_s: float, period_s: float, *, growing: bool) -> int:
-        """The replicas `period_s` before `time_s`, from which the HPA limits growth, or shrinking if not `growing`."""
+        """Replicas before the first growth (shrinking unless `growing`) in the `period_s` up to `time_s`; else now."""
         count = self.replicas
         for changed_s, before, after in reversed(self.changes):
             if changed_s < time_s - period_s:
@@ -284,7 +284,7 @@ def replay_autoscaled(
     policy: ScalingPolicy,
     progress: Progress | None = None,
 ) -> ScaledReplay:
-    """Replay a trace in seconds over a fleet that the policy scales; LegroomError for steps or the V0 engine."""
+    """Replay a trace over a fleet that the policy scales; LegroomError for arrivals in steps or the V0 engine."""
     trace = trace.checked()
     if cost is None or not trace.in_seconds:
         hint = "give a trace with arrivals in seconds, and a GPU and a model or --step-ms"

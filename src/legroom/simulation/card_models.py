@@ -80,7 +80,7 @@ class CardModel:
 
     @property
     def parameters(self) -> int:
-        """Those of the base model: a quantized checkpoint's are not listed."""
+        """The number of parameters of the base model, as a quantized checkpoint's is not listed."""
         root = find(self.family)
         return root.parameters if root else self.bundled.parameters
 
@@ -181,7 +181,7 @@ def models_on_card(
     order: str = "size",
 ) -> CardModels:
     """Every model that the cards serve with the wanted users and context, and those too large for them. Models whose
-    weights are 1.5 times the cards' memory or more are left out."""
+    weights take more than 1.5 times the cards' memory are left out."""
     total = search.gpus * search.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
     answers = sweep(card_model, search, near, executor or ProcessExecutor(), progress)

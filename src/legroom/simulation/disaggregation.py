@@ -69,7 +69,7 @@ _Replays = list[tuple[Sequence[int], Timeline]]
 def replay_disaggregated(
     trace: Trace, settings: SchedulerSettings, cost: StepCost | None, pools: Disaggregation
 ) -> DisaggregatedTimeline:
-    """Replay prompts on prefill servers and, after each transfer, answers on decode servers; LegroomError for steps."""
+    """Replay prompts on prefill and, once transferred, answers on decode servers; LegroomError for a trace in steps."""
     if not trace.in_seconds:
         raise LegroomError(f"{trace.name} counts steps, and a link has a speed in seconds", "give arrivals in seconds")
     trace, prefills, decodes = trace.checked(), _Replays(), _Replays()

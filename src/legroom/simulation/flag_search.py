@@ -64,7 +64,7 @@ def _searched_limit(flags: dict[str, Any]) -> int | None:
 
 
 def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Candidate]) -> HoldingFleet | None:
-    """The fewest servers with which one of the `few` candidates meets the goal; None where no number does."""
+    """The fewest servers, at least two, of which any of the candidates `few` meets the goal; None where none does."""
     if not choice.best.finished:
         return None
     most = min(len(trace), MAX_REPLICAS)
@@ -99,7 +99,7 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` (GPU name, candidates) of which one server holds the load, also repeated; None for none."""
+    """The first of `cards` (GPU name, candidates) one server of which holds the trace, also repeated; None for none."""
     task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
@@ -228,7 +228,7 @@ def choose(
 
 @cache
 def _replay_engine() -> ReplayEngine:
-    """`compiled` where compiled code is cached on this machine: a search is long enough for it at any length."""
+    """`compiled` where compiled code is cached on this machine, as a search is long enough for it; else `auto`."""
     return "compiled" if numba_is_installed() and is_compiled_before() else "auto"
 
 
@@ -253,7 +253,7 @@ def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once:
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """Outcomes that no other equals or beats in finished requests, goodput, time to first token and latency alike."""
+    """The Pareto front by finished requests, goodput, p99 time to first token and p99 latency; of equals one."""
 
     def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
         return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99

@@ -138,10 +138,10 @@ class FleetTask:
     most_gpus: int
 
     @classmethod
-    def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, most: int) -> "FleetTask":
-        """The task of named models. Their configs are read here, because workers may run on other machines."""
+    def of(cls, models: Sequence[str], release: Release, args: ServeArgs, load: ServingLoad, gpus: int) -> "FleetTask":
+        """The task of named models, with at most `gpus` GPUs. Configs are read here, as workers may run elsewhere."""
         each_args = tuple(replace(args, model=name) for name in models)
-        return cls(tuple(map(served_model, each_args)), release, each_args, load, most)
+        return cls(tuple(map(served_model, each_args)), release, each_args, load, gpus)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
@@ -235,7 +235,7 @@ def _with_replicas(
 def _fewest_replicas(
     load: ServingLoad, candidate: Candidate, per_s: float, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
-    """(The fewest replicas, each with a capacity of `per_s` requests a second, that hold the load; their outcome)."""
+    """(Fewest of `least` to `most` replicas, each of `per_s` requests/s, that hold the load; outcome), or Nones."""
     # A replay is too short to show a queue that grows slowly, so the rate alone sets the least.
     least = max(least, ceil(load.least_requests_per_s / per_s) if per_s else most + 1)
     outcomes: dict[int, ReplayOutcome] = {}
@@ -303,7 +303,7 @@ class FleetReport:
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
     def users_per_usd(self, fleet: SizedFleet) -> float | None:
-        """Users served for a dollar an hour, at the count that is enough; None without users or a price."""
+        """Users served for a dollar an hour, at the high end of the cost if known; None without users or a price."""
         hourly, users = self.usd_per_hour(fleet), self.load.trace.users
         usd = hourly and (hourly[2] or hourly[1])
         return users.count / usd if users and usd else None

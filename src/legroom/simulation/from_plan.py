@@ -217,8 +217,8 @@ def _has_fused_experts(plan: Plan) -> bool:
 
 
 def _has_deep_gemm_experts(plan: Plan) -> bool:
-    """Whether DeepGEMM multiplies the experts, and not Triton or FlashInfer: scaled blocks from 0.11 on, before 0.17 on
-    Hopper and before 0.16 on Blackwell, with fewer than eight ranks."""
+    """Whether DeepGEMM multiplies the experts, not Triton or FlashInfer: FP8 blocks from 0.11 on, before 0.17 on Hopper
+    and 0.16 on Blackwell; from 0.12 on only where fewer than eight ranks split each expert."""
     scheme, release, settings = plan.target.model.quantization, plan.target.release, plan.settings
     last = {(9, 0): "0.17.0", (10, 0): "0.16.0"}.get(plan.target.gpu.compute_capability)
     if not last or scheme is None or scheme.method != "fp8" or scheme.block is None or release.before("0.11.0"):

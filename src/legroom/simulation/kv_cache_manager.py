@@ -114,7 +114,7 @@ class SlidingWindowManager(FullAttentionManager):
         return min(super().stable_until_tokens(request, num_computed), until_skipped)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """As full attention's, without the blocks freed behind the window."""
+        """(Token slots of the blocks that the request still holds, tokens in them), without those behind the window."""
         blocks, null = request.blocks[self.group], self.block_pool.null_block
         skipped = self.num_skipped_tokens(request.num_computed_tokens) // self.block_size
         dropped = min(skipped + 1, len(blocks))
@@ -234,7 +234,7 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Blocks for `num_new_tokens` more; False where they do not fit beside `reserved_blocks` and the watermark."""
+        """Allocate blocks for `num_new_tokens` more; False without room beside `reserved_blocks` and the watermark."""
         # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)

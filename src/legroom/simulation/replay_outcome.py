@@ -65,7 +65,7 @@ class Goal:
     time_per_token_p99: float | None = None
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
-        """Whether requests finish, and keep up with the arrivals within the limits of p99 latencies and preemptions."""
+        """Whether requests finished, the server kept up with the arrivals, and no limit of the goal was exceeded."""
         return outcome.finished > 0 and outcome.keeps_up and not any(self.missed_by(outcome))
 
     def missed_by(self, outcome: ReplayOutcome) -> Iterator[tuple[str, float, float]]:

@@ -23,7 +23,7 @@ class WaitingQueue:
         return len(self._heap)
 
     def add(self, request: Request, *, first: bool = False) -> None:
-        """Queue a request behind the others, or before them; by priority, where it belongs."""
+        """Queue a request behind the others, or with `first` before them; by priority, where it belongs."""
         self._count += 1
         key = request.priority_key if self._by_priority else (0, -self._count if first else self._count)
         heapq.heappush(self._heap, (key, request))
@@ -229,7 +229,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """Called after the step has run; returns (the requests that sampled a token, those that finished)."""
+        """Append the tokens that a step sampled, and finish requests: (those that sampled one, those that finished)."""
         sampled: list[Request] = []
         finished: list[Request] = []
         for request, tokens in output.scheduled.items():

@@ -42,8 +42,8 @@ class StepBand:
         return f"seconds are estimated: a step may take {self.low:g} to {self.high:g} times as long{why}"
 
 
-def class_of(work: Hardware) -> str:
-    """The class of models whose estimates err alike: "state-space", "latent attention", "experts" or "dense"."""
+def model_class(work: Hardware) -> str:
+    """The model's class by layers, which decides the error band: state-space, latent attention, experts or dense."""
     if work.state_layers or work.latent_layers:
         return "state-space" if work.state_layers else "latent attention"
     return "experts" if work.expert_layers else "dense"
@@ -51,7 +51,7 @@ def class_of(work: Hardware) -> str:
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
     """The error band of a plan's step time: narrow where measured, wider from published loads, else widest."""
-    data, name, settings = read_data("step_band.json"), class_of(work), plan.settings
+    data, name, settings = read_data("step_band.json"), model_class(work), plan.settings
     measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
     fit = read_data("step_fit.json")
     on_gpu = fit["left_out_families"][name]["gpu"]["took"][1:3]
@@ -64,7 +64,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
     is_measured = not why and all(each in known for each, known in zip(asked, places, strict=True))
     # A family that was left out may have taken less in every step; with it in the fit, 1 is possible too.
     bands = [(1.0, 1.0), on_gpu if is_measured else published["unknown" if why else "known"]["took"]]
-    if not is_measured and (reason := why_elsewhere(plan)):
+    if not is_measured and (reason := why_other_maker(plan)):
         bands.append(data["elsewhere"]["took"])
         why.append(reason)
     if _waits_for_host(roofline(work, server=ServerEfficiency()), settings.max_num_batched_tokens):
@@ -90,7 +90,7 @@ def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
     return [reason for reason, applies in reasons.items() if applies]
 
 
-def why_elsewhere(plan: Plan) -> str:
+def why_other_maker(plan: Plan) -> str:
     """A clause for the user where few runs on cards of this maker are published; empty for NVIDIA's."""
     return "" if plan.target.gpu.vendor == "nvidia" else "few runs on cards of other makers than NVIDIA are known"
 

@@ -194,7 +194,7 @@ def _start_thread(task: Callable[[], None]) -> None:
 
 
 def _register_collector(folder: TelemetryFolder) -> None:
-    """Exports the gauges, once vLLM has imported prometheus_client, for which it sets the environment just before."""
+    """Waits until vLLM has imported prometheus_client, as it sets the environment just before; exports the gauges."""
     while "prometheus_client" not in sys.modules:
         time.sleep(0.5)
     from prometheus_client import REGISTRY
@@ -205,7 +205,7 @@ def _register_collector(folder: TelemetryFolder) -> None:
 
 
 def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
-    """Report memory at an interval from when this process is a worker, until the folder is removed."""
+    """Once this process is a worker, report its memory and write requested black boxes until the folder is removed."""
     record_requested_s = folder.record_requested_s()
     while not (memory := read_worker_memory()):
         time.sleep(every_s)

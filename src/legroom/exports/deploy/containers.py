@@ -65,7 +65,7 @@ def gpu_resource(server: ExportedServer) -> str:
 
 
 def image(server: ExportedServer) -> str:
-    """The container image to run: vLLM's own, or the one built on it with legroom."""
+    """The container image to run: the server's own, or the one built on it with legroom where that is needed."""
     return f"{_BUILT_IMAGE}:v{server.release.version}" if needs_legroom(server) else server.image
 
 
@@ -90,7 +90,7 @@ def with_dockerfile_before(server: ExportedServer, file: ExportedFile) -> tuple[
 
 
 def entrypoint(server: ExportedServer) -> tuple[str, ...]:
-    """The program and the model; the entry point of the images changed between releases."""
+    """The container's entry point: the program with its subcommand or module, and the model."""
     program = "vllm" if server.words.head[-1] == "serve" else "python3"
     return (program, *server.words.head[1:], *server.words.model_words)
 

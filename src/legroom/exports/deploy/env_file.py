@@ -21,7 +21,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _variable_lines(server: ExportedServer) -> Iterator[str]:
-    """`NAME=value` lines, not quoted, as docker reads quotes as part of values; LegroomError for two lines."""
+    """`NAME=value` lines, unquoted as docker needs them, and comments; LegroomError for a value with a line end."""
     yield from comment_lines(*plan_headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:

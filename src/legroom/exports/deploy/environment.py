@@ -75,7 +75,7 @@ def env_remarks(plan: PlanDocument, words: ServeCommand, given: Mapping[str, str
 
 
 def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
-    """Why expandable segments break this server at the plan's tensor-parallel size; empty where they do not."""
+    """Why expandable segments break this server (all-reduce, sleep mode, KV connector); empty where they do not."""
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
     if ranks > 1 and words.get("--disable-custom-all-reduce") is None:
         return f"custom all-reduce of {ranks} ranks cannot share memory of expandable segments"
@@ -87,7 +87,7 @@ def _why_broken(plan: PlanDocument, words: ServeCommand) -> str:
 
 
 def _without_breaking_segments(name: str, value: str, broken: str) -> str:
-    """A variable's value, without expandable segments where they would break the server."""
+    """A variable's value, without expandable segments where they break the server (`broken`: why, or empty)."""
     if not broken or name not in ALLOCATOR_NAMES:
         return value
     parts = value.split(",")

@@ -250,7 +250,7 @@ def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
-    """Bytes read from disk: the checkpoint where the plan knows it, else the weights of the whole model."""
+    """Bytes read from disk: the checkpoint where the plan knows it, else estimated from the whole model's weights."""
     if plan.checkpoint_bytes:
         return plan.checkpoint_bytes
     ranks = int(plan.args.get("tensor_parallel_size") or 1)

@@ -56,7 +56,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
 
 
 def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
-    """The option as a number from 1 to 9,999, or the default where it is not given; LegroomError otherwise."""
+    """The option `name` as a number from 1 to 9,999, or the default where it is not given; LegroomError otherwise."""
     text = options.get(name)
     return default if text is None else parse_whole(str(text), "--" + name.replace("_", "-"), 1, 9_999)
 
@@ -234,7 +234,7 @@ def scaling_remarks(server: ExportedServer, settings: pod.ClusterSettings) -> It
 
 
 def scaling_queries(server: ExportedServer, settings: pod.ClusterSettings) -> tuple[str, str]:
-    """The queries of waiting requests and KV use, summed over replicas; the scaler divides by their number."""
+    """PromQL of (waiting requests, KV use), summed over replicas; the autoscaler divides by their number."""
     where = [f'model_name="{server.served_name}"']
     if settings.namespace:
         where.append(f'namespace="{settings.namespace}"')

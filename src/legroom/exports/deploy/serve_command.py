@@ -145,7 +145,7 @@ class Address:
         return f"{self.scheme}://{f'[{near}]' if ':' in near else near}:{self.port}"
 
     def curl_words(self, path: str, *options: str) -> tuple[str, ...]:
-        """A curl command. The certificate is for the server's name, not for this address, and is not verified."""
+        """The words of a curl command for a path, without verifying the certificate: it is for the server's name."""
         insecure = ("-k",) if self.tls else ()
         through = ("--unix-socket", self.socket) if self.socket else ()
         return ("curl", "-fsS", "-m", "5", *insecure, *through, *options, self.url + path)

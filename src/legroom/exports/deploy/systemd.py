@@ -162,7 +162,7 @@ def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word quoted for a systemd unit; `expanded`: `$` is escaped too, as in ExecStart. LegroomError for two lines."""
+    """A word quoted for a unit file; `expanded`: `$` is doubled, as in ExecStart. LegroomError for a line end."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

@@ -40,15 +40,15 @@ class Measures:
         return tuple(dict.fromkeys(name for name in names if name))
 
     def value(self, role: str, how: str = "sum") -> str:
-        """PromQL of a gauge's current value, aggregated by `how` over a server's engines."""
+        """PromQL of the current value of the gauge `role`, aggregated by `how` over a server's engines."""
         return self._aggregated(role, how)
 
     def peak(self, role: str, window: str, how: str = "sum") -> str:
-        """PromQL of a gauge's maximum within a window such as `5m`, aggregated by `how`."""
+        """PromQL of the maximum of the gauge `role` within a window such as `5m`, aggregated by `how`."""
         return self._aggregated(role, how, "max_over_time", window)
 
     def mean(self, role: str, window: str, how: str = "sum") -> str:
-        """PromQL of a gauge's average over a window such as `5m`, aggregated by `how`."""
+        """PromQL of the average of the gauge `role` over a window such as `5m`, aggregated by `how`."""
         return self._aggregated(role, how, "avg_over_time", window)
 
     def queued(self) -> str:
@@ -59,11 +59,11 @@ class Measures:
         return first_with_value(for_capacity, self.value("waiting"))
 
     def rate(self, role: str, window: str) -> str:
-        """PromQL of a counter's increase per second over a window."""
+        """PromQL of the increase per second of the counter `role` over a window such as `5m`, summed."""
         return self._aggregated(role, "sum", "rate", window)
 
     def resets(self, role: str, window: str) -> str:
-        """PromQL of how often a counter was reset within a window."""
+        """PromQL of how often the counter `role` was reset within a window; the most of a server's engines."""
         return self._aggregated(role, "max", "resets", window)
 
     def quantile(self, role: str, share: float, window: str) -> str:
@@ -75,7 +75,7 @@ class Measures:
         )
 
     def observed(self, role: str, window: str) -> str:
-        """PromQL of a histogram's number of observations within a window."""
+        """PromQL of the number of observations of the histogram `role` within a window."""
         return self._aggregated(role, "sum", "increase", window, "_count")
 
     def prefix_hit_ratio(self, window: str) -> str:
@@ -100,7 +100,7 @@ class Measures:
         return first_with_value(known, observed) if self.release is None else known
 
     def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
-        """PromQL: aggregation `how` over a gauge, or over `function` of it in a window."""
+        """PromQL: aggregation `how` of the series of `role`, or of `function` over a window of them."""
         labels, inner = self._by_labels(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
             return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")

@@ -112,7 +112,7 @@ class Admission:
         self.pool.resize(pool_limits, self.clock())
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
-        """Parse a request body and apply the policy's bounds; the request, or the refusal to send."""
+        """Parse a request body and apply the policy's bounds; the request, or a refusal (any while draining)."""
         if self.draining:
             return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
@@ -147,7 +147,7 @@ class Admission:
         return GuardedRequest(body, demand, bool(changes), client)
 
     def weigh(self, request: GuardedRequest) -> bool:
-        """Set `request.weight`; returns whether the server's tokenizer should count the prompt too."""
+        """Set `request.weight` (not for kind TEXT); returns whether `count` must check the prompt too."""
         demand, policy, blocks = request.demand, self.policy, self.pool.limits.blocks
         if demand.kind is Kind.TEXT:
             return False
@@ -223,8 +223,7 @@ class Admission:
         return request.reservation is not None and request.reservation.state is ReservationState.WAITING
 
     async def wait(self, request: GuardedRequest, disconnected: asyncio.Future[Any] | None = None) -> Refusal | None:
-        """Wait in the queue. Returns None once the request is admitted or `disconnected` is done; after the policy's
-        `wait_s` a refusal."""
+        """Wait in the queue; None once admitted or `disconnected` is done, a refusal after the policy's `wait_s`."""
         reservation = request.reservation
         assert reservation is not None
         loop = asyncio.get_running_loop()
@@ -303,7 +302,7 @@ class Admission:
             asyncio.get_running_loop().call_later(hold_s, lambda: release(reservation, self.clock()))
 
     def on_chunk(self, request: GuardedRequest, chunk: bytes) -> None:
-        """Learn token counts from a part of a 200 response that was sent to the client."""
+        """Learn token counts from a part of a 200 response, and mark the request as answered."""
         request.answered = True
         if request.informative:
             self.learner.on_chunk(request, chunk)
@@ -321,7 +320,7 @@ class Admission:
             self.learner.on_admitted(request)
 
     def _busy_refusal(self, reason: str, request: GuardedRequest, need: BlockNeed) -> Refusal:
-        """A 429 refusal whose Retry-After is the time after which blocks will likely be free."""
+        """A 429 refusal for `reason`, whose Retry-After is the forecast time until the request's blocks are free."""
         blocks = self.pool.limits.blocks
         free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * self._block_size
         retry_s = self.pool.retry_after_s(need, self.clock(), has_waited=reason == "queue_timeout")

@@ -146,9 +146,8 @@ class ReleaseForecast:
         self._weight = 1.0 - (1.0 - self._weight) * kept
 
     def wait_s(self, need: int, free: int, now_s: float, behind_queue: bool = True) -> float | None:
-        """Seconds until a request that is refused now finds `need` blocks (or sequences) free; None without a rate."""
-        # It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
-        # already waited, behind the queue.
+        """Seconds until a request refused now finds `need` blocks (or sequences) free; None without a rate. It counts
+        behind those refused before it, so that a burst does not return at once, and if `behind_queue`, the queue."""
         rate = self.per_s(now_s)
         if rate <= 0:
             return None
@@ -236,7 +235,7 @@ class Pool:
         return reservation
 
     def release(self, reservation: Reservation, now_s: float) -> None:
-        """Free what the request held, or its place in the queue; a second call does nothing."""
+        """Free what the request held, or its place in the queue, and admit what fits now; a second call is ignored."""
         need, state = reservation.need, reservation.state
         reservation.state = ReservationState.RELEASED
         if state is ReservationState.ADMITTED:
@@ -349,7 +348,7 @@ class Pool:
         return 0 <= now_s - self._projection.made_s < max(RECHECK_INTERVAL_S, 0.0005 * len(self._running))
 
     def _projection_at(self, now_s: float, steps: float) -> Projection:
-        """The running requests' projected block use from `now_s` on, over at least `steps` engine steps."""
+        """The running requests' block use from `now_s` on, over at least `steps` engine steps; cached."""
         if self._projection_is_current(now_s) and steps <= self._projection.steps:
             return self._projection
         pace, running = self._step_clock.rate or self.steps_per_s, self._running.values()

@@ -78,8 +78,8 @@ class GuardMetrics:
 
 
 def append_page(server_page: bytes, own_page: bytes) -> bytes:
-    """The server's metrics page with `own_page` at its end (before OpenMetrics' `# EOF`). The series of a guard inside
-    the server are removed, because no series may occur twice."""
+    """The server's metrics page with `own_page` at its end (before OpenMetrics' `# EOF`). Series of a guard inside the
+    server are removed where this guard has them too, because no series may occur twice."""
     if b"legroom_guard_" in server_page:
         server_page = _OWN_LINE.sub(b"", server_page)
     stripped = server_page.rstrip()

@@ -73,7 +73,7 @@ def _url_or_data(part: Mapping[str, Any]) -> str | None:
 
 
 def _base64_image_pixels(data: str) -> int | None:
-    """Width times height from the image's header; None where it cannot be read."""
+    """Width times height of an image in base64, from its header; None where that cannot be read."""
     for size in (64 << 10, 1 << 20, None):  # metadata may come before the size
         start = data if size is None else data[: size * 4 // 3 // 4 * 4]
         try:

@@ -33,7 +33,7 @@ class Refusal:
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The response headers but its length, with retry-after where the client should try again."""
+        """The headers but content-length; retry-after if it may be retried, connection: close if the body is unread."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -77,7 +77,7 @@ def too_large(limit_bytes: int) -> Refusal:
 
 
 def malformed(why: str) -> Refusal:
-    """A 400 response for a body that is not a JSON object."""
+    """A 400 response for a body that is not a JSON object, with `why` in its message."""
     return Refusal(400, "malformed_json", f"The request body is not a JSON object: {why}.")
 
 
@@ -87,7 +87,7 @@ def body_timeout(seconds: float) -> Refusal:
 
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
-    """A 400 response for a sequence that needs more KV tokens than the whole pool has."""
+    """A 400 response for a sequence that needs more KV tokens than the whole pool has; `why`: what they are for."""
     message = f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
     message += f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     return Refusal(400, "never_fits", message)
@@ -114,7 +114,7 @@ def engine_dead(retry_after_s: int) -> Refusal:
 
 
 def pool_unknown(why: str) -> Refusal:
-    """A 503 response while the pool's size is unknown, under `when_unknown = "closed"`."""
+    """A 503 response while the pool's size is unknown (`why`), under the policy `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
     return Refusal(503, "pool_unknown", message, SERVER, None, 5)
 

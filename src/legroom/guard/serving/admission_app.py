@@ -65,7 +65,7 @@ class AdmissionApp:
         await self.app(scope, receive, send)
 
     def is_unauthorized(self, scope: Scope) -> bool:
-        """Whether the server will refuse this request for a missing API key; False unless overridden."""
+        """Whether the server will refuse this request for a missing or wrong API key; False unless overridden."""
         return False
 
     def has_dead_engine(self) -> bool:

@@ -27,12 +27,12 @@ MOST_HEADER_BYTES = 64 << 10
 SCOPE_KEY = "legroom.connection"
 
 
-class Stop(Exception):
+class StopParsing(Exception):
     """Ends the parsing of a connection that was refused."""
 
 
 class ClientServer(AdmissionApp):
-    """What the connections of all clients share."""
+    """The admission application, with the state that the connections of all clients share."""
 
     config: Config
     server_state: ServerState
@@ -80,7 +80,7 @@ class ClientConnection(HttpToolsProtocol):
             while data:
                 data = self._feed(data)
         except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, Stop):
+            if not isinstance(error.__context__, StopParsing):
                 log_bug(error)
                 self.abort()
         except httptools.HttpParserError as error:
@@ -181,9 +181,9 @@ class ClientConnection(HttpToolsProtocol):
         self._buffered_bytes = 0
 
     def _refuse_and_stop(self, refusal: Refusal) -> None:
-        """Refuse the request before its body is read, and raise Stop to end the parsing."""
+        """Refuse the request before its body is read, and raise StopParsing."""
         self.refuse_unread(refusal)
-        raise Stop
+        raise StopParsing
 
     def refuse_unread(self, refusal: Refusal) -> None:
         """Refuse a request not read to its end and close the connection; behind another response only abort it."""

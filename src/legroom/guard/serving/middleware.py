@@ -35,8 +35,7 @@ def checked_paths(version: str) -> tuple[str, ...]:
 
 
 class Guard(AdmissionApp):
-    """The vLLM middleware. `LEGROOM_GUARD_POLICY` and `LEGROOM_GUARD_PLAN` name its files; `LEGROOM_GUARD_TOKEN` allows
-    draining it."""
+    """A vLLM middleware. LEGROOM_GUARD_POLICY and LEGROOM_GUARD_PLAN name its files, LEGROOM_GUARD_TOKEN its token."""
 
     def __init__(self, app: App, policy: str | None = None, plan: str | None = None, token: str | None = None) -> None:
         log_to_stderr()
@@ -58,7 +57,7 @@ class Guard(AdmissionApp):
         super().__init__(app, admission, token or os.environ.get(TOKEN_NAME) or None)
 
     def is_unauthorized(self, scope: Scope) -> bool:
-        """Whether vLLM will refuse the request: it has API keys, the path needs one, and the request has none."""
+        """Whether vLLM will refuse the request: its path needs one of the API keys, and it bears no valid one."""
         if self._key_hashes is None:
             args = getattr(getattr(scope.get("app"), "state", None), "args", None)
             configured = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
@@ -102,6 +101,7 @@ class Guard(AdmissionApp):
         return sum(map(is_stopped, self._engine_pids)) if self._engine_pids else None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
+        """`status` merged with that of vLLM's other API servers, which apply `drain`; alone where there are none."""
         return status if self._peers is None else merge_statuses(status, await self._peers.statuses(drain))
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:

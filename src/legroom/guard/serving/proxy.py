@@ -271,7 +271,7 @@ class Proxy(ClientServer):
         return answer if status == 200 else None
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the server's metrics page with the guard's series; of a server that is down these alone, 200 or 503."""
+        """Send the server's metrics page with the guard's series; these alone while it is down (200, or 503)."""
         if scope["method"] != "GET":
             await self.app(scope, receive, send)
             return

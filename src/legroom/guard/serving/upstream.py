@@ -53,7 +53,7 @@ class Upstream:
 
 
 def upstream_of(url: str) -> Upstream:
-    """The server's address from the URL of `--upstream`; raises for a URL that is not http(s)."""
+    """The server's address from the URL of `--upstream`; LegroomError where it is no http(s) address."""
     hint = "write it like http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -131,7 +131,7 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
-    """A 502 response for a server that does not answer, with a Retry-After of 5 s."""
+    """A 502 response for a server that does not answer, with `why` in its message and a Retry-After of 5 s."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER, None, 5)
 
 
@@ -216,7 +216,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Called when the server takes the body more slowly than it is written."""
+        """Called when the server takes the body more slowly than it is written: stop writing until it has caught up."""
         self._can_write = False
 
     def resume_writing(self) -> None:

@@ -135,7 +135,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.ma
 
 
 def limits_of_plan(plan: PlanDocument) -> EngineLimits:
-    """The pool and flags of a plan; LegroomError where it plans no KV cache."""
+    """The pool and flags of a plan; LegroomError where it has no pool, unless the model needs none."""
     kv, args = plan.kv, plan.args
     # A model without a KV cache has the null block alone.
     blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks
@@ -161,7 +161,7 @@ def read_limits(path: Path) -> EngineLimits:
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """Limits from `vllm:cache_config_info`, which has a row for each engine; the smallest pool counts for all."""
+    """Limits from `vllm:cache_config_info`, a row per engine: the smallest pool counts for all; unknown without it."""
     # Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks
     # (0.9+).
     servers: Counter[frozenset[tuple[str, str]]] = Counter()
@@ -282,7 +282,7 @@ def _positive_int(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown."""
+    """Values for vLLM's own queue bounds behind the guard, by flag, as far as `limits` tell; empty before 0.29."""
     # vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
     # of its prompts, hence twice the running sequences.
     if release.before(FIRST_WITH_QUEUE_BOUNDS):

@@ -103,7 +103,7 @@ def need_of(
 
 
 def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> tuple[int, int]:
-    """Output tokens to reserve per sequence, and the max_tokens that the request names (0 without one)."""
+    """(Output tokens to reserve per sequence, the max_tokens that the request names or 0)."""
     if not demand.generates:
         return 0, 0
     if demand.output_tokens is not None:
@@ -125,8 +125,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """The most tokens that all media may add: by the responses seen, before 32 of them the model's context length (or
-    4,096 each)."""
+    """The most tokens that all media may add: by 32 responses or more, else max_model_len or 4,096 for each."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:

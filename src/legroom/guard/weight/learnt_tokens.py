@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[V]):
-    """The most recently written values by key; keys come from requests, so their number is bounded."""
+    """Values by key, of which the least recently added or updated are dropped; keys come from requests."""
 
     def __init__(self, make: Callable[[], V], most: int) -> None:
         self._make, self._most = make, most
@@ -236,7 +236,7 @@ class AnswerLengths:
         return LikelyLengths(tokens[0], tuple(tokens[1:]))
 
     def _length_quantile(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
-        """A quantile of answer lengths, 1 to `most`: tokens where `is_open`, otherwise per mille of max_tokens."""
+        """The quantile at `share` of answer lengths, 1 to `most`: tokens if `is_open`, else per mille of max_tokens."""
         value = prior_length(share, most) if is_open and share != EXPECTED_SHARE else most
         for learnt in (self._learnt.get((model, None)), self._learnt.get((model, client))):
             if learnt is not None:

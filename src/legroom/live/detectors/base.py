@@ -104,7 +104,7 @@ class Detector(ABC):
 
     @property
     def warm_up_s(self) -> float:
-        """How long a server must be watched before no finding means no problem: rates are over a minute."""
+        """Seconds to watch a server before no finding means no problem: a minute of rates and the minimum duration."""
         return 60.0 + self._as_hold(self.begins_after).seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:

@@ -17,7 +17,7 @@ class CrashLoop(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """The whole counting window: restarts before the first scrape are unknown."""
+        """Seconds of the whole counting window: restarts before the first scrape are unknown."""
         return self.levels.crash_over_s
 
     def measure(self, window: Window, now_s: float) -> Condition:

@@ -35,7 +35,7 @@ class MemoryCreep(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """The hours that a slope needs, plus the longest gap between points."""
+        """The hours that a slope needs, plus the longest gap between points, in seconds."""
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
@@ -54,14 +54,14 @@ class MemoryCreep(Detector):
         return self._last
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
-        """The (time, bytes) points to fit a slope to, each list with its name: reserved by workers, or used on GPUs."""
+        """(time, bytes) points to fit a slope to, with a name: reserved by workers, or used on GPUs if more."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
         by_workers = len(reserved) >= len(used)
         return [(reserved, "reserved by the workers") if by_workers else (used, "used on the GPUs")]
 
     def _slope_condition(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
-        """Bad where (time, bytes) points rise clearly and fast enough; None with too few points or hours."""
+        """Bad where (time, bytes) points of memory `what` rise clearly and fast; None with too few points or hours."""
         levels = self.levels
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _MIN_POINTS:

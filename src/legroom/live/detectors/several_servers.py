@@ -14,7 +14,7 @@ class SeveralServers(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """The whole counting window: switches before the first scrape are unknown."""
+        """Seconds of the whole counting window: switches before the first scrape are unknown."""
         return self.levels.switch_over_s
 
     def measure(self, window: Window, now_s: float) -> Condition | None:

@@ -169,7 +169,7 @@ class Journal:
             db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Sets an action's outcome, also again, and records `detail` as well; ValueError if not in OUTCOMES."""
+        """Sets an action's outcome, also a second time, and adds `detail` to its own; ValueError if not in OUTCOMES."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
@@ -179,7 +179,7 @@ class Journal:
             db.execute(update, (outcome, self._given_or_now(None), json.dumps(merged), action_id))
 
     def unfinished_actions(self) -> tuple[Action, ...]:
-        """Actions without an outcome: legroom was killed during them."""
+        """Actions without an outcome: they are under way, or legroom was killed during them."""
         return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
@@ -193,7 +193,7 @@ class Journal:
         return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
     def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
-        """The actions that match an SQL condition, each with its stages, by id."""
+        """The actions that match the SQL condition `where` with its `values`, each with its stages, by id."""
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []

@@ -214,7 +214,7 @@ class JournalThread:
         await self._run_in_thread(self.buffer.maintain)
 
     def take_error(self) -> str | None:
-        """The error of a write dropped since the last call; None without one."""
+        """The error of the last write that was dropped since the last call of this method; None without one."""
         error_text, self.buffer.error_text = self.buffer.error_text, None
         return error_text
 

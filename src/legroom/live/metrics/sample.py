@@ -70,7 +70,7 @@ class Histogram:
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """The quantile by linear interpolation; in the last bucket its lower bound. None without values or buckets."""
+        """The quantile at `share`, interpolated linearly; in the last bucket its lower bound; None without values."""
         if self.count <= 0 or len(self.bounds) < 2:
             return None
         wanted = share * self.count

@@ -264,12 +264,13 @@ class Window:
 
     @property
     def interval_s(self) -> float | None:
-        """The median seconds between scrapes; None before the second."""
+        """The median seconds of the last 20 steps; None without a step."""
         recent = [step.seconds for step in list(self.steps)[-20:]]
         return statistics.median(recent) if recent else None
 
     @property
     def is_answering(self) -> bool:
+        """Whether there is a sample and no scrape has failed since."""
         return self.latest is not None and not self.failures
 
     def recent(self, seconds: float) -> list[WindowStep]:

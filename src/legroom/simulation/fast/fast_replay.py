@@ -84,7 +84,7 @@ class _ContentStreams:
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Add to the prefix the first tokens of `own` that equal its next ones: (longer `prefix_len`, the others)."""
+        """(`prefix_len` plus the first tokens of `own` that equal the group's next ones, the other tokens of `own`)."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own

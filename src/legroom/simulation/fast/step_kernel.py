@@ -113,7 +113,7 @@ def preemption_victim(sim, rules):
 
 @compilable
 def prefill_chunk(sim, r, threshold, budget):
-    """Prompt tokens that `r` computes in this step, at most `budget` and the long-prefill `threshold` (0: none)."""
+    """Prompt tokens that `r` computes in this step, at most `budget` and, unless 0, the long-prefill `threshold`."""
     wanted = sim.requests[r].tokens - sim.requests[r].computed
     if 0 < threshold < wanted:
         wanted = threshold

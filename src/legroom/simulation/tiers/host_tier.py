@@ -35,10 +35,10 @@ class LruPolicy:
         return evicted
 
     def on_miss(self, missed: Sequence[ChunkKey]) -> None:
-        """Called when a request stores chunks that the tier does not hold; LRU ignores it."""
+        """Does nothing here; called when a request stores chunks that the tier does not hold."""
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        """Called when a request ends that used `keys`, in prompt order; it `inserted` some and `reused` others."""
+        """Make `keys`, which a request that ends has used, the most recently used, the first of its prompt last."""
         for key in reversed(keys):  # the last chunk first: the start of a prompt is most likely shared
             if key in self._order:
                 self._order.move_to_end(key)
@@ -75,7 +75,7 @@ class ArcPolicy(LruPolicy):
                 again.move_to_end(key)
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        """Called when a request ends that used `keys`: those it `reused` move to the list of chunks used again."""
+        """Of the `keys` that a request that ends has used, move those it `reused` to the list of chunks used again."""
         for key in reversed(keys):
             if key in inserted:
                 # Being stored is no second use.
@@ -262,7 +262,7 @@ class HostTier:
         return LookupResult.PENDING if readers == WRITING else LookupResult.HIT
 
     def prepare_load(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
-        """Pin chunks that are about to be read."""
+        """Pin chunks that are about to be read, and record that the request reuses them."""
         self._pin(keys)
         access.reuse(keys)
 
@@ -347,7 +347,7 @@ class HostTier:
         return None
 
     def end_schedule(self) -> None:
-        """Called after a step is scheduled and before its stores; only a tier with files acts on it."""
+        """Does nothing here; called after a step is scheduled and before its stores, for a tier with files."""
 
     def end_request(self, access: ChunkAccess) -> None:
         """Report the chunks that the request used to the eviction policy, in prompt order."""

@@ -276,7 +276,7 @@ class KvOffload:
             self._fences.setdefault(block_id, {})[job] = None
 
     def finish(self, request: Request) -> None:
-        """Called when the request ends: its blocks may be reused once the stores that read them are done."""
+        """Protect the blocks of a request that ends which stores still read: reusing one flushes its store first."""
         state = self._states[request]
         self._add_chunk_keys(request, state)
         for job in state.jobs:

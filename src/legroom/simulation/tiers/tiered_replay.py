@@ -68,7 +68,7 @@ class TieredScheduler(Scheduler):
         return len(self.waiting) + len(self.holding)
 
     def pop_unschedulable(self) -> Request | None:
-        """As `Scheduler`'s, but only when no copy is in progress; loaded requests go first."""
+        """As `Scheduler.pop_unschedulable`, but None while a copy is in progress; loaded requests go first."""
         if self.running or self.offload.has_work:
             return None
         return self.holding.pop() if len(self.holding) else super().pop_unschedulable()
@@ -86,7 +86,7 @@ class TieredScheduler(Scheduler):
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """As `Scheduler`'s, and free blocks that were kept until their last step had run."""
+        """As `Scheduler.update_from_output`, and free blocks that were kept until their last step had run."""
         if self.settings.async_scheduling and output.scheduled:
             self._steps_done += 1
             while self._deferred_frees and self._deferred_frees[0][0] <= self._steps_done:
@@ -149,7 +149,7 @@ class TieredScheduler(Scheduler):
     def _begin_load(
         self, request: Request, output: SchedulerOutput, hit: Hit, num_hit_tokens: int, num_loadable: int
     ) -> bool:
-        """Allocate blocks for the chunks that the tier has; False if they do not fit."""
+        """Allocate blocks for the chunks that the tier has and start to load them; False if they do not fit."""
         fits = self.kv_cache_manager.allocate_slots(
             request,
             0,
@@ -176,7 +176,7 @@ class TieredScheduler(Scheduler):
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
     def complete(self, job: TransferJob) -> None:
-        """Called when a copy has ended; the request of a load can run now."""
+        """Account for a copy that has ended; the request of a load may be admitted from now on."""
         self.offload.complete(job)
         if not job.is_store:
             self._loading.discard(job.request)
@@ -190,12 +190,12 @@ class TieredScheduler(Scheduler):
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """As `Scheduler`'s; the request has no prefill under way any more."""
+        """As `Scheduler._preempt`; the request no longer counts among those with a prefill under way."""
         super()._preempt(request, output)
         self._prefilling.pop(request, None)
 
     def _finish_request(self, request: Request) -> None:
-        """As `Scheduler`'s; the next step offers the request's last chunks to the tier."""
+        """As `Scheduler._finish_request`; the next step offers the request's last chunks to the tier."""
         self.offload.finish(request)
         super()._finish_request(request)
         self._prefilling.pop(request, None)
@@ -248,7 +248,7 @@ class TierReplay(StepByStepReplay):
         """Chunks read back from files when a request last ran."""
 
     def _step(self) -> None:
-        """As the replay's, with the tier's clock; rejects requests that the tier can never serve."""
+        """Run one step as `StepByStepReplay` does, with the tier; rejects requests that the tier can never serve."""
         self.has_requests = self.scheduler.has_requests
         self.scheduler.offload.tier.now_s = self.now_s
         super()._step()
@@ -301,7 +301,7 @@ class TierReplay(StepByStepReplay):
         return sampled, finished, ended_s
 
     def _reject_unschedulable(self) -> None:
-        """As the replay's, but only after many steps without a running request or copy."""
+        """Reject the first waiting request, but only after many steps without a running request or copy."""
         if self.idle_steps > _MAX_IDLE_STEPS:
             super()._reject_unschedulable()
 

@@ -82,7 +82,7 @@ def _users(words: dict[str, str]) -> Users | None:
 
 
 def _length_distribution(text: str) -> Draw:
-    """Draws lengths in tokens by a number or words like lognormal(500,0.8); LegroomError for other text."""
+    """A function that draws lengths in tokens, from text like `800` or `lognormal(500,0.8)`; else LegroomError."""
     call = _CALL.fullmatch(text)
     if not call:
         value = _parse_tokens(text, "a length")
@@ -118,7 +118,7 @@ def _parse_tokens(text: str, what: str) -> float:
 
 
 def _number_pair(text: str, what: str) -> tuple[float, float]:
-    """The two numbers of "a,b", with or without parentheses; otherwise an error that names `what`."""
+    """The two numbers of "a,b" or "(a,b)", where b may be `7k`; otherwise an error that names `what`."""
     parts = text.strip("()").split(",")
     if len(parts) != 2:
         raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)

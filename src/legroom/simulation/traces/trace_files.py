@@ -93,7 +93,7 @@ def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
 
 
 def _bounded_lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
-    """The lines of the file; raises at one of `max_chars` or more, or where there are too many lines."""
+    """The lines of the file; raises at one of `max_chars` (None: any) or more, or where there are too many lines."""
     for number in itertools.count(1):
         line = file.readline() if max_chars is None else file.readline(max_chars)
         if not line:

@@ -176,7 +176,7 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
 
 
 def server_of_node(server: ExportedServer, over: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
-    """The server with the GPUs of one node and without flags whose value differs for each pod."""
+    """The server with one node's GPUs and no flags whose value differs for each pod; `args`: the plan's arguments."""
     if over.nodes == 1:
         return server
     lines = tuple(line for line in server.lines if line.phrase.flag not in _PER_POD_FLAGS)

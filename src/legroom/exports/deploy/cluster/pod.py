@@ -336,7 +336,7 @@ def _journal_mount(server: ExportedServer, settings: ClusterSettings) -> dict[st
 
 
 def check_restricted_pod_security(server: ExportedServer, on_node: Sequence[str]) -> None:
-    """Raises LegroomError for what a namespace with the standard `restricted` would not admit."""
+    """Raises LegroomError for a port below 1024, or for paths mounted from the node (`on_node`)."""
     if server.port < 1024:
         raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")
     if on_node:
