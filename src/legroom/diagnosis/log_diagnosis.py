@@ -36,7 +36,7 @@ from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in, parse_torch_oom
-from legroom.vllm_logs.lines import rejoin_lines, service_name
+from legroom.vllm_logs.lines import rejoin_lines, service_name, with_ascii_figures
 from legroom.vllm_logs.log_scanner import Scanner
 from legroom.vllm_logs.printed_flags import load_logged_model
 from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line, split_starts, startup_of
@@ -221,7 +221,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
         return _read_record(read_whole_record(pieces, source), source, hints)
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
-    text = head.decode("utf-8", "replace")
+    text = with_ascii_figures(head.decode("utf-8", "replace"))
     if _is_manifest(text):
         why = "this is a Kubernetes manifest, not a log"
         hint = "legroom lint FILE checks it, legroom plan --file FILE (on the page: Plan, Command) plans it"

@@ -171,11 +171,11 @@ def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) ->
             return float(text)
         behind = match.string[match.end("first" if match["first"] else "values") :]
         return float(text) / 100 if is_in_memory and behind[:2].lstrip().startswith("%") else None
-    number = re.fullmatch(r"(\d[\d,]*(?:\.\d+)?) ?([kKM]?)", text)
+    number = re.fullmatch(r"(\d[\d ,]*(?:\.\d+)?) ?([kKM]?)", text)
     if number is None or ("." in number[1] and not number[2]):
         return None
     scale = {"": 1, "k": 1 << 10, "m": 1 << 20}[number[2].lower()]
-    value = round(float(number[1].replace(",", "")) * scale)
+    value = round(float(re.sub("[ ,]", "", number[1])) * scale)
     if kind == "ranks":
         return value if value in range(1, 65) and not number[2] else None
     if kind == "tokens":
