@@ -45,6 +45,8 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
+_FEWEST_LISTED = 3
+"""So many kinds of errors, each at the head of an item, are a guide to them."""
 _KILLS = ("killed_word", "sigkill")
 _OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")
 
@@ -172,6 +174,21 @@ def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
 
+def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence without errors that a sentence calls overcome, a guide lists, or an earlier attempt had."""
+    kinds: dict[str, list[Evidence]] = {"": [], "other_attempt": [], "listed": []}
+    for item in items:
+        is_said = item.role in (*FAILING, "told", "exception") and bool(item.window) and not (item.at or item.process)
+        before = item.text.partition(item.window[:8])[0]  # the window goes on in the next line
+        if is_said and item.role != "exception" and prose("overcome").search(item.window.partition(" ")[2]):
+            continue
+        kinds[next((kind for kind in kinds if kind and is_said and prose(kind).search(before)), "")].append(item)
+    kept, earlier, listed = kinds.values()
+    has_other = any(is_own_failure(item) or item.role == "told" for item in (*kept, *listed))
+    kept += listed if len({item.id for item in listed}) < _FEWEST_LISTED else []
+    return sorted(kept if has_other else (*kept, *earlier), key=lambda item: item.line)
+
+
 def _adds_up(item: Evidence) -> bool:
     """Whether a line does not say that more was free than the card has, or than was asked for: such is misread."""
     free, total, desired = (item.number(f"{name}_bytes") for name in ("free", "total", "desired"))
@@ -197,7 +214,7 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
     own = [_with_false_oom(item, is_of_objects) for item in own if "summary" not in item.facts and _adds_up(item)]
     if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
-    evidence = _promote_told_failures(_demote_own_kills(own))
+    evidence = _promote_told_failures(_demote_own_kills(_without_other_attempts(own)))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )

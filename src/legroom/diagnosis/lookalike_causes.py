@@ -28,7 +28,7 @@ _LEVEL_CHARS = 160
 
 def other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's; else None."""
-    is_of_vllm = case.has("vllm_named", "trainer")
+    is_of_vllm = case.has("vllm_named", "story_told") or any("tuner" not in item.facts for item in case.all("trainer"))
     beside = ("engine_trainer", "engine_llm_compressor") if is_of_vllm else ()
     found = [item for item in case.all(*other_engines()) if item.id not in beside]
     # Frames by name may be of any engine, unless their path names its package.

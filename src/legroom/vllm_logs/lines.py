@@ -156,8 +156,7 @@ def _decode(line: bytes) -> str:
 _JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload", "body", "event")
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_ASCII_OF = {code: code - 0xFEE0 for code in range(0xFF0B, 0xFF5F) if chr(code) not in "，：；？（）"}
-_ASCII_OF |= {**dict.fromkeys(map(ord, "\u00a0\u2007\u2009\u202f\u3000"), " "), **dict.fromkeys(map(ord, "‐‑−"), "-")}
+_ASCII_OF = str.maketrans("０１２３４５６７８９＝．％＋－＿～\u00a0\u2009\u202f\u3000‐‑−", "0123456789=.%+-_~    ---")
 _GROUPED_BY_SPACE = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
 _ABOUT = re.compile(r"[≈∼≃] ?(?=\d)")
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?: ?/ ?\d{1,4},\d{1,2})? ?[GMKT](?:i?B|io)\b)")
