@@ -179,7 +179,7 @@ def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
     kinds: dict[str, list[Evidence]] = {"": [], "other_attempt": [], "listed": []}
     for item in items:
         is_said = item.role in (*FAILING, "told", "exception") and bool(item.window) and not (item.at or item.process)
-        before = item.text.partition(item.window[:8])[0]  # the window goes on in the next line
+        before = item.text.partition(item.window[:8] or "\n")[0]  # the window goes on in the next line
         if is_said and item.role != "exception" and prose("overcome").search(item.window.partition(" ")[2]):
             continue
         kinds[next((kind for kind in kinds if kind and is_said and prose(kind).search(before)), "")].append(item)
