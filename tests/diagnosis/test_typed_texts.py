@@ -80,3 +80,45 @@ def test_a_guide_to_errors_tells_of_none():
     listed = diagnosis_of(f"{guide}- Address already in use: another port\n")
     assert not any(item.role in ("failure", "exception") for item in listed.case.evidence)
     assert diagnosis_of(guide).case.is_oom
+
+
+def test_a_cause_whose_moment_no_line_shows_says_so():
+    asked, placed = "vLLM: CUDA out of memory on my A10G.", "vLLM loads 6 of 8 shards and then CUDA out of memory."
+    possible = [finding.why for finding in diagnosis_of(asked).findings]
+    assert any(
+        why.startswith("No line shows where memory ran out; this holds if it was while serving.") for why in possible
+    )
+    assert not diagnosis_of(placed).findings[0].why.startswith("No line shows")
+    assert diagnosis_of(placed).findings[0].cause == "weights_too_big"
+
+
+REFUSED = (
+    (
+        "curl: (7) Failed to connect to localhost port 8000: Connection refused. vLLM runs in a container.",
+        "Nothing answers",
+    ),
+    ("NVVM Compilation Error: Target Architecture: sm_75", "A kernel or the build does not support"),
+    ("RuntimeError: Did not receive response from front-end process within 5 minutes", "The processes did not find"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "A kernel library"),
+)
+
+
+@pytest.mark.parametrize(("line", "why"), REFUSED)
+def test_what_is_not_memory_is_named(line, why):
+    diagnosis = diagnosis_of(line)
+    assert diagnosis.verdict == "not a memory problem"
+    assert diagnosis.findings[0].why.startswith(why)
+
+
+def test_a_refused_connection_is_an_echo_where_another_error_is_printed():
+    text = "curl: (7) Failed to connect to localhost: Connection refused\nOSError: [Errno 28] No space left"
+    assert diagnosis_of(text).findings[0].why.startswith("The disk is full")
+
+
+def test_the_concurrency_line_names_the_length_in_force():
+    log = "INFO 09-12 10:00:01 [kv_cache_utils.py:868] Maximum concurrency for 65,536 tokens per request: 0.83x\n"
+    diagnosis = diagnosis_of(f"{log}vLLM 0.10.1, Gemma 3 27B on an A6000 48GB ends there.")
+    assert diagnosis.findings[0].cause == "kv_too_small_for_max_len"
+    assert diagnosis.case.startup.args.max_model_len == 65536
+    alone = diagnosis_of(f"{log}the process exits here, and no more lines were printed by vLLM 0.10.1")
+    assert alone.findings[0].fixes[0].flags == {"max_model_len": 53248}

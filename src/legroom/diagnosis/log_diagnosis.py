@@ -369,6 +369,8 @@ def _mismatch(args: ServeArgs, case: Case) -> int:
 def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
     """The case with these settings, and this card, where its own lines show none."""
     startup = replace(case.startup, args=merge_args(args, case.startup.args))
+    if startup.args.max_model_len is None and startup.max_concurrency is not None and startup.max_concurrency < 1:
+        startup = replace(startup, args=replace(startup.args, max_model_len=startup.concurrency_len))
     is_sized = startup.gpu_name or startup.gpu_total_bytes or case.ledger.total_bytes or case.has("free_below_desired")
     return replace(case, startup=startup if is_sized else replace(startup, gpu_name=card))
 
