@@ -45,8 +45,6 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
-_FEWEST_LISTED = 3
-"""So many kinds of errors, each at the head of an item, are a guide to them."""
 _KILLS = ("killed_word", "sigkill")
 _OF_CARD = re.compile(r"(?i)(?<!ray.exceptions.)\b(?:CUDA|GPU|VRAM|HIP|NPU|HBM|torch)\b|显存")
 
@@ -185,7 +183,7 @@ def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
         kinds[next((kind for kind in kinds if kind and is_said and prose(kind).search(before)), "")].append(item)
     kept, earlier, listed = kinds.values()
     has_other = any(is_own_failure(item) or item.role == "told" for item in (*kept, *listed))
-    kept += listed if len({item.id for item in listed}) < _FEWEST_LISTED else []
+    kept += listed if len({item.id for item in listed}) < 3 else []  # more kinds at the head of items: a guide to them
     return sorted(kept if has_other else (*kept, *earlier), key=lambda item: item.line)
 
 
@@ -292,7 +290,10 @@ def _with_pasted_command(
     named = set(prose("image").findall(text)) or set(prose("release").findall(text))
     if len(named := named - {item.facts["what"] for item in cases[-1].all("release_told")}) == 1:
         (tag,) = named
-        cases = tuple(_with_release(case, case.startup.vllm or tag) for case in cases)
+        tags = [(case, case.startup.vllm or tag) for case in cases]
+        cases = tuple(
+            replace(c, startup=replace(c.startup, vllm=v), engine=replace(c.engine, version=v)) for c, v in tags
+        )
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     failure_line = last.first_failure.line if last.first_failure else None
@@ -329,11 +330,6 @@ def _with_pasted_command(
     launcher = launcher_in(full_text)
     cases = tuple(replace(case, reported=tuple(reported), too_small_share=least, launcher=launcher) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
-
-
-def _with_release(case: Case, release: str) -> Case:
-    """The case as one of this vLLM release."""
-    return replace(case, startup=replace(case.startup, vllm=release), engine=replace(case.engine, version=release))
 
 
 def _too_small_share(
@@ -420,8 +416,6 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 def _put_informative_run_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """The runs with the first whose log was understood moved to the front; the others keep their order."""
-    for uninformative in (("not understood", "cause above"), ("not understood",)):
-        for number, run in enumerate(runs):
-            if run.verdict not in uninformative:
-                return (run, *runs[:number], *runs[number + 1 :])
-    return runs
+    uninformative = (("not understood", "cause above"), ("not understood",), ())
+    first = next((run for verdicts in uninformative for run in runs if run.verdict not in verdicts), None)
+    return tuple(sorted(runs, key=lambda run: run is not first))

@@ -24,8 +24,6 @@ _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
 _VALUES: dict[str, str] = read_data("evidence.json")["values"]
 """How a value of each kind is written."""
-
-
 _SHORTEST_LENGTH = 64
 """Shorter lengths and batches are no settings of a server."""
 _BARE = (("gpu_memory_utilization", "share", "bare_share"), ("max_model_len", "tokens", "bare_length"))
@@ -91,7 +89,7 @@ def mentions(text: str) -> Iterator[Mention]:
         if match["first"] and setting_words("used_of_total").search(text, max(match.start() - 60, 0), match.start()):
             continue  # what nvidia-smi shows, no setting
         spelled = re.sub("[_-]", " ", (match["name"] or match["after"]).lower())
-        setting, kind = _setting_of(spelled)
+        setting, kind = next(row for name, row in _names().items() if name.replace(" ", "") == spelled.replace(" ", ""))
         written = [match["first"]] if match["first"] else setting_words("between").split(match["values"])
         is_in_memory = bool(match["first"] or re.search(r"mem|vram|显存", spelled))
         values = [value for each in written if (value := _value(each, kind, match, is_in_memory)) is not None]
@@ -152,12 +150,6 @@ def _is_cure(text: str, match: re.Match[str]) -> bool:
 def told_names() -> frozenset[str]:
     """The settings that have names in words."""
     return frozenset(setting for setting, _ in _names().values())
-
-
-def _setting_of(spelled: str) -> tuple[str, str]:
-    """The setting of a spelling, whose spaces may be missing, and its kind of value."""
-    compact = spelled.replace(" ", "")
-    return next(each for name, each in _names().items() if name.replace(" ", "") == compact)
 
 
 def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:

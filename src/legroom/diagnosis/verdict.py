@@ -122,7 +122,8 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         for cause, assessment in likely
     )
     if _oom_without_site(case):
-        findings = tuple(_with_assumed_place(finding, strengths) for finding in findings)
+        usual = {label for label, strength in strengths.items() if strength <= Strength.POSSIBLE}
+        findings = tuple(_with_assumed_place(item) if item.cause in usual else item for item in findings)
     if findings:
         why = [findings[0].why, tensor_sentence(wanted, case.oom.wanted_bytes) if case.oom else ""]
         if findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
@@ -245,11 +246,10 @@ def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: M
     return "not a memory problem" if first.domain == "other" else "cause found"
 
 
-def _with_assumed_place(finding: Finding, strengths: Mapping[str, Strength]) -> Finding:
-    """The finding that says which moment it takes for granted, where the cause is usual and the text shows none."""
-    moments, phase = read_data("diagnosis_texts.json")["unplaced"], cause_of(finding.cause).phase
-    is_guess = strengths.get(finding.cause, Strength.NONE) <= Strength.POSSIBLE and phase in moments
-    return replace(finding, why=f"{moments[phase]} {finding.why}") if is_guess else finding
+def _with_assumed_place(finding: Finding) -> Finding:
+    """The finding, which says at what moment it holds."""
+    said = read_data("diagnosis_texts.json")["unplaced"].get(cause_of(finding.cause).phase, "")
+    return replace(finding, why=f"{said} {finding.why}".lstrip())
 
 
 def _planned_parts(layout: Layout) -> str:
