@@ -36,7 +36,7 @@ from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in, parse_torch_oom
-from legroom.vllm_logs.lines import rejoin_lines, service_name
+from legroom.vllm_logs.lines import rejoin_lines, service_name, with_ascii_figures
 from legroom.vllm_logs.log_scanner import Scanner
 from legroom.vllm_logs.printed_flags import load_logged_model
 from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line, split_starts, startup_of
@@ -172,6 +172,21 @@ def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
     return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
 
+def _without_other_attempts(items: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence without errors that a sentence calls overcome, a guide lists, or an earlier attempt had."""
+    kinds: dict[str, list[Evidence]] = {"": [], "other_attempt": [], "listed": []}
+    for item in items:
+        is_said = item.role in (*FAILING, "told", "exception") and bool(item.window) and not (item.at or item.process)
+        before = item.text.partition(item.window[:8] or "\n")[0]  # the window goes on in the next line
+        if is_said and item.role != "exception" and prose("overcome").search(item.window.partition(" ")[2]):
+            continue
+        kinds[next((kind for kind in kinds if kind and is_said and prose(kind).search(before)), "")].append(item)
+    kept, earlier, listed = kinds.values()
+    has_other = any(is_own_failure(item) or item.role == "told" for item in (*kept, *listed))
+    kept += listed if len({item.id for item in listed}) < 3 else []  # more kinds at the head of items: a guide to them
+    return sorted(kept if has_other else (*kept, *earlier), key=lambda item: item.line)
+
+
 def _adds_up(item: Evidence) -> bool:
     """Whether a line does not say that more was free than the card has, or than was asked for: such is misread."""
     free, total, desired = (item.number(f"{name}_bytes") for name in ("free", "total", "desired"))
@@ -197,7 +212,7 @@ def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: 
     own = [_with_false_oom(item, is_of_objects) for item in own if "summary" not in item.facts and _adds_up(item)]
     if any(item.id == "exception" for item in own):  # an error that is printed outweighs a guess at the reason
         own = [item for item in own if item.id != "torch_oom_unsized" or "might be due to insuff" not in item.text]
-    evidence = _promote_told_failures(_demote_own_kills(own))
+    evidence = _promote_told_failures(_demote_own_kills(_without_other_attempts(own)))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )
@@ -221,7 +236,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
         return _read_record(read_whole_record(pieces, source), source, hints)
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
-    text = head.decode("utf-8", "replace")
+    text = with_ascii_figures(head.decode("utf-8", "replace"))
     if _is_manifest(text):
         why = "this is a Kubernetes manifest, not a log"
         hint = "legroom lint FILE checks it, legroom plan --file FILE (on the page: Plan, Command) plans it"
@@ -275,7 +290,10 @@ def _with_pasted_command(
     named = set(prose("image").findall(text)) or set(prose("release").findall(text))
     if len(named := named - {item.facts["what"] for item in cases[-1].all("release_told")}) == 1:
         (tag,) = named
-        cases = tuple(_with_release(case, case.startup.vllm or tag) for case in cases)
+        tags = [(case, case.startup.vllm or tag) for case in cases]
+        cases = tuple(
+            replace(c, startup=replace(c.startup, vllm=v), engine=replace(c.engine, version=v)) for c, v in tags
+        )
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     failure_line = last.first_failure.line if last.first_failure else None
@@ -314,11 +332,6 @@ def _with_pasted_command(
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 
-def _with_release(case: Case, release: str) -> Case:
-    """The case as one of this vLLM release."""
-    return replace(case, startup=replace(case.startup, vllm=release), engine=replace(case.engine, version=release))
-
-
 def _too_small_share(
     earlier: Sequence[Case], text: str, attempts: Sequence[int], release: Release | None
 ) -> float | None:
@@ -352,6 +365,8 @@ def _mismatch(args: ServeArgs, case: Case) -> int:
 def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
     """The case with these settings, and this card, where its own lines show none."""
     startup = replace(case.startup, args=merge_args(args, case.startup.args))
+    if startup.args.max_model_len is None and startup.max_concurrency is not None and startup.max_concurrency < 1:
+        startup = replace(startup, args=replace(startup.args, max_model_len=startup.concurrency_len))
     is_sized = startup.gpu_name or startup.gpu_total_bytes or case.ledger.total_bytes or case.has("free_below_desired")
     return replace(case, startup=startup if is_sized else replace(startup, gpu_name=card))
 
@@ -401,8 +416,6 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 def _put_informative_run_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """The runs with the first whose log was understood moved to the front; the others keep their order."""
-    for uninformative in (("not understood", "cause above"), ("not understood",)):
-        for number, run in enumerate(runs):
-            if run.verdict not in uninformative:
-                return (run, *runs[:number], *runs[number + 1 :])
-    return runs
+    uninformative = (("not understood", "cause above"), ("not understood",), ())
+    first = next((run for verdicts in uninformative for run in runs if run.verdict not in verdicts), None)
+    return tuple(sorted(runs, key=lambda run: run is not first))

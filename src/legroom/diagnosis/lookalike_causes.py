@@ -28,7 +28,7 @@ _LEVEL_CHARS = 160
 
 def other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's; else None."""
-    is_of_vllm = case.has("vllm_named", "trainer")
+    is_of_vllm = case.has("vllm_named", "story_told") or any("tuner" not in item.facts for item in case.all("trainer"))
     beside = ("engine_trainer", "engine_llm_compressor") if is_of_vllm else ()
     found = [item for item in case.all(*other_engines()) if item.id not in beside]
     # Frames by name may be of any engine, unless their path names its package.
@@ -53,7 +53,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
         is_nvls = evidence.id == "nccl_unhandled_cuda" and case.has("nccl_nvls")
-        is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank")
+        is_vague = is_nvls or evidence.id in ("hang_told", "stale_rank", "connection_refused")
         line = 0 if evidence.id in ("cache_unwritable", "garbage_length") else evidence.line  # what others follow from
         key = (is_informational(evidence) or is_vague, line, number)
         if first is None or key < first[0]:

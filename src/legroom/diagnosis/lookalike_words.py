@@ -50,12 +50,6 @@ def _whole_pieces(line: MatchedLine) -> str:
     return f"{pieces * unit} bytes ({pieces} pieces) or {(pieces + 1) * unit}"
 
 
-def _hub_model_id(line: MatchedLine) -> str | None:
-    """The model's Hugging Face Hub id; None for a local folder or an unknown model."""
-    model = line.planner.known.args.model
-    return None if is_local_model(model) else model or None
-
-
 def _captured(pattern: str, text: str) -> str | None:
     """What the first group of this pattern captures in a text; None without a match."""
     match = re.search(pattern, text)
@@ -189,12 +183,8 @@ def _driver_step(line: MatchedLine) -> str:
         needs = ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(oldest.items()))
         return f"upgrade the NVIDIA driver on the host: {needs}"
     build, have = build_of(line.planner.known.release), _logged_driver(line.planner)
-    if (
-        line.evidence.id == "driver_old"
-        and have
-        and build.oldest_driver
-        and not driver_is_older(have, build.oldest_driver)
-    ):
+    oldest_driver, is_old = build.oldest_driver, line.evidence.id == "driver_old"
+    if is_old and have and oldest_driver and not driver_is_older(have, oldest_driver):
         return reason("driver_is_new", {"have": have, "cuda": build.cuda})
     return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
 
@@ -208,20 +198,15 @@ def _older_build_step(line: MatchedLine) -> str:
         if fits is not None:
             last = _last_release_of_build(fits.since)
             return f"driver {have} serves CUDA {fits.cuda}: vLLM {last} is the last release built with it"
-    compat = (
-        "on a data-centre card VLLM_ENABLE_CUDA_COMPATIBILITY=1 (from 0.16 on) uses the image's compat library; "
-        if not known.release_known or known.release.at_least("0.16.0")
-        else ""
-    )
+    compat = "on a data-centre card VLLM_ENABLE_CUDA_COMPATIBILITY=1 (from 0.16 on) uses the image's compat library; "
+    compat = "" if known.release_known and known.release.before("0.16.0") else compat
     return f"{compat}vLLM's release page has wheels for an older CUDA (+cu126, +cu128, +cu129)"
 
 
 def _last_release_of_build(since: str) -> str:
     """The last release built with the same CUDA version as the release `since`."""
     later = next((build.since for build in builds() if release(build.since).after(since)), None)
-    if later is None:
-        return known_releases()[-1]
-    return [version for version in known_releases() if release(version).before(later)][-1]
+    return [version for version in known_releases() if later is None or release(version).before(later)][-1]
 
 
 def _capability(planner: FixPlanner) -> tuple[int, int]:
@@ -264,11 +249,10 @@ def _releases_by_capability() -> str:
     parts = []
     for capability in _NOT_IN_EVERY_BUILD:
         first, last = first_build_with(capability), last_build_with(capability)
-        if first is None or last is None:
-            continue
-        build, after = last
-        version = f"=={_last_release_of_build(build.since)}" if after is not None else f">={first.since}"
-        parts.append(f"{capability}: pip install 'vllm{version}'")
+        if first is not None and last is not None:
+            build, after = last
+            version = f"=={_last_release_of_build(build.since)}" if after is not None else f">={first.since}"
+            parts.append(f"{capability}: pip install 'vllm{version}'")
     return ", ".join(parts)
 
 
@@ -294,7 +278,7 @@ def _no_kernel_image_step(line: MatchedLine) -> str:
 
 
 _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
-    "model": _hub_model_id,
+    "model": lambda line: None if is_local_model(name := line.planner.known.args.model) else name or None,
     "port": lambda line: _captured(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text),
     "package": _missing_package,
     "package_why": _origin("module", 0),

@@ -343,10 +343,5 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
 
 def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
     """Each fact of a record as text with its name and unit."""
-    return [
-        f"{name.removesuffix('_bytes').replace('_', ' ')} {human_bytes(int(value))}"
-        if name.endswith("_bytes")
-        else f"{name.replace('_', ' ')} {value}"
-        for name, value in facts.items()
-        if name != "pid"
-    ]
+    shown = {n: human_bytes(int(v)) if n.endswith("_bytes") else v for n, v in facts.items() if n != "pid"}
+    return [f"{name.removesuffix('_bytes').replace('_', ' ')} {value}" for name, value in shown.items()]

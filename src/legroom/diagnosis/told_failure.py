@@ -80,6 +80,7 @@ def _shortages(sentences: str) -> Iterator[tuple[Told, re.Match[str]]]:
     for told in _told("shortages"):
         for match in told[3].finditer(sentences):
             is_denied = denial.search(sentences[max(match.start() - 24, 0) : match.start()])
+            is_denied = is_denied or prose("overcome").search(sentences[match.end() : match.end() + 100])
             is_of_host = in_ram is not None and told[0] in FAILED_ALLOCATIONS and _is_same_sentence(in_ram, match)
             if not (is_denied or is_of_host) and not any(
                 match.start() < end and start < match.end() for start, end in taken

@@ -24,8 +24,6 @@ _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
 _VALUES: dict[str, str] = read_data("evidence.json")["values"]
 """How a value of each kind is written."""
-
-
 _SHORTEST_LENGTH = 64
 """Shorter lengths and batches are no settings of a server."""
 _BARE = (("gpu_memory_utilization", "share", "bare_share"), ("max_model_len", "tokens", "bare_length"))
@@ -91,7 +89,7 @@ def mentions(text: str) -> Iterator[Mention]:
         if match["first"] and setting_words("used_of_total").search(text, max(match.start() - 60, 0), match.start()):
             continue  # what nvidia-smi shows, no setting
         spelled = re.sub("[_-]", " ", (match["name"] or match["after"]).lower())
-        setting, kind = _setting_of(spelled)
+        setting, kind = next(row for name, row in _names().items() if name.replace(" ", "") == spelled.replace(" ", ""))
         written = [match["first"]] if match["first"] else setting_words("between").split(match["values"])
         is_in_memory = bool(match["first"] or re.search(r"mem|vram|显存", spelled))
         values = [value for each in written if (value := _value(each, kind, match, is_in_memory)) is not None]
@@ -154,12 +152,6 @@ def told_names() -> frozenset[str]:
     return frozenset(setting for setting, _ in _names().values())
 
 
-def _setting_of(spelled: str) -> tuple[str, str]:
-    """The setting of a spelling, whose spaces may be missing, and its kind of value."""
-    compact = spelled.replace(" ", "")
-    return next(each for name, each in _names().items() if name.replace(" ", "") == compact)
-
-
 def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) -> Any:
     """The typed value; None where it is none of this kind of setting. `is_in_memory`: the words around it speak of
     memory, so that a percentage is a share of the card."""
@@ -171,11 +163,11 @@ def _value(written: str, kind: str, match: re.Match[str], is_in_memory: bool) ->
             return float(text)
         behind = match.string[match.end("first" if match["first"] else "values") :]
         return float(text) / 100 if is_in_memory and behind[:2].lstrip().startswith("%") else None
-    number = re.fullmatch(r"(\d[\d,]*(?:\.\d+)?) ?([kKM]?)", text)
+    number = re.fullmatch(r"(\d[\d ,]*(?:\.\d+)?) ?([kKM]?)", text)
     if number is None or ("." in number[1] and not number[2]):
         return None
     scale = {"": 1, "k": 1 << 10, "m": 1 << 20}[number[2].lower()]
-    value = round(float(number[1].replace(",", "")) * scale)
+    value = round(float(re.sub("[ ,]", "", number[1])) * scale)
     if kind == "ranks":
         return value if value in range(1, 65) and not number[2] else None
     if kind == "tokens":

@@ -121,6 +121,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         _make_finding(cause, assessment, chances[cause.label], planner, lever_of(wanted))
         for cause, assessment in likely
     )
+    if _oom_without_site(case):
+        usual = {label for label, strength in strengths.items() if strength <= Strength.POSSIBLE}
+        findings = tuple(_with_assumed_place(item) if item.cause in usual else item for item in findings)
     if findings:
         why = [findings[0].why, tensor_sentence(wanted, case.oom.wanted_bytes) if case.oom else ""]
         if findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
@@ -241,6 +244,12 @@ def _told_verdict(case: Case, likely: list[tuple[Cause, Assessment]], chances: M
     if chances[first.label] < ASSERTED_CHANCE or is_unread:
         return "cause above"
     return "not a memory problem" if first.domain == "other" else "cause found"
+
+
+def _with_assumed_place(finding: Finding) -> Finding:
+    """The finding, which says at what moment it holds."""
+    said = read_data("diagnosis_texts.json")["unplaced"].get(cause_of(finding.cause).phase, "")
+    return replace(finding, why=f"{said} {finding.why}".lstrip())
 
 
 def _planned_parts(layout: Layout) -> str:

@@ -153,6 +153,11 @@ def _decode(line: bytes) -> str:
 _JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload", "body", "event")
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_ASCII_OF = str.maketrans("０１２３４５６７８９＝．％＋－＿～\u00a0\u2009\u202f\u3000‐‑−", "0123456789=.%+-_~    ---")
+_GROUPED_BY_SPACE = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
+_ABOUT = re.compile(r"[≈∼≃] ?(?=\d)")
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}(?: ?/ ?\d{1,4},\d{1,2})? ?[GMKT](?:i?B|io)\b)")
+_FRENCH_UNIT = re.compile(r"(?<=\d)( ?[GMKT]i)o\b")
 
 # Anchored at the start and without nested repetition, so `re` is linear on them.
 _PREFIXES = tuple(re.compile(prefix) for prefix, _ in read_data("evidence.json")["line_prefixes"])
@@ -233,6 +238,13 @@ def without_prefixes(raw: str) -> str:
     return text
 
 
+def with_ascii_figures(text: str) -> str:
+    """The text with figures as programs print them: no full-width digits, no-break spaces or decimal commas."""
+    if not text.isascii():
+        text = _ABOUT.sub("", _GROUPED_BY_SPACE.sub(",", text)).translate(_ASCII_OF)
+    return _FRENCH_UNIT.sub(r"\1B", _DECIMAL_COMMA.sub(".", text))
+
+
 def plain_line(raw: str) -> str:
     """A line without colours, control characters and the JSON envelope of a log collector."""
     line = raw[:LONGEST_LINE].rstrip("\r\n")
@@ -243,7 +255,7 @@ def plain_line(raw: str) -> str:
     stripped = line.strip()
     if stripped.startswith("{") and stripped.endswith("}"):
         line = _message_of_json(stripped) or line
-    return _CONTROL.sub(" ", line) if _CONTROL.search(line) else line
+    return with_ascii_figures(_CONTROL.sub(" ", line) if _CONTROL.search(line) else line)
 
 
 def _message_of_json(text: str) -> str | None:

@@ -24,6 +24,7 @@ _LONG_LINE_CONTEXT_BYTES = 16 * 1024
 _PREFIX_BYTES = 160
 _MAX_FOLLOWING_LINES = 10 * WINDOW_LINES
 """Lines after a mark that are searched for text."""
+_IN_JSON = str.maketrans({'"': '\\"', "<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 # Rarer marks for start-up lines whose own mark is too common.
 _RARER_MARKS = read_data("evidence.json")["rarer_marks"]
 
@@ -185,7 +186,7 @@ def all_marks() -> tuple[bytes, ...]:
     for line in startup_lines():
         marks += _RARER_MARKS.get(line.mark, (line.mark,))
     marks += ["Application startup complete"]
-    marks += [escaped for mark in marks if (escaped := _json_escaped(mark)) != mark]
+    marks += [escaped for mark in marks if (escaped := mark.translate(_IN_JSON)) != mark]
     return tuple(dict.fromkeys(mark.encode() for mark in marks if len(mark) > 1 or mark in "█▄"))
 
 
@@ -193,10 +194,3 @@ def all_marks() -> tuple[bytes, ...]:
 def _finder_without(sampled: frozenset[bytes]) -> LiteralFinder:
     """A finder of every mark but the sampled ones; cached."""
     return LiteralFinder(tuple(mark for mark in all_marks() if mark not in sampled))
-
-
-def _json_escaped(mark: str) -> str:
-    """The mark as JSON logs write it inside a string."""
-    for character, written in (('"', '\\"'), ("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
-        mark = mark.replace(character, written)
-    return mark

@@ -245,8 +245,7 @@ def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> boo
 def _summary_includes_graphs(vllm: str | None) -> bool:
     """Whether the release's memory summary counts CUDA graphs in the activation peak: 0.18, and 0.27 on."""
     release = logged_release(vllm) if vllm else None
-    is_0_18 = release is not None and release.at_least("0.18.0") and not release.at_least("0.19.0")
-    return release is not None and (is_0_18 or release.at_least("0.27.0"))
+    return release is not None and (release.within("0.18.0", "0.18.99") or release.at_least("0.27.0"))
 
 
 def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:

@@ -81,10 +81,11 @@ def longest_fitting_len(case: Case) -> int | None:
 
 
 def _tokens_of_blocks(case: Case) -> int | None:
-    """What the printed KV blocks hold, where that is less than max_model_len; else None."""
-    args = case.startup.args
+    """What the printed KV blocks or the printed concurrency hold, where less than max_model_len; else None."""
+    args, length = case.startup.args, case.startup.args.max_model_len or case.startup.concurrency_len or 0
     tokens = (case.number("kv_sized", "blocks_count") or 0) * (args.block_size or 16)
-    return tokens if 0 < tokens < (args.max_model_len or case.startup.concurrency_len or 0) else None
+    tokens = tokens or int(((case.startup.max_concurrency or 0) - 0.005) * length)  # printed with two digits
+    return tokens if 0 < tokens < length else None
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
