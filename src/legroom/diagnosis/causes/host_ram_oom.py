@@ -30,6 +30,8 @@ _BY_SIGN = (
     ("streamer_loader", "bounded_streamer"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
+_SURROUNDINGS = (("kubernetes_told", "Kubernetes"), ("compose_told", "docker compose"))
+"""Where the server runs by the text, and how the step for it begins."""
 _LITTLE_LEFT = 20
 """Ray's monitor and earlyoom act at a twentieth of the RAM."""
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
@@ -170,7 +172,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("cpu_share_told"):
         yield known_fix("cpu_pool_in_bytes")
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
-        yield known_fix("larger_shm")
+        shm, here = known_fix("larger_shm"), tuple(name for told, name in _SURROUNDINGS if case.has(told))
+        yield replace(shm, steps=tuple(sorted(shm.steps, key=lambda step: not step.startswith(here))))
         return
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
@@ -206,7 +209,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _smaller_pinned_fix(planner: FixPlanner, size: int, ranks: int, ram: int) -> Fix:
     """What each rank may pin where three quarters of the RAM are shared evenly."""
     each = ram * 3 // 4 // ranks // GIB
-    names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if planner.case.has("lmcache_size") else "--swap-space"
+    names = "--cpu-offload-gb" if planner.known.args.cpu_offload_gb else "--swap-space"
+    if planner.case.has("lmcache_size"):
+        names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)"
     why = f"Every rank pins its own buffer: {ranks} x {gib(size)} are more than {gib(ram)}."
     return Fix("more_host_ram_or_shm", why, steps=(f"{names} of {each} GB or less, which is {each * ranks} GB in all",))
 
@@ -284,12 +289,16 @@ def _less_offload_fix(planner: FixPlanner) -> Fix | None:
         why += " The text does not name the card: legroom plan tells whether it holds the rest."
     limit = planner.case.host_limit_bytes
     is_enough = limit is None or limit >= after.request_bytes
-    return replace(fix, why=why, steps=() if is_enough else (_raise_limit(after.limit_bytes),))
+    return replace(fix, why=why, steps=() if is_enough else (_raise_limit(planner.case, after.limit_bytes),))
 
 
-def _raise_limit(limit_bytes: int) -> str:
-    """The step that gives a container this memory limit."""
+def _raise_limit(case: Case, limit_bytes: int) -> str:
+    """The step that gives a job, a virtual machine or a container this memory limit."""
     size = limit_bytes // GIB
+    if case.has("slurm_told"):
+        return f"more RAM for the job: #SBATCH --mem={size}G (it bounds the host's memory, not the GPU's)"
+    if case.platform.wsl:
+        return f"raise memory= in .wslconfig to {size}GB or more, then wsl --shutdown"
     return f"raise the container's memory limit to {size} GiB (resources.limits.memory: {size}Gi), or add RAM"
 
 
@@ -299,8 +308,12 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     limit = case.host_limit_bytes or 0
     steps = [*known_fix("more_ram_of_container").steps]
     if made is not None and limit < made.host.limit_bytes:
-        steps[0] = _raise_limit(made.host.limit_bytes)
-    if _is_of_cpuset(case):
+        steps[0] = _raise_limit(case, made.host.limit_bytes)
+    elif case.has("slurm_told") or case.platform.wsl:
+        steps[0] = known_fix("more_ram_of_job" if case.has("slurm_told") else "larger_virtual_machine").steps[0]
+    if case.has("slurm_told") or case.platform.wsl:
+        pass  # the job or the virtual machine bounds what the kernel calls the machine
+    elif _is_of_cpuset(case):
         steps[:1] = known_fix("wider_cpuset").steps
     elif _is_of_machine(case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"

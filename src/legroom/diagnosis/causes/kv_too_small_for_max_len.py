@@ -172,6 +172,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if short is not None:
         # The printed pair counts more than the plan's own need.
         yield planner.raise_utilization(short, f"{human_bytes(short)} are missing{planner.at_share}.")
+    else:
+        yield planner.pull_lever("raise utilization", "A larger share of the card leaves more for the pool.")
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
     why, trades = "Keys and values in 8 bits take half the bytes a token.", "keys and values are stored in 8 bits"

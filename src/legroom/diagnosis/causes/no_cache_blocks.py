@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
+from legroom.diagnosis.causes.gpu_shared_or_not_free import told_holder
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
+    is_likely_alone,
     other_hardware,
     smaller_weights_fix,
     split_over_more_gpus,
@@ -32,8 +34,6 @@ _UNSEEN_POOL = "--num-gpu-blocks-override or --kv-cache-memory-bytes"
 """What a pool beyond the card was set with, where the text does not show which."""
 _FEW_SEQUENCES = 64
 """Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB."""
-_WORKSTATION_BYTES = 33 * GIB
-"""Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -128,6 +128,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free."
         yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))})
         return
+    if (holder := told_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
+        why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
+        yield replace(known_fix("free_gpu"), why=why)
     yield larger_pool_fix(planner)
     yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
@@ -148,9 +151,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if more is None:
             yield savings_fix(planner, -accounting.pool_bytes)
             split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
-            # Weights that loaded into a card whose budget is below them: the budget is the error. A workstation has
-            # one card.
-            is_far = -accounting.pool_bytes > BESIDE_BYTES and not 0 < (planner.total_bytes or 0) < _WORKSTATION_BYTES
+            # Weights that loaded into a card whose budget is below them: the budget is the error.
+            is_far = -accounting.pool_bytes > BESIDE_BYTES and not is_likely_alone(planner)
             yield from (split, smaller) if is_far else (smaller, split)
             yield other_hardware(planner) if accounting.weights_bytes is not None else None
     yield from _fixes_without_figures(planner)
@@ -197,7 +199,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     is_sure = combined is not None and combined.plan is not None and combined.plan.verdict == "fits"
     yield combined if is_sure else None
     smaller = "Smaller weights leave room for the pool."
-    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller)
+    quantized = planner.pull_lever_for_weights("quantized weights", smaller)
+    yield quantized or planner.pull_lever("online quantization", smaller)
     more = "Split over more GPUs, each has room for a pool."
     split = planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
     yield from (split, combined)

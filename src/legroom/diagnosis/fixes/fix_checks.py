@@ -28,6 +28,13 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
+_HAS_TO_STAY = {
+    "length_needed": {"max_model_len"},
+    "sequences_needed": {"max_num_seqs"},
+    "graphs_needed": {"enforce_eager"},
+    "precision_needed": {"checkpoint_format", "model", "quantization"},
+}
+"""What a text says that its writer needs, and the settings and kinds of fixes that take it away."""
 _OTHER_PACKAGE = re.compile(r"(?i)\b(?:safetensors|transformers|torch|flashinfer|triton|verl|trl|sglang|numpy|ray)\b")
 _STEP_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
@@ -57,7 +64,8 @@ def checked_fixes(
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
-    return tuple(passed)
+    kept = {name for told, names in _HAS_TO_STAY.items() if planner.case.has(told) for name in names}
+    return tuple(sorted(passed, key=lambda fix: bool(kept & {fix.kind, *fix.flags})))
 
 
 def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Iterable[Fix]) -> tuple[DeadEnd, ...]:
