@@ -115,7 +115,8 @@ FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
     ),
     "the length that its writer needs stays": (
         "We need the full 32k context on an A100 40GB.\n$ vllm serve Qwen/Qwen2.5-14B-Instruct --max-model-len 32768 "
-        "--gpu-memory-utilization 0.85\n" + KV_BYTES.replace("131072", "32768").format(needed=6.0, has=4.61, fits=25168),
+        "--gpu-memory-utilization 0.85\n"
+        + KV_BYTES.replace("131072", "32768").format(needed=6.0, has=4.61, fits=25168),
         lambda fix: fix.kind == "raise_util" and "max_model_len" not in fix.flags,
     ),
     "graphs stay where eager mode is too slow": (
@@ -179,7 +180,7 @@ FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
         "#SBATCH --mem=32G\n$ vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ --tensor-parallel-size 2\n"
         "Loading safetensors checkpoint shards:  55% Completed | 6/11 [01:12<01:02, 12.5s/it]\n"
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=881203.batch.",
-        lambda fix: "#SBATCH --mem=" in fix.steps[0],
+        lambda fix: "#SBATCH --mem" in fix.steps[0] and "GiB or more" in fix.steps[0],
     ),
     "memory of the virtual machine": (
         "In WSL2 on Windows 11, while it loads:\nOut of memory: Killed process 1422 (python3) total-vm:61235648kB, "

@@ -289,16 +289,12 @@ def _less_offload_fix(planner: FixPlanner) -> Fix | None:
         why += " The text does not name the card: legroom plan tells whether it holds the rest."
     limit = planner.case.host_limit_bytes
     is_enough = limit is None or limit >= after.request_bytes
-    return replace(fix, why=why, steps=() if is_enough else (_raise_limit(planner.case, after.limit_bytes),))
+    return replace(fix, why=why, steps=() if is_enough else (_raise_limit(after.limit_bytes),))
 
 
-def _raise_limit(case: Case, limit_bytes: int) -> str:
-    """The step that gives a job, a virtual machine or a container this memory limit."""
+def _raise_limit(limit_bytes: int) -> str:
+    """The step that gives a container this memory limit."""
     size = limit_bytes // GIB
-    if case.has("slurm_told"):
-        return f"more RAM for the job: #SBATCH --mem={size}G (it bounds the host's memory, not the GPU's)"
-    if case.platform.wsl:
-        return f"raise memory= in .wslconfig to {size}GB or more, then wsl --shutdown"
     return f"raise the container's memory limit to {size} GiB (resources.limits.memory: {size}Gi), or add RAM"
 
 
@@ -308,11 +304,10 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     limit = case.host_limit_bytes or 0
     steps = [*known_fix("more_ram_of_container").steps]
     if made is not None and limit < made.host.limit_bytes:
-        steps[0] = _raise_limit(case, made.host.limit_bytes)
-    elif case.has("slurm_told") or case.platform.wsl:
-        steps[0] = known_fix("more_ram_of_job" if case.has("slurm_told") else "larger_virtual_machine").steps[0]
-    if case.has("slurm_told") or case.platform.wsl:
-        pass  # the job or the virtual machine bounds what the kernel calls the machine
+        steps[0] = _raise_limit(made.host.limit_bytes)
+    if case.has("slurm_told") or case.platform.wsl:  # these bound what the kernel calls the machine
+        size = f": {made.host.limit_bytes // GIB} GiB or more" if made is not None else ""
+        steps[0] = reason("memory_of_job" if case.has("slurm_told") else "memory_of_wsl", {"size": size})
     elif _is_of_cpuset(case):
         steps[:1] = known_fix("wider_cpuset").steps
     elif _is_of_machine(case):

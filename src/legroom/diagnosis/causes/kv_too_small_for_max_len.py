@@ -150,7 +150,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     said = prose("length").search(told.text) if told is not None else None
     length = int(said[1]) * 1024 if said else checked_len(planner.case) or planner.in_force("max_model_len")
     is_told = told is not None and planner.case.startup.available_kv_bytes is None
-    if is_told and not fits and length and (made is None or made.verdict == "fits"):
+    is_missed = made is not None and made.starts and not fits and short is None  # what failed, the plan lets start
+    if is_missed and not is_told and planner.known.args.max_model_len is None:
+        yield known_fix("length_that_fits")
+        return
+    if is_told and not fits and length and (made is None or is_missed):
         why, flags = f"How much of {length:,} tokens fits is not told: half of them.", {"max_model_len": length // 2}
         yield Fix("max_model_len", why, flags, command=planner.command(flags), is_unplanned=True)
     yield advised_share_fix(planner, short or 0)
@@ -171,7 +175,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield larger
     if short is not None:
         # The printed pair counts more than the plan's own need.
-        yield planner.raise_utilization(short, f"{human_bytes(short)} are missing{planner.at_share}.")
+        why = f"{human_bytes(short)} are missing{planner.at_share}."
+        # The measured pool varies by some MiB from start to start.
+        yield planner.raise_utilization(short + GIB // 8, why) or planner.raise_utilization(short, why)
     else:
         yield planner.pull_lever("raise utilization", "A larger share of the card leaves more for the pool.")
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")

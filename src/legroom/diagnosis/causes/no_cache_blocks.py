@@ -16,7 +16,6 @@ from legroom.diagnosis.fixes.hardware_fixes import (
     is_likely_alone,
     other_hardware,
     smaller_weights_fix,
-    split_over_more_gpus,
 )
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
 from legroom.diagnosis.fixes.step_savings import (
@@ -150,11 +149,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
             yield savings_fix(planner, -accounting.pool_bytes)
-            split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
-            # Weights that loaded into a card whose budget is below them: the budget is the error.
+            hardware = None if accounting.weights_bytes is None else other_hardware(planner)
             is_far = -accounting.pool_bytes > BESIDE_BYTES and not is_likely_alone(planner)
-            yield from (split, smaller) if is_far else (smaller, split)
-            yield other_hardware(planner) if accounting.weights_bytes is not None else None
+            yield from (hardware, smaller_weights_fix(planner)) if is_far else (smaller_weights_fix(planner), hardware)
     yield from _fixes_without_figures(planner)
 
 
@@ -306,19 +303,6 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     why, trades = reason("budget_taken_unknown"), "less of the card is left for what vLLM does not count"
     flags = {"gpu_memory_utilization": share}
     return planner.plan_change("raise_util", flags, why, steps=known_fix("what_decides").steps, trades=trades)
-
-
-def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: twice the ranks, where half of the printed weights is more than the pool lacks; else None."""
-    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
-    if weights is None or pool is None or weights // 2 < GIB - pool:
-        return None
-    why = f"Over twice the GPUs each holds about {gib(weights // 2)} of weights less, and {gib(-pool)} are missing."
-    known = split_over_more_gpus(planner, why)
-    steps = ["double --tensor-parallel-size (2 where it was not given)"]
-    if planner.total_bytes is None and not planner.utilization_known:
-        steps.append("if --gpu-memory-utilization was set below 0.9, raise it first: the weights did fit on the card")
-    return known or Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="twice the GPUs")
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:

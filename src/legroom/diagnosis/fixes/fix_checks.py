@@ -12,6 +12,7 @@ from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
+from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import message_group
 from legroom.units import GIB, gib
@@ -28,13 +29,6 @@ _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("kv", "sampler", "warmup", "graph")
 _COUNTED = ("kv_bytes_short", "kv_tokens_short", "free_below_desired", "state_blocks_short", "profiling_error")
 """Messages whose own numbers say which setting starts, on any release."""
-_HAS_TO_STAY = {
-    "length_needed": {"max_model_len"},
-    "sequences_needed": {"max_num_seqs"},
-    "graphs_needed": {"enforce_eager"},
-    "precision_needed": {"checkpoint_format", "model", "quantization"},
-}
-"""What a text says that its writer needs, and the settings and kinds of fixes that take it away."""
 _OTHER_PACKAGE = re.compile(r"(?i)\b(?:safetensors|transformers|torch|flashinfer|triton|verl|trl|sglang|numpy|ray)\b")
 _STEP_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
@@ -64,8 +58,10 @@ def checked_fixes(
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
-    kept = {name for told, names in _HAS_TO_STAY.items() if planner.case.has(told) for name in names}
-    return tuple(sorted(passed, key=lambda fix: bool(kept & {fix.kind, *fix.flags})))
+    # What the text says that its writer needs goes behind the fixes that keep it.
+    needs = read_data("diagnosis_texts.json")["needs"].items()
+    needed = {name for told, names in needs if planner.case.has(told) for name in names}
+    return tuple(sorted(passed, key=lambda fix: bool(needed & {fix.kind, *fix.flags})))
 
 
 def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Iterable[Fix]) -> tuple[DeadEnd, ...]:
@@ -84,6 +80,10 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
     # No pool is there yet, while graphs are measured, that a larger share could make larger.
     held = [end for end in ends if planner.case.site != "graph_profile" or "gpu_memory_utilization" not in end.action]
     held = [end for end in held if _is_shown(planner.case, end.when)]
+    known, total = planner.accounting, planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
+    if known.pool_bytes is not None and known.request_bytes:
+        needed = planner.utilization + (known.request_bytes - known.pool_bytes) / total
+        held = [end for end in held if "and more" not in end.action or needed > MAX_UTILIZATION]
     return tuple(end for end in held if (rule := _FORBIDDEN.match(end.action)) is None or not is_offered(rule))
 
 

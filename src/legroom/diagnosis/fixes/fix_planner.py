@@ -44,7 +44,6 @@ _SPARE_BYTES = GIB // 2
 """What a raised share leaves free: a CUDA context and the workspaces of kernels."""
 _CUT_CHECK = "free_below_desired_bare"
 _RANK_FLAGS = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
-_FEW_FLAGS = 2
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 
 
@@ -268,7 +267,7 @@ class FixPlanner:
         from legroom.planning.advice import with_advice
 
         for advice in with_advice(fix.plan, keep=("model", *fix.flags)).advice:
-            if advice.flags.keys() & _RANK_FLAGS or len(advice.flags) > _FEW_FLAGS:
+            if advice.flags.keys() & _RANK_FLAGS or len(advice.flags) > 2:
                 continue  # another fix, or a list of flags that nobody would type
             flags, trades = {**fix.flags, **advice.flags}, f"{fix.trades}; {advice.trades}"
             more = self.plan_change(fix.kind, flags, why, trades=trades)
@@ -495,9 +494,7 @@ class FixPlanner:
         if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
             return None  # vLLM ignores the share where the pool is given
         largest = MAX_UTILIZATION if self.total_bytes is None else FULL_UTILIZATION
-        # The measured pool varies by some MiB from start to start.
-        shares = [math.ceil((self.utilization + (need_bytes + more) / total) * 100) / 100 for more in (GIB // 8, 0)]
-        value = next((share for share in shares if share <= MAX_UTILIZATION), shares[-1])
+        value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
         # Of a share that is shown, `checked_fixes` adds eager mode where graphs would not fit beside it.
         usual = GIB if self.captures_outside_budget and not self.utilization_known else 0
         if value > largest or (1 - value) * total < _SPARE_BYTES + (self.case.startup.graph_bytes or usual):
