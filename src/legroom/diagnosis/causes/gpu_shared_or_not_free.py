@@ -11,7 +11,7 @@ from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.fixes.log_accounting import told_weights_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
@@ -333,7 +333,7 @@ def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
     flags = {"gpu_memory_utilization": math.floor(planner.utilization * room / whole * 100) / 100}
     facts = {"share": f"{planner.utilization:g}", "whole": gib(round(whole)), "room": gib(round(room))}
     why = reason("share_of_named", facts)
-    return Fix("lower_util", why, flags, trades="a smaller KV pool", command=planner.command(flags), is_unplanned=True)
+    return Fix("lower_util", why, flags, trades="a smaller KV pool", is_unplanned=True)
 
 
 def is_pool_oversized(case: Case) -> bool:
@@ -385,7 +385,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
             if holders[0].startswith("Stage"):  # a living sibling, no orphan
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
-            yield split_over_idle_cards(planner)
             yield free_it
         stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
         if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":

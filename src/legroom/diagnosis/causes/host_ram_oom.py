@@ -30,8 +30,6 @@ _BY_SIGN = (
     ("streamer_loader", "bounded_streamer"),
 )
 """What in the text names the part of host memory that can be given back, and how."""
-_SURROUNDINGS = (("kubernetes_told", "Kubernetes"), ("compose_told", "docker compose"))
-"""Where the server runs by the text, and how the step for it begins."""
 _LITTLE_LEFT = 20
 """Ray's monitor and earlyoom act at a twentieth of the RAM."""
 _CGROUP_MARKS = ("cgroup out of memory", "CONSTRAINT_MEMCG", "cgroup cap", "cgroup limit", "failcnt")
@@ -172,7 +170,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("cpu_share_told"):
         yield known_fix("cpu_pool_in_bytes")
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
-        shm, here = known_fix("larger_shm"), tuple(name for told, name in _SURROUNDINGS if case.has(told))
+        shm, compose = known_fix("larger_shm"), "docker compose" if case.has("compose_told") else "docker run"
+        here = "Kubernetes" if case.has("kubernetes_told") else compose
         yield replace(shm, steps=tuple(sorted(shm.steps, key=lambda step: not step.startswith(here))))
         return
     elif case.has("mmap_failed"):
@@ -210,8 +209,7 @@ def _smaller_pinned_fix(planner: FixPlanner, size: int, ranks: int, ram: int) ->
     """What each rank may pin where three quarters of the RAM are shared evenly."""
     each = ram * 3 // 4 // ranks // GIB
     names = "--cpu-offload-gb" if planner.known.args.cpu_offload_gb else "--swap-space"
-    if planner.case.has("lmcache_size"):
-        names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)"
+    names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if planner.case.has("lmcache_size") else names
     why = f"Every rank pins its own buffer: {ranks} x {gib(size)} are more than {gib(ram)}."
     return Fix("more_host_ram_or_shm", why, steps=(f"{names} of {each} GB or less, which is {each * ranks} GB in all",))
 
@@ -341,7 +339,7 @@ def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
     if "VLLM_CPU_KVCACHE_SPACE" in planner.given_args.env:
         env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
         why = f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available."
-        return Fix("kv_cache_memory_bytes", why, env=env, command=planner.command({}, env))
+        return Fix("kv_cache_memory_bytes", why, env=env)
     flags = {"gpu_memory_utilization": math.floor(free * 0.9 / max(total, 1) * 100) / 100}
     return planner.plan_change("lower_util", flags, f"{gib(free)} of {gib(total)} are available.")
 

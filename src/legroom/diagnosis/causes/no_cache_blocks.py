@@ -195,9 +195,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     is_sure = combined is not None and combined.plan is not None and combined.plan.verdict == "fits"
     yield combined if is_sure else None
-    smaller = "Smaller weights leave room for the pool."
-    quantized = planner.pull_lever_for_weights("quantized weights", smaller)
-    yield quantized or planner.pull_lever("online quantization", smaller)
+    why = "Smaller weights leave room for the pool."
+    yield planner.pull_lever_for_weights("quantized weights", why) or planner.pull_lever("online quantization", why)
     more = "Split over more GPUs, each has room for a pool."
     split = planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
     yield from (split, combined)
@@ -219,7 +218,7 @@ def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
     share = math.ceil(20 * (parts + plan.memory.kv.needed_bytes + GIB) / layout.total_bytes) / 20
     why = reason("share_by_parts", {"parts": gib(parts), "total": gib(layout.total_bytes)})
     flags = {"gpu_memory_utilization": share}
-    return Fix("raise_util", why, flags, command=planner.command(flags), is_unplanned=True) if share < 1 else None
+    return Fix("raise_util", why, flags, is_unplanned=True) if share < 1 else None
 
 
 def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
@@ -231,8 +230,7 @@ def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         return None
     flags = {"max_model_len": LARGEST_DEFAULT_TOKENS}
     why = reason("peak_of_whole_prompt", {"pool": gib(pool), "length": f"{length:,}"})
-    trades, line = "requests longer than this are refused", planner.command(flags)
-    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
+    return Fix("max_model_len", why, flags, trades="requests longer than this are refused", is_unplanned=True)
 
 
 def _without_block_override_fix(planner: FixPlanner) -> Fix:

@@ -127,8 +127,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         hardware = replace(hardware, steps=("leave out --dtype float: 16 bits take half", *hardware.steps))
     is_out_of_reach = more is None or exceeds_machine(planner, more) or is_likely_alone(planner)
     if smaller is None and is_out_of_reach:
-        yield hardware
-        yield more
+        yield from (hardware, more)
     elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:
         smaller_step = hardware.steps[not planner.known.ranks_known].removeprefix("or ")
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))

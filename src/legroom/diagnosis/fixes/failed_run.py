@@ -126,7 +126,9 @@ def _listed_gpus(case: Case) -> int | None:
     """GPUs of the machine by nvidia-smi's or collect_env's list, or a sentence that has them; None without a count."""
     listed = [item.facts for item in case.all("gpus_listed") if not _TRIED_ON.search(item.text)]
     told = [(name, NUMBERS.get(str(fact).lower(), fact)) for facts in listed for name, fact in facts.items() if fact]
-    return max((int(count) + (name == "index_count") for name, count in told), default=None)
+    return max(
+        (int(count) + (name == "index_count") for name, count in told), default=1 if case.has("one_gpu_told") else None
+    )
 
 
 _TRIED_ON = re.compile(r"(?i)\b(?:tried|used?|using)(?: \w{1,20}){0,2} [2-8] (?:x )?(?:GPUs|cards)\b")

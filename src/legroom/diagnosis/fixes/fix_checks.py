@@ -200,10 +200,10 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
         return None
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
-            return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
+            return replace(fix, flags={}, env={}) if fix.steps and not fix.flags else None
         changed = _without_values_in_force(planner, fix)
         if not (changed.flags or changed.env):
-            return replace(changed, command=()) if fix.steps and not fix.flags else None
+            return changed if fix.steps and not fix.flags else None
         fix = changed
     planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
     if planned is None:
@@ -216,7 +216,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     if planner.case.launcher is not None and not planner.flags_known and planner.case.launcher.lacks(planned.flags):
         return None
     if (step := _launcher_step(planner, planned)) is not None:
-        return replace(planned, command=(), comment=step, steps=(step, *planned.steps))
+        return replace(planned, comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
     comment = planner.known.rebuilt.remark(planned.flags, planned.env)
     outside = (1 - planner.utilization) * (planner.total_bytes or UNKNOWN_CARD_BYTES)
@@ -279,7 +279,7 @@ def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:
         return replace(fix, kind=_kind_of(planner, fix))
-    left = replace(fix, flags=flags, env=env, command=())
+    left = replace(fix, flags=flags, env=env)
     return replace(left, kind=_kind_of(planner, left))
 
 
@@ -322,7 +322,7 @@ def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
     if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > FULL_UTILIZATION:
         why = f"{fix.why} {share:g} of the card leaves nothing for what vLLM does not count."
         flags = {**fix.flags, "gpu_memory_utilization": MAX_UTILIZATION}
-        return replace(fix, flags=flags, why=why, command=())
+        return replace(fix, flags=flags, why=why)
     is_checked = fix.kind in ("max_model_len", "raise_util", "kv_cache_dtype") and fix.plan is None
     if not is_checked or not total or not planner.captures_outside_budget or not planner.utilization_known:
         return fix
@@ -332,7 +332,7 @@ def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
     why = f"{fix.why} At {share:g} of the card only {gib(outside)} are left for the CUDA graphs, which come next."
     trades = f"{fix.trades}; slower decoding" if fix.trades else "slower decoding"
     flags = {**fix.flags, "enforce_eager": True}
-    return replace(fix, flags=flags, why=why, trades=trades, command=planner.command(flags, fix.env))
+    return replace(fix, flags=flags, why=why, trades=trades)
 
 
 def unexplained_bytes(case: Case, fix: Fix) -> int:

@@ -239,10 +239,7 @@ class FixPlanner:
             why = f"{why} {in_numbers(self.failed_plan, planned)}." if self.failed_plan is not None else why
             why += _caveat_without_log(planned)
         before = self.failed_plan.layout if self.failed_plan is not None and planned is not None else None
-        line = self.command(flags, env)
-        return Fix(
-            kind, why, dict(flags), dict(env or {}), steps, trades=trades, command=line, plan=planned, before=before
-        )
+        return Fix(kind, why, dict(flags), dict(env or {}), steps, trades=trades, plan=planned, before=before)
 
     def first_change_that_fits(
         self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
@@ -288,8 +285,7 @@ class FixPlanner:
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_lever_for_weights(self, name: str, why: str) -> Fix | None:
-        """The change of the lever `name`, and what else it needs to fit; if none starts, with the longest context that
-        one of its proposals holds; else None."""
+        """The change of the lever `name` with what else it needs to start, at last a shorter context; None without."""
         planned = self.extend_until_fits(self.pull_lever(name, why), why)
         if planned is not None or self.failed_plan is None:
             return planned
@@ -466,8 +462,7 @@ class FixPlanner:
             return None
         # The plan has the defaults of every flag that the text does not show, and only they make its pool too small.
         steps = ("if the smaller pool is refused: a shorter --max-model-len, and fewer --max-num-seqs",)
-        line = self.command(flags)
-        return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", command=line, is_unplanned=True)
+        return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", is_unplanned=True)
 
     def plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
         """The failed run's plan with these flags, whether it starts or not; None where there is none."""
@@ -510,7 +505,7 @@ class FixPlanner:
         step = f"add {change:g} to {name}" if change > 0 else f"take {-change:g} off {name}"
         flags = {other: to for other, to in fix.flags.items() if other != "gpu_memory_utilization"}
         steps = (f"{step}: {value:g} where it was not given", *fix.steps)
-        return replace(fix, flags=flags, command=(), steps=steps)
+        return replace(fix, flags=flags, steps=steps)
 
 
 def _caveat_without_log(made: Plan) -> str:

@@ -112,7 +112,7 @@ def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
     why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
     env = {_CPU_SPACE_VARIABLE: str(space)}
-    return Fix("kv_cache_memory_bytes", why, env=env, command=planner.command({}, env))
+    return Fix("kv_cache_memory_bytes", why, env=env)
 
 
 def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str) -> Fix | None:
@@ -401,4 +401,4 @@ def typed_flags(planner: FixPlanner) -> dict[str, Any]:
 
 def _flag_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
     """A fix that only corrects flags."""
-    return Fix("flag", why, dict(flags), steps=steps, command=planner.command(flags))
+    return Fix("flag", why, dict(flags), steps=steps)

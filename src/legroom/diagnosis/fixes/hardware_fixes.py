@@ -66,7 +66,7 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     if not planner.known.ranks_known and ranks < gpus and gpus in _EVEN_SPLITS:
         flags = {"tensor_parallel_size": gpus}
         why = f"{why} The text tells of {gpus} GPUs and of no split."
-        return Fix("more_or_fewer_gpus_tp_pp", why, flags, command=planner.command(flags), is_unplanned=True)
+        return Fix("more_or_fewer_gpus_tp_pp", why, flags, is_unplanned=True)
     if not planner.known.ranks_known:
         return None  # the number to double is not known
     stages = planner.known.args.pipeline_parallel_size or 1
@@ -80,23 +80,10 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     )
 
 
-def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
-    """The cards that the process may use and does not, where the weights are larger than the one it fills."""
-    cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
-    if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
-        return None
-    size = max(size for size in _EVEN_SPLITS if size <= cards)
-    why = f"The weights take {gib(weights)}, one card has {gib(total)}, and of {cards} visible cards only one is used."
-    steps = (f"CUDA_VISIBLE_DEVICES with {size} cards that are free: nvidia-smi shows them",)
-    flags = {"tensor_parallel_size": size}
-    return Fix("more_or_fewer_gpus_tp_pp", why, flags, steps=steps, is_unplanned=True)
-
-
 def is_likely_alone(planner: FixPlanner) -> bool:
     """Whether the machine has one card, by the text, or by a card of a workstation where it tells of no others."""
-    cards = 1 if planner.case.has("one_gpu_told") else planner.known.gpus
-    is_of_workstation = 0 < (planner.total_bytes or 0) < WORKSTATION_BYTES
-    return planner.known.ranks == 1 and (cards == 1 or (cards is None and is_of_workstation))
+    is_of_workstation = planner.known.gpus is None and 0 < (planner.total_bytes or 0) < WORKSTATION_BYTES
+    return planner.known.ranks == 1 and (planner.known.gpus == 1 or is_of_workstation)
 
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
@@ -106,8 +93,6 @@ def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
 
 def exceeds_machine(planner: FixPlanner, fix: Fix) -> bool:
     """Whether a fix asks for more GPUs than the machine is known to have."""
-    if planner.case.has("one_gpu_told") and planner.known.ranks == 1:
-        return _ranks_asked(fix) > 1
     return bool(planner.known.gpus) and _ranks_asked(fix) > max(planner.known.gpus or 0, planner.known.ranks)
 
 
@@ -132,7 +117,7 @@ def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
     )
 
 
-def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
+def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
     """Where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
     weights = accounting.weights_bytes
@@ -142,9 +127,7 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
     shortage = f"The weights take {gib(weights)}, and {planner.utilization:g} x {gib(total)} is {gib(budget)}."
     pool = max(GIB, weights // 20)
     beside = (accounting.peak_bytes or GIB) + (accounting.non_torch_bytes or 0)
-    fix = planner.raise_utilization(weights - budget + beside + pool, shortage)
-    if fix is not None:
-        yield fix
+    yield planner.raise_utilization(weights - budget + beside + pool, shortage)
     if (bytes_before_kv_cache(planner) or weights) + BESIDE_BYTES >= total:
         hardware = other_hardware(planner)
         yield replace(hardware, why=f"{shortage} {hardware.why}")
@@ -183,9 +166,8 @@ def other_hardware(planner: FixPlanner) -> Fix:
         card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
         larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
     weights, room = planner.accounting.weights_bytes or 0, FULL_OF_WEIGHTS * (total or math.inf)
-    bits = "8 or 4 bits (FP8, AWQ, GPTQ)"
-    if is_quantized(planner) or weights // 2 > room:
-        bits = "4 bits (AWQ, GPTQ, NVFP4)"
+    is_large = is_quantized(planner) or weights // 2 > room
+    bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_large else "8 or 4 bits (FP8, AWQ, GPTQ)"
     smaller = f"a checkpoint of the same model with weights in {bits}"
     if is_4_bit(planner):
         smaller = "a smaller model: this checkpoint is in 4 bits already"
