@@ -113,6 +113,80 @@ FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
         COMMAND.format("--gpu-memory-utilization 0.98") + trace("capture_model", error=PROFILE.replace("4.00", "9.00")),
         lambda fix: "enforce_eager" in fix.flags or fix.flags["gpu_memory_utilization"] < 0.98,
     ),
+    "the length that its writer needs stays": (
+        "We need the full 32k context on an A100 40GB.\n$ vllm serve Qwen/Qwen2.5-14B-Instruct --max-model-len 32768 "
+        "--gpu-memory-utilization 0.85\n"
+        + KV_BYTES.replace("131072", "32768").format(needed=6.0, has=4.61, fits=25168),
+        lambda fix: fix.kind == "raise_util" and "max_model_len" not in fix.flags,
+    ),
+    "graphs stay where eager mode is too slow": (
+        "--enforce-eager works, but it is too slow for us.\n"
+        + COMMAND.format("--gpu-memory-utilization 0.95")
+        + trace("capture_model", error=PROFILE.replace("4.00", "0.10").replace("3.40", "0.04")),
+        lambda fix: fix.kind == "lower_util" and "enforce_eager" not in fix.flags,
+    ),
+    "no rounded weights for who does not want them": (
+        "I don't want to quantize Qwen/Qwen2.5-14B-Instruct.\nLoading the model on my RTX 3090 ends with CUDA out of "
+        "memory.",
+        lambda fix: fix.kind != "checkpoint_format",
+    ),
+    "the other cards of the machine": (
+        "A workstation with 4x RTX 3090, and vllm only uses the first card.\n$ vllm serve Qwen/Qwen2.5-32B-Instruct\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 270.00 MiB. GPU 0 has a total capacity of 23.58 "
+        "GiB of which 209.00 MiB is free.",
+        lambda fix: fix.flags["tensor_parallel_size"] == 4,
+    ),
+    "the second card where LLM() uses one": (
+        "Two A6000 48G in the box, and llm = LLM('Qwen/Qwen2.5-32B-Instruct') fails.\nCUDA out of memory. Tried to "
+        "allocate 270.00 MiB. GPU 0 has a total capacity of 47.44 GiB of which 150.31 MiB is free. 47.10 GiB is "
+        "allocated by PyTorch.",
+        lambda fix: fix.flags == {"tensor_parallel_size": 2},
+    ),
+    "no second card for a laptop": (
+        "My laptop has an RTX 4060 8GB.\n$ vllm serve mistralai/Mistral-7B-Instruct-v0.3\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 112.00 MiB. GPU 0 has a total capacity of 7.75 "
+        "GiB of which 54.00 MiB is free. 7.20 GiB is allocated by PyTorch.",
+        lambda fix: fix.kind == "checkpoint_format" and "tensor_parallel_size" not in fix.flags,
+    ),
+    "a quantized checkpoint with the context that it leaves": (
+        "$ vllm serve Qwen/Qwen3-32B\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 "
+        "has a total capacity of 23.64 GiB of which 58.81 MiB is free. Of the allocated memory 22.37 GiB is allocated "
+        "by PyTorch, and 18.93 MiB is reserved by PyTorch but unallocated.",
+        lambda fix: {"model", "max_model_len"} == {*fix.flags},
+    ),
+    "no share that gives less than is missing": (
+        "INFO 05-25 15:29:28 [gpu_worker.py:462] Available KV cache memory: -6.54 GiB\n"
+        "INFO 05-25 15:29:28 [gpu_worker.py:477] CUDA graph memory profiling is enabled (default since v0.21.0). The "
+        "current --gpu-memory-utilization=0.1500 is equivalent to --gpu-memory-utilization=0.1480 without CUDA "
+        "graph memory profiling. To maintain the same effective KV cache size as before, increase "
+        f"--gpu-memory-utilization to 0.1520.\n{BLOCKS}",
+        lambda fix: fix.flags.get("gpu_memory_utilization") != 0.152,
+    ),
+    "the neighbour goes before a larger share": (
+        f"A colleague's training job holds 60 GB of the A100 80GB.\nvLLM 0.8.5 stops with it:\n{BLOCKS}",
+        lambda fix: fix.kind == "free_gpu_or_kill_orphans",
+    ),
+    "shares for two servers on one card": (
+        "I want to run two vllm instances on one A100-80GB, a chat model and an embedding model.\nValueError: Free "
+        "memory on device (6.80/79.25 GiB) on startup is less than desired GPU memory utilization (0.9, 71.33 GiB).",
+        lambda fix: fix.flags == {"gpu_memory_utilization": 0.45},
+    ),
+    "shared memory of a pod": (
+        "The pod crashes with tensor parallelism on Kubernetes.\nncclSystemError: Error while creating shared memory "
+        "segment /dev/shm/nccl-Xk2p1S (size 9637888), error: No space left on device (28)",
+        lambda fix: fix.steps[0].startswith("Kubernetes: an emptyDir"),
+    ),
+    "memory of a Slurm job": (
+        "#SBATCH --mem=32G\n$ vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ --tensor-parallel-size 2\n"
+        "Loading safetensors checkpoint shards:  55% Completed | 6/11 [01:12<01:02, 12.5s/it]\n"
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=881203.batch.",
+        lambda fix: "#SBATCH --mem" in fix.steps[0] and "GiB or more" in fix.steps[0],
+    ),
+    "memory of the virtual machine": (
+        "In WSL2 on Windows 11, while it loads:\nOut of memory: Killed process 1422 (python3) total-vm:61235648kB, "
+        "anon-rss:14822340kB",
+        lambda fix: ".wslconfig" in fix.steps[0],
+    ),
 }
 
 

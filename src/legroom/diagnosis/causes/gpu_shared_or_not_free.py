@@ -11,7 +11,7 @@ from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.fixes.log_accounting import told_weights_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
@@ -253,7 +253,7 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     if (alone := case.first("works_alone_told")) is not None and case.is_oom and case.ledger.total_bytes is None:
         why = "By the text the same server starts where it is alone: what runs beside it holds the rest of the card."
         return Assessment(Strength.COMPARED, proof(alone, case.first_failure), why)
-    shares, holder = told_shares(case), _told_holder(case)
+    shares, holder = told_shares(case), told_holder(case)
     is_failed = case.is_oom or (case.first_failure is None and case.has("failure_told"))
     if holder is not None and is_failed and case.ledger.total_bytes is None:
         why = f"By the text {gib(holder[1])} of the card are in other hands: they are missing here."
@@ -275,7 +275,7 @@ def _assess_told_neighbour(case: Case) -> Assessment | None:
     return Assessment(strength, proof(told, case.first_failure), why)
 
 
-def _told_holder(case: Case) -> tuple[Evidence, int] | None:
+def told_holder(case: Case) -> tuple[Evidence, int] | None:
     """Who holds memory of the card beside vLLM, by a sentence or by nvidia-smi's list, and its bytes; else None."""
     told, listed = case.first("neighbour_holds"), case.all("smi_process")
     if (used := case.first("memory_held_told")) is not None:
@@ -333,7 +333,7 @@ def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
     flags = {"gpu_memory_utilization": math.floor(planner.utilization * room / whole * 100) / 100}
     facts = {"share": f"{planner.utilization:g}", "whole": gib(round(whole)), "room": gib(round(room))}
     why = reason("share_of_named", facts)
-    return Fix("lower_util", why, flags, trades="a smaller KV pool", command=planner.command(flags), is_unplanned=True)
+    return Fix("lower_util", why, flags, trades="a smaller KV pool", is_unplanned=True)
 
 
 def is_pool_oversized(case: Case) -> bool:
@@ -354,7 +354,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = known_fix("one_engine") if case.has("engine_again_told") else _free_gpu_fix(planner, less)
-    if (_told_holder(case) is not None or case.has("device_told")) and case.is_oom:
+    if (told_holder(case) is not None or case.has("device_told")) and case.is_oom:
         free_it = replace(known_fix("card_of_its_own"), steps=(*known_fix("card_of_its_own").steps, *free_it.steps[:1]))
     elif case.has("own_servers_told") and _assess_told_neighbour(case) is not None and not case.has(*_KEPT):
         free_it = known_fix("shares_below_one")
@@ -385,7 +385,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
             if holders[0].startswith("Stage"):  # a living sibling, no orphan
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
-            yield split_over_idle_cards(planner)
             yield free_it
         stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
         if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
@@ -414,7 +413,7 @@ def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
 def _own_engines_fix(planner: FixPlanner) -> Fix | None:
     """A card or a share for each of the engines that the text starts on one card; None where it tells of one."""
     told = planner.case.first("own_engines_told")
-    if told is None or planner.case.has("free_below_desired"):
+    if told is None or (planner.case.has("free_below_desired") and not planner.case.has("own_servers_told")):
         return None
     engines = int(NUMBERS.get(str(told.facts["what"]).lower(), told.facts["what"]))
     if planner.case.has("no_cache_blocks"):
@@ -528,7 +527,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 def utilization_within_free_memory(planner: FixPlanner, steps: tuple[str, ...] = ()) -> Fix | None:
     """Fix, with these `steps` too: the utilization that fits into what others leave; None if unknown or below 0.1."""
     free, total = _free_and_total_bytes(planner.case)
-    holder, ledger = _told_holder(planner.case), planner.case.ledger
+    holder, ledger = told_holder(planner.case), planner.case.ledger
     listed = ledger.other_processes_bytes or 0
     if free is None and (held := ledger.unowned_bytes or (0 if _is_small(planner.case, listed) else listed)):
         total = ledger.total_bytes

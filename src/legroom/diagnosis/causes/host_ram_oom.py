@@ -170,7 +170,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("cpu_share_told"):
         yield known_fix("cpu_pool_in_bytes")
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
-        yield known_fix("larger_shm")
+        shm, compose = known_fix("larger_shm"), "docker compose" if case.has("compose_told") else "docker run"
+        here = "Kubernetes" if case.has("kubernetes_told") else compose
+        yield replace(shm, steps=tuple(sorted(shm.steps, key=lambda step: not step.startswith(here))))
         return
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
@@ -206,7 +208,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _smaller_pinned_fix(planner: FixPlanner, size: int, ranks: int, ram: int) -> Fix:
     """What each rank may pin where three quarters of the RAM are shared evenly."""
     each = ram * 3 // 4 // ranks // GIB
-    names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if planner.case.has("lmcache_size") else "--swap-space"
+    names = "--cpu-offload-gb" if planner.known.args.cpu_offload_gb else "--swap-space"
+    names = "max_local_cpu_size (LMCACHE_MAX_LOCAL_CPU_SIZE)" if planner.case.has("lmcache_size") else names
     why = f"Every rank pins its own buffer: {ranks} x {gib(size)} are more than {gib(ram)}."
     return Fix("more_host_ram_or_shm", why, steps=(f"{names} of {each} GB or less, which is {each * ranks} GB in all",))
 
@@ -300,7 +303,10 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     steps = [*known_fix("more_ram_of_container").steps]
     if made is not None and limit < made.host.limit_bytes:
         steps[0] = _raise_limit(made.host.limit_bytes)
-    if _is_of_cpuset(case):
+    if case.has("slurm_told") or case.platform.wsl:  # these bound what the kernel calls the machine
+        size = f": {made.host.limit_bytes // GIB} GiB or more" if made is not None else ""
+        steps[0] = reason("memory_of_job" if case.has("slurm_told") else "memory_of_wsl", {"size": size})
+    elif _is_of_cpuset(case):
         steps[:1] = known_fix("wider_cpuset").steps
     elif _is_of_machine(case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
@@ -333,7 +339,7 @@ def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
     if "VLLM_CPU_KVCACHE_SPACE" in planner.given_args.env:
         env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
         why = f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available."
-        return Fix("kv_cache_memory_bytes", why, env=env, command=planner.command({}, env))
+        return Fix("kv_cache_memory_bytes", why, env=env)
     flags = {"gpu_memory_utilization": math.floor(free * 0.9 / max(total, 1) * 100) / 100}
     return planner.plan_change("lower_util", flags, f"{gib(free)} of {gib(total)} are available.")
 

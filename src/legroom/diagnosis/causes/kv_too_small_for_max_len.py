@@ -151,9 +151,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     said = prose("length").search(told.text) if told is not None else None
     length = int(said[1]) * 1024 if said else checked_len(planner.case) or planner.in_force("max_model_len")
     is_told = told is not None and planner.case.startup.available_kv_bytes is None
-    if is_told and not fits and length and (made is None or made.verdict == "fits"):
+    is_missed = made is not None and made.starts and not fits and short is None  # what failed, the plan lets start
+    if is_missed and not is_told and planner.known.args.max_model_len is None:
+        yield known_fix("length_that_fits")
+        return
+    if is_told and not fits and length and (made is None or is_missed):
         why, flags = f"How much of {length:,} tokens fits is not told: half of them.", {"max_model_len": length // 2}
-        yield Fix("max_model_len", why, flags, command=planner.command(flags), is_unplanned=True)
+        yield Fix("max_model_len", why, flags, is_unplanned=True)
     yield advised_share_fix(planner, short or 0)
     if is_limit:
         yield larger
@@ -172,30 +176,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield larger
     if short is not None:
         # The printed pair counts more than the plan's own need.
-        yield planner.raise_utilization(short, f"{human_bytes(short)} are missing{planner.at_share}.")
+        why = f"{human_bytes(short)} are missing{planner.at_share}."
+        # The measured pool varies by some MiB from start to start.
+        yield planner.raise_utilization(short + GIB // 8, why) or planner.raise_utilization(short, why)
+    else:
+        yield planner.pull_lever("raise utilization", "A larger share of the card leaves more for the pool.")
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
     why, trades = "Keys and values in 8 bits take half the bytes a token.", "keys and values are stored in 8 bits"
     half = planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.")
     if half is None and planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case):
         half = planner.plan_change("kv_cache_dtype", {"kv_cache_dtype": "fp8"}, why, trades=trades)
-    yield half or _half_the_bytes_fix(planner, fits)
+    yield half
     if planner.failed_plan is None and not _is_hardly_usable(planner.case):
         yield smaller_weights_fix(planner)
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
-
-
-def _half_the_bytes_fix(planner: FixPlanner, fits: int) -> Fix | None:
-    """Keys and values in 8 bits with twice the length that fits; None where other bytes than theirs fill the pool."""
-    if planner.failed_plan is not None or not fits or _length_independent_bytes(planner.case):
-        return None
-    if fits < _SHORT_CONTEXT_TOKENS and _is_hardly_usable(planner.case):
-        return None
-    step = 1024 if fits >= 2048 else 16
-    flags = {"kv_cache_dtype": "fp8", "max_model_len": int(2 * fits * 0.99) // step * step}
-    why = f"Keys and values in 8 bits take half the bytes, so that twice {fits:,} tokens fit."
-    trades = "keys and values are stored in 8 bits; requests longer than this are refused"
-    return planner.plan_change("kv_cache_dtype", flags, why, trades=trades)
 
 
 def _is_hardly_usable(case: Case) -> bool:
@@ -229,12 +224,8 @@ def checked_len(case: Case) -> int:
 def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
     """Fix: the part of max_model_len that fits, where the text gives bytes, not both length and need; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
-    if has is None or has <= 0 or planner.failed_plan is not None or (wanted is not None and needed is not None):
+    if planner.failed_plan is not None or wanted is not None or needed is None or has is None or has <= 0:
         return None
-    if needed is None:
-        step = "lower --max-model-len to the longest request that you serve; vLLM's whole message names what fits"
-        why, trades = f"A shorter request fits into {gib(has)}.", "requests longer than this are refused"
-        return Fix("max_model_len", why, steps=(step,), trades=trades)
     part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
     why = f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length."
     steps = (f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",)

@@ -73,10 +73,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         named = "item_tokens_count" in cache.facts
         holds = f"hold an item of {item} tokens" if named else f"be larger, as the item has more than {size} tokens"
         why, flags = f"The encoder cache is sized from it and must {holds}.", {"max_num_batched_tokens": tokens}
-        trades, command = "a larger activation peak", planner.command(flags, None)
-        larger = planner.plan_change("max_num_batched_tokens", flags, why, trades=trades) or Fix(
-            "max_num_batched_tokens", why, flags, trades=trades, command=command, is_unplanned=True
-        )
+        unplanned = Fix("max_num_batched_tokens", why, flags, trades="a larger activation peak", is_unplanned=True)
+        larger = planner.plan_change(unplanned.kind, flags, why, trades=unplanned.trades) or unplanned
         larger = replace(larger, proven=named)
         yield from (newer, limit, larger) if size == 0 else (larger, limit)
         return

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
+from legroom.diagnosis.causes.gpu_shared_or_not_free import told_holder
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import advised_share_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
+    is_likely_alone,
     other_hardware,
     smaller_weights_fix,
-    split_over_more_gpus,
 )
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
 from legroom.diagnosis.fixes.step_savings import (
@@ -32,8 +33,6 @@ _UNSEEN_POOL = "--num-gpu-blocks-override or --kv-cache-memory-bytes"
 """What a pool beyond the card was set with, where the text does not show which."""
 _FEW_SEQUENCES = 64
 """Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB."""
-_WORKSTATION_BYTES = 33 * GIB
-"""Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -128,6 +127,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free."
         yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))})
         return
+    if (holder := told_holder(planner.case)) is not None and planner.accounting.pool_bytes is None:
+        why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
+        yield replace(known_fix("free_gpu"), why=why)
     yield larger_pool_fix(planner)
     yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
@@ -147,12 +149,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
             yield savings_fix(planner, -accounting.pool_bytes)
-            split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
-            # Weights that loaded into a card whose budget is below them: the budget is the error. A workstation has
-            # one card.
-            is_far = -accounting.pool_bytes > BESIDE_BYTES and not 0 < (planner.total_bytes or 0) < _WORKSTATION_BYTES
-            yield from (split, smaller) if is_far else (smaller, split)
-            yield other_hardware(planner) if accounting.weights_bytes is not None else None
+            hardware = None if accounting.weights_bytes is None else other_hardware(planner)
+            is_far = -accounting.pool_bytes > BESIDE_BYTES and not is_likely_alone(planner)
+            yield from (hardware, smaller_weights_fix(planner)) if is_far else (smaller_weights_fix(planner), hardware)
     yield from _fixes_without_figures(planner)
 
 
@@ -196,8 +195,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     is_sure = combined is not None and combined.plan is not None and combined.plan.verdict == "fits"
     yield combined if is_sure else None
-    smaller = "Smaller weights leave room for the pool."
-    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller)
+    why = "Smaller weights leave room for the pool."
+    yield planner.pull_lever_for_weights("quantized weights", why) or planner.pull_lever("online quantization", why)
     more = "Split over more GPUs, each has room for a pool."
     split = planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
     yield from (split, combined)
@@ -219,7 +218,7 @@ def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
     share = math.ceil(20 * (parts + plan.memory.kv.needed_bytes + GIB) / layout.total_bytes) / 20
     why = reason("share_by_parts", {"parts": gib(parts), "total": gib(layout.total_bytes)})
     flags = {"gpu_memory_utilization": share}
-    return Fix("raise_util", why, flags, command=planner.command(flags), is_unplanned=True) if share < 1 else None
+    return Fix("raise_util", why, flags, is_unplanned=True) if share < 1 else None
 
 
 def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
@@ -231,8 +230,7 @@ def _shorter_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         return None
     flags = {"max_model_len": LARGEST_DEFAULT_TOKENS}
     why = reason("peak_of_whole_prompt", {"pool": gib(pool), "length": f"{length:,}"})
-    trades, line = "requests longer than this are refused", planner.command(flags)
-    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
+    return Fix("max_model_len", why, flags, trades="requests longer than this are refused", is_unplanned=True)
 
 
 def _without_block_override_fix(planner: FixPlanner) -> Fix:
@@ -303,19 +301,6 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     why, trades = reason("budget_taken_unknown"), "less of the card is left for what vLLM does not count"
     flags = {"gpu_memory_utilization": share}
     return planner.plan_change("raise_util", flags, why, steps=known_fix("what_decides").steps, trades=trades)
-
-
-def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: twice the ranks, where half of the printed weights is more than the pool lacks; else None."""
-    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
-    if weights is None or pool is None or weights // 2 < GIB - pool:
-        return None
-    why = f"Over twice the GPUs each holds about {gib(weights // 2)} of weights less, and {gib(-pool)} are missing."
-    known = split_over_more_gpus(planner, why)
-    steps = ["double --tensor-parallel-size (2 where it was not given)"]
-    if planner.total_bytes is None and not planner.utilization_known:
-        steps.append("if --gpu-memory-utilization was set below 0.9, raise it first: the weights did fit on the card")
-    return known or Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="twice the GPUs")
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:

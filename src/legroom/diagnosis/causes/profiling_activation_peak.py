@@ -103,7 +103,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"How much of the pool was still to come is not printed: three quarters of {planner.utilization:g}."
         trades = "a smaller KV pool"
         # What the plan says of the pool is what did not hold here.
-        yield Fix("lower_util", why, share, trades=trades, command=planner.command(share), is_unplanned=True)
+        yield Fix("lower_util", why, share, trades=trades, is_unplanned=True)
         yield _fewer_sequences(planner)
         return
     if case.site == "warmup" or case.has("hbm_oom"):
@@ -131,7 +131,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         elif smaller is not None and now is not None and now < GIB // 2 and given < MAX_UTILIZATION:
             why = f"{smaller.why} At {given:g} of the card the weights would leave no KV cache."
             flags["gpu_memory_utilization"] = MAX_UTILIZATION
-            smaller = replace(smaller, flags=flags, why=why, command=())
+            smaller = replace(smaller, flags=flags, why=why)
         yield smaller
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
     beside_pool = _lower_utilization_for_warmup(planner) if case.site in ("sampler", "graph") else None
@@ -161,8 +161,7 @@ def _shorter_scores_fix(planner: FixPlanner) -> Fix | None:
     why = (
         f"Unfused attention holds heads x length x length scores: {length:,} tokens are too many, {fits:,} take a GiB."
     )
-    trades, line = "requests longer than this are refused", planner.command(flags)
-    return Fix("max_model_len", why, flags, trades=trades, command=line, is_unplanned=True)
+    return Fix("max_model_len", why, flags, trades="requests longer than this are refused", is_unplanned=True)
 
 
 def _profiles_media(planner: FixPlanner) -> bool:
@@ -225,7 +224,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     why = _DUMMY_IMAGES if of_images else "Logits and their copies grow with sequences x vocabulary."
     flags, trades = {"max_num_seqs": reduced_limit(planner, seqs)}, "fewer requests run at once"
     if dummies is not None:  # vLLM's own number, after every check of the pool was passed
-        return Fix("max_num_seqs", why, flags, trades=trades, command=planner.command(flags), is_unplanned=True)
+        return Fix("max_num_seqs", why, flags, trades=trades, is_unplanned=True)
     if planner.failed_plan is not None:
         return planner.pull_lever("fewer sequences", why)
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)

@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
-from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand, other_hardware, split_over_more_gpus
+from legroom.diagnosis.fixes.hardware_fixes import (
+    exceeds_machine,
+    is_at_hand,
+    is_likely_alone,
+    other_hardware,
+    split_over_more_gpus,
+)
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS, told_weights_bytes
 from legroom.diagnosis.fixes.step_savings import without_draft
 from legroom.diagnosis.ledger import possible_moments
@@ -111,7 +117,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield _without_draft_fix(planner)
     yield _quantized_before_loading_fix(planner)
     fewer_bits = "A checkpoint with weights in fewer bits fits."
-    smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
+    smaller = planner.pull_lever_for_weights("quantized weights", fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
     yield smaller
     if smaller is None:
@@ -119,8 +125,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     hardware = other_hardware(planner)
     if planner.known.args.dtype_bytes > 2:
         hardware = replace(hardware, steps=("leave out --dtype float: 16 bits take half", *hardware.steps))
-    if smaller is None and (more is None or exceeds_machine(planner, more)):
-        yield hardware
+    is_out_of_reach = more is None or exceeds_machine(planner, more) or is_likely_alone(planner)
+    if smaller is None and is_out_of_reach:
+        yield from (hardware, more)
     elif smaller is None and more is not None and not is_at_hand(planner, more) and len(hardware.steps) > 1:
         smaller_step = hardware.steps[not planner.known.ranks_known].removeprefix("or ")
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))

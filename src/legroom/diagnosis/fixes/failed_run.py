@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
 from legroom.diagnosis.fixes.log_accounting import deduce_total_bytes, pool_bytes
+from legroom.diagnosis.pasted_command import NUMBERS
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.flags import flag_name, flags_of
@@ -124,8 +125,10 @@ def _visible_gpus(args: ServeArgs) -> int | None:
 def _listed_gpus(case: Case) -> int | None:
     """GPUs of the machine by nvidia-smi's or collect_env's list, or a sentence that has them; None without a count."""
     listed = [item.facts for item in case.all("gpus_listed") if not _TRIED_ON.search(item.text)]
-    counts = [int(fact) + (name == "index_count") for facts in listed for name, fact in facts.items()]
-    return max(counts, default=None)
+    told = [(name, NUMBERS.get(str(fact).lower(), fact)) for facts in listed for name, fact in facts.items() if fact]
+    return max(
+        (int(count) + (name == "index_count") for name, count in told), default=1 if case.has("one_gpu_told") else None
+    )
 
 
 _TRIED_ON = re.compile(r"(?i)\b(?:tried|used?|using)(?: \w{1,20}){0,2} [2-8] (?:x )?(?:GPUs|cards)\b")

@@ -12,6 +12,7 @@ from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind, kinds_of_changes
 from legroom.diagnosis.fixes.fix_planner import FULL_UTILIZATION, MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import exceeds_machine, is_at_hand
+from legroom.facts import read_data
 from legroom.facts.flags import env_history, env_names, flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import message_group
 from legroom.units import GIB, gib
@@ -57,7 +58,10 @@ def checked_fixes(
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
-    return tuple(passed)
+    # What the text says that its writer needs goes behind the fixes that keep it.
+    needs = read_data("diagnosis_texts.json")["needs"].items()
+    needed = {name for told, names in needs if planner.case.has(told) for name in names}
+    return tuple(sorted(passed, key=lambda fix: bool(needed & {fix.kind, *fix.flags})))
 
 
 def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Iterable[Fix]) -> tuple[DeadEnd, ...]:
@@ -76,6 +80,10 @@ def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Itera
     # No pool is there yet, while graphs are measured, that a larger share could make larger.
     held = [end for end in ends if planner.case.site != "graph_profile" or "gpu_memory_utilization" not in end.action]
     held = [end for end in held if _is_shown(planner.case, end.when)]
+    known, total = planner.accounting, planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
+    if known.pool_bytes is not None and known.request_bytes:
+        needed = planner.utilization + (known.request_bytes - known.pool_bytes) / total
+        held = [end for end in held if "and more" not in end.action or needed > MAX_UTILIZATION]
     return tuple(end for end in held if (rule := _FORBIDDEN.match(end.action)) is None or not is_offered(rule))
 
 
@@ -192,10 +200,10 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
         return None
     if fix.kind != "flag":
         if not _release_supports(planner, fix):
-            return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
+            return replace(fix, flags={}, env={}) if fix.steps and not fix.flags else None
         changed = _without_values_in_force(planner, fix)
         if not (changed.flags or changed.env):
-            return replace(changed, command=()) if fix.steps and not fix.flags else None
+            return changed if fix.steps and not fix.flags else None
         fix = changed
     planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
     if planned is None:
@@ -208,7 +216,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     if planner.case.launcher is not None and not planner.flags_known and planner.case.launcher.lacks(planned.flags):
         return None
     if (step := _launcher_step(planner, planned)) is not None:
-        return replace(planned, command=(), comment=step, steps=(step, *planned.steps))
+        return replace(planned, comment=step, steps=(step, *planned.steps))
     line = planned.command or planner.command(planned.flags, planned.env)
     comment = planner.known.rebuilt.remark(planned.flags, planned.env)
     outside = (1 - planner.utilization) * (planner.total_bytes or UNKNOWN_CARD_BYTES)
@@ -271,7 +279,7 @@ def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:
         return replace(fix, kind=_kind_of(planner, fix))
-    left = replace(fix, flags=flags, env=env, command=())
+    left = replace(fix, flags=flags, env=env)
     return replace(left, kind=_kind_of(planner, left))
 
 
@@ -314,7 +322,7 @@ def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
     if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > FULL_UTILIZATION:
         why = f"{fix.why} {share:g} of the card leaves nothing for what vLLM does not count."
         flags = {**fix.flags, "gpu_memory_utilization": MAX_UTILIZATION}
-        return replace(fix, flags=flags, why=why, command=())
+        return replace(fix, flags=flags, why=why)
     is_checked = fix.kind in ("max_model_len", "raise_util", "kv_cache_dtype") and fix.plan is None
     if not is_checked or not total or not planner.captures_outside_budget or not planner.utilization_known:
         return fix
@@ -324,7 +332,7 @@ def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
     why = f"{fix.why} At {share:g} of the card only {gib(outside)} are left for the CUDA graphs, which come next."
     trades = f"{fix.trades}; slower decoding" if fix.trades else "slower decoding"
     flags = {**fix.flags, "enforce_eager": True}
-    return replace(fix, flags=flags, why=why, trades=trades, command=planner.command(flags, fix.env))
+    return replace(fix, flags=flags, why=why, trades=trades)
 
 
 def unexplained_bytes(case: Case, fix: Fix) -> int:

@@ -32,7 +32,7 @@ from legroom.vllm.command_line import any_release_words
 if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.memory.layout import Layout
-    from legroom.planning.plan import Plan
+    from legroom.planning.plan import Plan, Target
 
 FULL_UTILIZATION, _MIN_UTILIZATION = 0.97, 0.2
 """Above the first, less than what every process needs outside the budget is left of a card of 24 GiB."""
@@ -43,6 +43,7 @@ UNKNOWN_CARD_BYTES = 24 * GIB
 _SPARE_BYTES = GIB // 2
 """What a raised share leaves free: a CUDA context and the workspaces of kernels."""
 _CUT_CHECK = "free_below_desired_bare"
+_RANK_FLAGS = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
 _BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 
 
@@ -238,10 +239,7 @@ class FixPlanner:
             why = f"{why} {in_numbers(self.failed_plan, planned)}." if self.failed_plan is not None else why
             why += _caveat_without_log(planned)
         before = self.failed_plan.layout if self.failed_plan is not None and planned is not None else None
-        line = self.command(flags, env)
-        return Fix(
-            kind, why, dict(flags), dict(env or {}), steps, trades=trades, command=line, plan=planned, before=before
-        )
+        return Fix(kind, why, dict(flags), dict(env or {}), steps, trades=trades, plan=planned, before=before)
 
     def first_change_that_fits(
         self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
@@ -266,6 +264,8 @@ class FixPlanner:
         from legroom.planning.advice import with_advice
 
         for advice in with_advice(fix.plan, keep=("model", *fix.flags)).advice:
+            if advice.flags.keys() & _RANK_FLAGS or len(advice.flags) > 2:
+                continue  # another fix, or a list of flags that nobody would type
             flags, trades = {**fix.flags, **advice.flags}, f"{fix.trades}; {advice.trades}"
             more = self.plan_change(fix.kind, flags, why, trades=trades)
             if more and more.plan and more.plan.verdict == "fits":
@@ -284,6 +284,23 @@ class FixPlanner:
         kind, changes = kinds_of_changes()[name], lever.propose(self.failed_plan)
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
+    def pull_lever_for_weights(self, name: str, why: str) -> Fix | None:
+        """The change of the lever `name` with what else it needs to start, at last a shorter context; None without."""
+        planned = self.extend_until_fits(self.pull_lever(name, why), why)
+        if planned is not None or self.failed_plan is None:
+            return planned
+        from legroom.planning.levers import LEVERS
+
+        lever = next(lever for lever in LEVERS if lever.name == name)
+        changes = [
+            {**flags, "max_model_len": length}
+            for flags in lever.propose(self.failed_plan)
+            if (length := self.longest_planned(self.plan_as_asked(flags), flags))
+        ]
+        changes.sort(key=lambda change: -change["max_model_len"])
+        trades = f"{lever.trades}; requests longer than this are refused"
+        return self.first_change_that_fits(kinds_of_changes()[name], changes, why, trades=trades)
+
     def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
         """Several settings changed at once, as `legroom plan` advises for the same model; None where none suffices."""
         if self.failed_plan is None:
@@ -293,7 +310,7 @@ class FixPlanner:
         # The second pass keeps the utilization, which cannot grow where other processes hold memory.
         for kept in (("model", *keep), ("model", *keep, "gpu_memory_utilization")):
             for advice in with_advice(self.failed_plan, keep=kept).advice:
-                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} or len(advice.flags) < 2:
+                if advice.flags.keys() & _RANK_FLAGS or len(advice.flags) < 2:
                     continue  # more GPUs, and single changes, are separate fixes
                 fix = self.plan_change(kind, advice.flags, why, trades=advice.trades)
                 if fix is not None:
@@ -304,16 +321,11 @@ class FixPlanner:
         """The plan with these flags, if it starts and improves on the failed run; else None."""
         if self.failed_plan is None:
             return None
-        from legroom.facts.model_sources import load
         from legroom.planning.plan import plan
 
         try:
             args = replace(self.failed_plan.args, **flags)
-            target = replace(self.failed_plan.target, gpus=max(self.failed_plan.target.gpus, args.gpus_needed))
-            target = replace(target, seen=measurements_after(target.seen, flags))
-            if "model" in flags:
-                target = replace(target, model=load(str(flags["model"])))
-            made = self._with_unplanned_peak(plan(target, args))
+            made = self._with_unplanned_peak(plan(self._target_with(flags), args))
         except NOT_PLANNABLE:
             return None
         if made.verdict == self.failed_plan.verdict == "tight" and not self._is_cured(made, self.failed_plan):
@@ -324,6 +336,16 @@ class FixPlanner:
         share = flags.get("gpu_memory_utilization") or self.utilization
         is_full = share > min(self.utilization, FULL_UTILIZATION) and made.layout.headroom_bytes < _SPARE_BYTES
         return None if is_full else made
+
+    def _target_with(self, flags: Mapping[str, Any]) -> Target:
+        """The failed run's target with the model, the GPUs and the measured sizes that these flags leave."""
+        from legroom.facts.model_sources import load
+
+        assert self.failed_plan is not None
+        target, args = self.failed_plan.target, replace(self.failed_plan.args, **flags)
+        model = load(str(flags["model"])) if "model" in flags else target.model
+        seen = measurements_after(target.seen, flags)
+        return replace(target, model=model, gpus=max(target.gpus, args.gpus_needed), seen=seen)
 
     def _with_unplanned_peak(self, made: Plan) -> Plan:
         """The plan with what the log's profile run took beyond the model's figure, which no flag takes away."""
@@ -440,8 +462,7 @@ class FixPlanner:
             return None
         # The plan has the defaults of every flag that the text does not show, and only they make its pool too small.
         steps = ("if the smaller pool is refused: a shorter --max-model-len, and fewer --max-num-seqs",)
-        line = self.command(flags)
-        return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", command=line, is_unplanned=True)
+        return Fix("lower_util", why, flags, steps=steps, trades="a smaller KV pool", is_unplanned=True)
 
     def plan_as_asked(self, flags: Mapping[str, Any]) -> Plan | None:
         """The failed run's plan with these flags, whether it starts or not; None where there is none."""
@@ -449,7 +470,7 @@ class FixPlanner:
 
         try:
             base = self.failed_plan
-            return plan(base.target, replace(base.args, **flags)) if base is not None else None
+            return plan(self._target_with(flags), replace(base.args, **flags)) if base is not None else None
         except NOT_PLANNABLE:
             return None
 
@@ -467,8 +488,8 @@ class FixPlanner:
         args = self.given_args
         if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
             return None  # vLLM ignores the share where the pool is given
-        value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
         largest = MAX_UTILIZATION if self.total_bytes is None else FULL_UTILIZATION
+        value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
         # Of a share that is shown, `checked_fixes` adds eager mode where graphs would not fit beside it.
         usual = GIB if self.captures_outside_budget and not self.utilization_known else 0
         if value > largest or (1 - value) * total < _SPARE_BYTES + (self.case.startup.graph_bytes or usual):
@@ -484,7 +505,7 @@ class FixPlanner:
         step = f"add {change:g} to {name}" if change > 0 else f"take {-change:g} off {name}"
         flags = {other: to for other, to in fix.flags.items() if other != "gpu_memory_utilization"}
         steps = (f"{step}: {value:g} where it was not given", *fix.steps)
-        return replace(fix, flags=flags, command=(), steps=steps)
+        return replace(fix, flags=flags, steps=steps)
 
 
 def _caveat_without_log(made: Plan) -> str:

@@ -15,6 +15,7 @@ from legroom.diagnosis.pasted_command import prose
 from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
+from legroom.facts.gpus import all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -53,10 +54,9 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
 def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
     """The gpu_memory_utilization that vLLM's own line about CUDA graphs names; None where it gives too little."""
     printed = planner.case.first("graph_share")
-    advised, total = printed.facts.get("advised_ratio") if printed else None, planner.total_bytes
-    if not isinstance(advised, float) or advised <= planner.utilization:
-        return None
-    if total is not None and (advised - planner.utilization) * total < short_bytes:
+    advised = printed.facts.get("advised_ratio") if printed else None
+    total = planner.total_bytes or max(card.total_bytes for card in all_gpus())
+    if not isinstance(advised, float) or (advised - planner.utilization) * total <= max(short_bytes, 0):
         return None
     why = "vLLM counts CUDA graphs inside the share, and names the share that leaves the pool of earlier releases."
     steps = ("or keep the share and set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: graphs are not counted then",)
@@ -112,7 +112,7 @@ def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
     why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
     env = {_CPU_SPACE_VARIABLE: str(space)}
-    return Fix("kv_cache_memory_bytes", why, env=env, command=planner.command({}, env))
+    return Fix("kv_cache_memory_bytes", why, env=env)
 
 
 def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str) -> Fix | None:
@@ -401,4 +401,4 @@ def typed_flags(planner: FixPlanner) -> dict[str, Any]:
 
 def _flag_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
     """A fix that only corrects flags."""
-    return Fix("flag", why, dict(flags), steps=steps, command=planner.command(flags))
+    return Fix("flag", why, dict(flags), steps=steps)

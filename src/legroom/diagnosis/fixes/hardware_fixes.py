@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix, FixKind, reason
-from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, FULL_OF_WEIGHTS
 from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.diagnosis.pasted_command import prose
 from legroom.units import GIB, gib
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
 _RANK_FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
+WORKSTATION_BYTES = 33 * GIB
+"""Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
 _EVEN_SPLITS = (2, 4, 8)
 """Ranks that divide the attention heads of nearly every model."""
 _BILLIONS = re.compile(r"(?i)[-_](\d+(?:\.\d+)?)B(?![a-z])(?!-A\d)")
@@ -57,14 +59,14 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
 
 def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     """A fix with twice the tensor-parallel ranks, or as many as the plan needs; None where that does not start."""
-    planned = _idle_gpus_fix(planner, why) or planner.pull_lever("more GPUs", why)
+    planned = planner.pull_lever_for_weights("idle GPUs", why) or planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why)
     ranks, gpus = planner.known.ranks, planner.known.gpus or 0
     if not planner.known.ranks_known and ranks < gpus and gpus in _EVEN_SPLITS:
         flags = {"tensor_parallel_size": gpus}
         why = f"{why} The text tells of {gpus} GPUs and of no split."
-        return Fix("more_or_fewer_gpus_tp_pp", why, flags, command=planner.command(flags), is_unplanned=True)
+        return Fix("more_or_fewer_gpus_tp_pp", why, flags, is_unplanned=True)
     if not planner.known.ranks_known:
         return None  # the number to double is not known
     stages = planner.known.args.pipeline_parallel_size or 1
@@ -78,16 +80,10 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     )
 
 
-def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
-    """The cards that the process may use and does not, where the weights are larger than the one it fills."""
-    cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
-    if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
-        return None
-    size = max(size for size in _EVEN_SPLITS if size <= cards)
-    why = f"The weights take {gib(weights)}, one card has {gib(total)}, and of {cards} visible cards only one is used."
-    steps = (f"CUDA_VISIBLE_DEVICES with {size} cards that are free: nvidia-smi shows them",)
-    flags = {"tensor_parallel_size": size}
-    return Fix("more_or_fewer_gpus_tp_pp", why, flags, steps=steps, is_unplanned=True)
+def is_likely_alone(planner: FixPlanner) -> bool:
+    """Whether the machine has one card, by the text, or by a card of a workstation where it tells of no others."""
+    is_of_workstation = planner.known.gpus is None and 0 < (planner.total_bytes or 0) < WORKSTATION_BYTES
+    return planner.known.ranks == 1 and (planner.known.gpus == 1 or is_of_workstation)
 
 
 def is_at_hand(planner: FixPlanner, fix: Fix | None) -> bool:
@@ -103,21 +99,6 @@ def exceeds_machine(planner: FixPlanner, fix: Fix) -> bool:
 def _ranks_asked(fix: Fix | None) -> int:
     """The ranks that a fix's flags ask for, 1 where they ask for none; 0 for None."""
     return math.prod(fix.flags.get(name) or 1 for name in _RANK_FLAGS) if fix else 0
-
-
-def _idle_gpus_fix(planner: FixPlanner, why: str) -> Fix | None:
-    """A fix with GPUs of the machine that no rank used, with a shorter context where only that fits; else None."""
-    from legroom.planning.levers import idle_gpus
-
-    if (fix := planner.pull_lever("idle GPUs", why)) is not None or planner.failed_plan is None:
-        return fix
-    for flags in idle_gpus(planner.failed_plan):
-        if length := planner.longest_planned(planner.plan_as_asked(flags), flags):
-            trades = "the model runs on all the GPUs; requests longer than this are refused"
-            return planner.plan_change(
-                "more_or_fewer_gpus_tp_pp", {**flags, "max_model_len": length}, why, trades=trades
-            )
-    return None
 
 
 def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
@@ -136,7 +117,7 @@ def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
     )
 
 
-def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
+def budget_for_weights(planner: FixPlanner) -> Iterator[Fix | None]:
     """Where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
     weights = accounting.weights_bytes
@@ -146,11 +127,10 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
     shortage = f"The weights take {gib(weights)}, and {planner.utilization:g} x {gib(total)} is {gib(budget)}."
     pool = max(GIB, weights // 20)
     beside = (accounting.peak_bytes or GIB) + (accounting.non_torch_bytes or 0)
-    fix = planner.raise_utilization(weights - budget + beside + pool, shortage)
-    if fix is not None:
-        yield fix
-    hardware = other_hardware(planner)
-    yield replace(hardware, why=f"{shortage} {hardware.why}")
+    yield planner.raise_utilization(weights - budget + beside + pool, shortage)
+    if (bytes_before_kv_cache(planner) or weights) + BESIDE_BYTES >= total:
+        hardware = other_hardware(planner)
+        yield replace(hardware, why=f"{shortage} {hardware.why}")
 
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
@@ -178,22 +158,26 @@ def other_hardware(planner: FixPlanner) -> Fix:
         why = reason("full_before_complete", {"total": gib(total), "more": more})
     elif total is not None and needed is not None and needed > total:
         why = reason("needed_before_pool", {"needed": gib(needed), "total": gib(total)})
-    more = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs"
-    if not planner.known.ranks_known:
+    more, is_alone = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs", is_likely_alone(planner)
+    if not planner.known.ranks_known and not is_alone:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
     larger = "larger ones"
     if needed is not None:
         card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
         larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
-    bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
+    weights, room = planner.accounting.weights_bytes or 0, FULL_OF_WEIGHTS * (total or math.inf)
+    is_large = is_quantized(planner) or weights // 2 > room
+    bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_large else "8 or 4 bits (FP8, AWQ, GPTQ)"
     smaller = f"a checkpoint of the same model with weights in {bits}"
     if is_4_bit(planner):
         smaller = "a smaller model: this checkpoint is in 4 bits already"
+    elif not is_quantized(planner) and weights // 4 > room:
+        smaller = "a smaller model: even in 4 bits its weights are larger than the card"
     choices = [f"{more}, or {larger}", smaller]
-    if planner.known.ranks_known:
+    if planner.known.ranks_known or is_alone:
         choices.reverse()  # more cards may not exist
     steps = [choices[0], f"or {choices[1]}"]
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
-    kind: FixKind = "checkpoint_format" if planner.known.ranks_known else "more_or_fewer_gpus_tp_pp"
+    kind: FixKind = "checkpoint_format" if planner.known.ranks_known or is_alone else "more_or_fewer_gpus_tp_pp"
     return Fix(kind, why, steps=tuple(steps), trades="other hardware")

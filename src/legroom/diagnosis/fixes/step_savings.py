@@ -91,8 +91,7 @@ def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
         return fix
     # The pool is measured, and what the plan adds to it is not: it misses by less than that.
     steps = ("with a --max-model-len as short as your requests: the pool will be small",)
-    line = planner.command(flags)
-    return Fix("raise_util", why, flags, steps=steps, trades=trades, command=line, is_unplanned=True)
+    return Fix("raise_util", why, flags, steps=steps, trades=trades, is_unplanned=True)
 
 
 def _share_rule(planner: FixPlanner, missing: int) -> str:
