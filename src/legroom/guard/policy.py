@@ -186,7 +186,7 @@ def _key_value(table: TomlTable, key: Field[Any]) -> Any:
         if not low <= size <= high:
             raise table.error(key.name, f"must be from {low:,} to {high:,} bytes")
         return size
-    if "str" in kinds and (isinstance(value, str) or kinds == "str"):
+    if "str" in kinds and (isinstance(value, str) or key.type is str):
         text = table.get(key.name, str, "")
         return text if meta.get("free") else table.choice(key.name, meta["choices"], text)
     return table.number(key.name, 0.0, low, high) if "float" in kinds else table.integer(key.name, 0, low, high)
