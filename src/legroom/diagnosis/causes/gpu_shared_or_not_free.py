@@ -11,7 +11,7 @@ from legroom.diagnosis.case import is_traceback_line
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, known_fix, proof
 from legroom.diagnosis.finding import Strength, reason
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, step_shortage_bytes
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, split_over_idle_cards
 from legroom.diagnosis.fixes.log_accounting import told_weights_bytes
 from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.pasted_command import NUMBERS
@@ -385,7 +385,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             free_it = replace(free_it, why=f"The card is held by {', '.join(holders[:3])}. That has {why}")
             if holders[0].startswith("Stage"):  # a living sibling, no orphan
                 free_it = replace(known_fix("card_of_its_own"), why=free_it.why)
-            yield free_it
+            yield from (split_over_idle_cards(planner), free_it)
         stays = _is_held_by_sibling(case) or bool(told_shares(case)) or (less and less.plan and less.plan.starts)
         if stays or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less

@@ -80,6 +80,17 @@ def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     )
 
 
+def split_over_idle_cards(planner: FixPlanner) -> Fix | None:
+    """The cards that the process may use and does not, where the weights are larger than the one it fills."""
+    cards, weights, total = planner.known.gpus or 0, planner.accounting.weights_bytes, planner.total_bytes
+    if cards <= planner.known.ranks or planner.known.ranks > 1 or not weights or not total or weights < total:
+        return None
+    why = f"The weights take {gib(weights)}, one card has {gib(total)}, and of {cards} visible cards only one is used."
+    steps = ("CUDA_VISIBLE_DEVICES with as many cards that are free: nvidia-smi shows them",)
+    flags = {"tensor_parallel_size": max(size for size in _EVEN_SPLITS if size <= cards)}
+    return Fix("more_or_fewer_gpus_tp_pp", why, flags, steps=steps, is_unplanned=True)
+
+
 def is_likely_alone(planner: FixPlanner) -> bool:
     """Whether the machine has one card, by the text, or by a card of a workstation where it tells of no others."""
     is_of_workstation = planner.known.gpus is None and 0 < (planner.total_bytes or 0) < WORKSTATION_BYTES
