@@ -6,17 +6,19 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.log_messages import size_bytes
 from legroom.fragments.fragment_report import AllocatorReading, KvSlots
 from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
-from legroom.live.metrics.sample import Sample
 from legroom.memory.allocator_replay import RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings
 from legroom.units import human_bytes
+
+if TYPE_CHECKING:
+    from legroom.live.metrics.sample import Sample
 
 _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a server's address"
 
@@ -139,7 +141,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
     return readings_of_metrics(body.decode("utf-8", "replace"), parse_sample(body, time.time(), target.server))
 
 
-def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
+def readings_of_metrics(text: str, sample: "Sample") -> tuple[AllocatorReading, ...]:
     """The allocator of each worker, from legroom's gauges on a /metrics page (`sample`: vLLM's metrics of the page);
     LegroomError where it has none."""
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
@@ -170,7 +172,7 @@ def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ..
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
 
 
-def _kv_slots(sample: Sample) -> KvSlots | None:
+def _kv_slots(sample: "Sample") -> KvSlots | None:
     """Running requests and KV blocks of all engines together; None where the sample lacks them."""
     engines = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not engines or any(engine.running is None for engine in engines):

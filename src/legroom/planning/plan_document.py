@@ -5,13 +5,15 @@ reads a plan (`guard`, `verify`, `run`) stays light; `plan_json` makes one of a 
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.releases import Release
 from legroom.files import read_text
 from legroom.json_records import is_number, record_from_json
 from legroom.records import dataclass, field
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
 
 HOW_TO_WRITE_A_PLAN = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
 _REQUIRED = {
@@ -175,7 +177,7 @@ class PlanDocument:
         return {name: as_json(getattr(self, name)) for name in self.__dataclass_fields__ if name not in left_out}
 
     @property
-    def release(self) -> Release:
+    def release(self) -> "Release":
         """The vLLM release it was planned for."""
         from legroom.facts.releases import release  # the guard and `run` never ask
 
