@@ -8,8 +8,6 @@
 `print(answer)` draws the picture, `answer.json()` is the document that `legroom plan --json` prints.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from legroom.version import __version__

@@ -5,8 +5,6 @@ of the start of `legroom plan` (Python 3.11). This decorator compiles only `__in
 `fields`, `replace`, `asdict`, `match` and type checkers treat the classes as dataclasses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, FrozenInstanceError

@@ -1,7 +1,5 @@
 """`legroom calibrate`: learn from the start-up logs of the user's own machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

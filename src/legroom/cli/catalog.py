@@ -1,7 +1,5 @@
 """`legroom catalog`: check the catalog, write it in the shape other knowledge bases read, take a record in."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """`legroom completion SHELL`: a completion script, made by shtab from the commands' own parsers."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

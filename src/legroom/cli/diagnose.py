@@ -1,7 +1,5 @@
 """`legroom diagnose`: what happened, the lines that prove it, why, and the command that will work."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

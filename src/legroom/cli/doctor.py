@@ -1,7 +1,5 @@
 """`legroom doctor`: what is wrong, or will be, on this machine and with the vLLM servers on it."""
 
-from __future__ import annotations
-
 import argparse
 
 from legroom.api.doctor_report import doctor

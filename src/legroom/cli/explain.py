@@ -1,7 +1,5 @@
 """`legroom explain`: the long story of one cause."""
 
-from __future__ import annotations
-
 import argparse
 
 from legroom.cli.output import note, print_answer

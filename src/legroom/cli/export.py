@@ -1,7 +1,5 @@
 """`legroom export FORMAT`: the plan and the facts of a release, in the forms other tools read."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

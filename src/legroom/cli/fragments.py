@@ -1,7 +1,5 @@
 """`legroom fragments FILE|URL [LATER]`: where memory lies that is reserved and not used."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

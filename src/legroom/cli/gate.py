@@ -1,7 +1,5 @@
 """`legroom gate`: the admission webhook that refuses a manifest whose vLLM cannot start."""
 
-from __future__ import annotations
-
 import argparse
 
 from legroom.cli.output import print_answer, print_json_line

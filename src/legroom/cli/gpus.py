@@ -1,7 +1,5 @@
 """`legroom gpus [WORDS]`: the GPUs that legroom knows."""
 
-from __future__ import annotations
-
 import argparse
 
 from legroom.cli.output import print_answer

@@ -1,7 +1,5 @@
 """`legroom guard`: the admission guard as a reverse proxy, and its policy file."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """`legroom incident 17`: what was seen, what was diagnosed, what was done, and the flags it recommends."""
 
-from __future__ import annotations
-
 import argparse
 import time
 

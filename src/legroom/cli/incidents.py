@@ -1,7 +1,5 @@
 """`legroom incidents`: what went wrong lately, from the journal."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sqlite3

@@ -1,7 +1,5 @@
 """`legroom lint`: what is wrong in rules, dashboards, scripts, units and manifests, for one vLLM release."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

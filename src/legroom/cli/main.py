@@ -1,7 +1,5 @@
 """`legroom COMMAND`: the table of commands, and the exit code of each."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

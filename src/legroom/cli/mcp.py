@@ -1,7 +1,5 @@
 """`legroom mcp`: the tools for agents, over stdio or streamable HTTP."""
 
-from __future__ import annotations
-
 import argparse
 import socket
 

@@ -1,7 +1,5 @@
 """`legroom models [WORDS]`: the models that legroom knows without a network, or those that a GPU serves."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

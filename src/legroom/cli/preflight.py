@@ -1,7 +1,5 @@
 """`legroom preflight`: the check of an init container, on the node that the pod was really put on."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`legroom probe`: measures the GPU of this machine."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """`legroom recover`: after a crash, what still holds memory, and freeing what is provably a dead server's."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`legroom run -- vllm serve ...`: plan it, start it, fix it, keep it serving."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`legroom upgrade`: what the same command does on another vLLM release."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """`legroom verify`: a load test of a running server against its plan."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`legroom watch --prometheus URL --fleet`: a fleet by model, node pool and release."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math

@@ -1,7 +1,5 @@
 """Which causes the words of a description point to, by a classifier that `tools/fit_cause_words.py` fits."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

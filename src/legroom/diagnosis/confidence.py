@@ -1,7 +1,5 @@
 """How often answers on this kind of evidence were right at first sight: the confidence of a diagnosis."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal

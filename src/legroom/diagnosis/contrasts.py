@@ -1,7 +1,5 @@
 """What a text says of other settings: those with which the same server started, and those that failed too."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """A diagnosis as the JSON document that other programs rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

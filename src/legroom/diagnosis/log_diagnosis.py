@@ -1,7 +1,5 @@
 """Reads a log in pieces and diagnoses each of its runs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Failures that look like a lack of memory and are not: their kind, and fixes filled with values from the log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Values in the texts of look-alikes: package, first release, driver, build."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 

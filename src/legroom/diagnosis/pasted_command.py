@@ -1,7 +1,5 @@
 """The command that is pasted with a log: a shell line, `LLM(...)`, a YAML list, or settings in a sentence."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

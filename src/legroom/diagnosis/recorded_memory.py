@@ -4,8 +4,6 @@ A record has the allocator's segments, the driver's figures and earlier readings
 allocation in rounded figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise

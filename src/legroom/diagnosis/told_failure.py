@@ -1,7 +1,5 @@
 """Failures that people tell in their own words: what ran short, when, and beside whom. Words are in `evidence.json`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache

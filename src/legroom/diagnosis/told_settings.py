@@ -1,7 +1,5 @@
 """Settings that people name in words: `util 0.95`, `32k context`, `TP=4`, `max-model-len from 32k to 8k`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace

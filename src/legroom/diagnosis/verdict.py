@@ -1,7 +1,5 @@
 """The diagnosis of one run: likely causes, checked fixes, known bugs of the release, and the verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Which tensor of the model the failed allocation was, and when it is allocated."""
 
-from __future__ import annotations
-
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.ledger import possible_moments

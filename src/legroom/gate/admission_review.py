@@ -1,7 +1,5 @@
 """Kubernetes' AdmissionReview (admission.k8s.io/v1): the request and the response."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The verdict on a Kubernetes object: whether the vLLM servers it starts fit their GPUs, and which flags fix them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import hashlib

@@ -7,8 +7,6 @@ A request flows through four folders: `request` reads its body and applies the p
 KV blocks, `pool` admits it or lets it wait, and `serving` does this for HTTP, as middleware or as a proxy.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from legroom.guard.request.endpoints import START_REQUESTED as START_REQUESTED

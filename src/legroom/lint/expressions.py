@@ -1,7 +1,5 @@
 """PromQL and series names in rule files, dashboards, manifests and programs, each with its place."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

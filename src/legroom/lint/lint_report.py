@@ -1,7 +1,5 @@
 """The report of lint, as legroom's JSON and as SARIF 2.1.0."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote

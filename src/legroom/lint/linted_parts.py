@@ -1,7 +1,5 @@
 """The subjects that rules check in a file: servers and commands that `deployments` reads, and PromQL."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

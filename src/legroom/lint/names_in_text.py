@@ -1,7 +1,5 @@
 """Variables and flags of vLLM in lines from which no server was read: templates, env files, values, other tools."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

@@ -3,8 +3,6 @@
 A tokenizer rather than a parser, because dashboards hold variables (`$__rate_interval`, `[[job]]`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

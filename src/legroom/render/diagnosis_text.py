@@ -1,7 +1,5 @@
 """Text of a diagnosis: the cause, its evidence, the reason, the fix, alternatives and dead ends."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 

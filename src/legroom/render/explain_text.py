@@ -1,7 +1,5 @@
 """Text of catalog entries: one in full, a list, and search results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

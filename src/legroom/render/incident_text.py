@@ -1,7 +1,5 @@
 """Incidents as text, JSON and SVG."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import statistics

@@ -1,7 +1,5 @@
 """Text of a lint report: one line per finding."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Text of `legroom pack`: the verdict, the servers on each GPU, and the commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style

@@ -1,7 +1,5 @@
 """The parts of a memory layout with the order, colours and names that text, SVG and the page share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from legroom.drawing.chart import Segment

@@ -1,7 +1,5 @@
 """SVG of a plan, with the figures of its text."""
 
-from __future__ import annotations
-
 import shlex
 
 from legroom.drawing.svg import Svg

@@ -1,7 +1,5 @@
 """Text and JSON of memory holders after a crash, and of what was freed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Text and SVG of `legroom simulate`: a timeline, an autoscaled fleet, a KV offloading tier, a search for flags."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf

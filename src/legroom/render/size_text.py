@@ -1,7 +1,5 @@
 """Text of `legroom size` (a table per model, or a matrix of models and GPUs) and of `legroom models --gpu`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sentences in Chinese: templates with named gaps, in `facts/data/sentences_zh.json`, matched to the English text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from functools import cache, lru_cache

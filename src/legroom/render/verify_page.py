@@ -1,7 +1,5 @@
 """Text and SVG of a verification."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape

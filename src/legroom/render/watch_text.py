@@ -1,7 +1,5 @@
 """Server views as terminal text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 

@@ -1,7 +1,5 @@
 """Finds the next command after a failed run: the first computed fix that the user's bounds allow."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Health and hang checks of a server by GET /health over a plain socket, without an HTTP client."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import time

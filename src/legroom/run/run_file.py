@@ -1,8 +1,6 @@
 """The files of a run: `<home>/runs/<port>.json`, and the start script with its final settings. Other processes find a
 `legroom run` by its run file, and leave changes for the next restart beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

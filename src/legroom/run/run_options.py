@@ -1,7 +1,5 @@
 """The options of `legroom run`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from legroom.records import dataclass

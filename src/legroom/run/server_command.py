@@ -1,7 +1,5 @@
 """The command of `legroom run`: its release, flags and address."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

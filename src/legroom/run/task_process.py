@@ -1,7 +1,5 @@
 """Runs a task of `tasks.py` in a child process, so that the supervisor itself stays small."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@
 The file written is `{"answer": output}` or `{"error": {"message", "hint", "exit_code"}}`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import json

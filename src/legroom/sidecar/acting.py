@@ -1,7 +1,5 @@
 """Acts on open incidents: applies the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -5,8 +5,6 @@ leave a majority of the group healthy, and lose no requests unless the server is
 the budgets, not successes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Remedies and decisions for incidents, for the sidecar and for its dry run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

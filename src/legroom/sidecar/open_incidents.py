@@ -1,7 +1,5 @@
 """Findings become incidents, which stay open across restarts of the sidecar."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

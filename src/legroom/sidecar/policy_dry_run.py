@@ -1,8 +1,6 @@
 """`watch --rehearse`: the actions that the policy would have taken on a recording or a journal. An allowed restart
 counts against the budgets, but later samples are replayed as recorded."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -2,8 +2,6 @@
 `resume` undoes a restart that had not reached the server and finishes one that had. The platform's identity of the
 server (a pid, a container id) shows whether the restart happened, so that it is never done twice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

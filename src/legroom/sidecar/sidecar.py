@@ -2,8 +2,6 @@
 scrapes and decides, and one thread owns the journal. An unreachable server, a full disk, a failing webhook or a long
 action delays nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The sidecar's own metrics."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Where samples come from: the servers themselves, pods found through Kubernetes, or a Prometheus."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine

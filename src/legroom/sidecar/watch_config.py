@@ -1,7 +1,5 @@
 """watch.toml: servers, groups, limits, webhooks, platforms and allowed actions."""
 
-from __future__ import annotations
-
 import os
 import ssl
 from collections.abc import Mapping, Sequence

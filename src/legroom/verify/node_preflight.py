@@ -1,7 +1,5 @@
 """Checks whether a server's command can run on this node: its GPUs, driver, /dev/shm and memory limit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

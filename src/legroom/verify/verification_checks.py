@@ -1,7 +1,5 @@
 """The checks of a verification, as pure functions of the recorded run, and the result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs a verification: requests are bounded in number and time, and ended when the user interrupts it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `pyodide.json` pins the version and digest of the npm package.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

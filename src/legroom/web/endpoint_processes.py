@@ -1,7 +1,5 @@
 """API requests run in anyio's worker processes, which are killed when a request takes too long."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

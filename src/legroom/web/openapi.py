@@ -1,7 +1,5 @@
 """The OpenAPI 3.1 document of the API, from the endpoints and their schemas."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

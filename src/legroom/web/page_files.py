@@ -1,7 +1,5 @@
 """The installed files of the page; a meta tag in its head names the edition."""
 
-from __future__ import annotations
-
 import hashlib
 import mimetypes
 import re

@@ -1,7 +1,5 @@
 """The JSON Schemas of requests and answers, from `facts/data/page_schemas.json`; requests are checked against them."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

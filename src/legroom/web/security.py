@@ -1,7 +1,5 @@
 """Access checks before every request, security headers on every answer, and error responses."""
 
-from __future__ import annotations
-
 import hmac
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit

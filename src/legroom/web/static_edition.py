@@ -1,7 +1,5 @@
 """The page as static files: legroom runs in the visitor's browser, and all it needs is among the files."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

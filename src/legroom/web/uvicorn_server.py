@@ -1,7 +1,5 @@
 """uvicorn with the settings that `legroom ui`, its API and the admission webhook share."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The causes, one file each. A file defines `CAUSE`, `examine(case)`, `remedies(planner)` and, where
 arithmetic can exclude the cause or a remedy, `is_ruled_out(planner)` and `impossible(planner)`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Free plus reserved-but-unallocated memory would cover the request; no single piece does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

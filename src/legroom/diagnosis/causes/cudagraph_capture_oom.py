@@ -1,7 +1,5 @@
 """CUDA-graph capture, or graph memory outside the budget, is what runs out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

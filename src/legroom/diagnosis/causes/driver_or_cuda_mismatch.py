@@ -1,7 +1,5 @@
 """Toolkit, driver, torch and GPU generation do not go together. What each message means is data: `lookalikes.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner

@@ -1,7 +1,5 @@
 """Memory of the card is held or moved by another process, an orphan of an earlier run, or it is the wrong card."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

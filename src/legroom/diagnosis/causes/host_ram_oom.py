@@ -1,7 +1,5 @@
 """Memory of the machine, not of the GPU: RAM, a cgroup, /dev/shm, pinned memory, address space."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """More sequences may run than there are state blocks for the Mamba or linear-attention layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Strength, proof, reason

@@ -1,7 +1,5 @@
 """Running requests exhaust the pool: they are preempted, recomputed or stall instead of failing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import FULL_POOL_PERCENT

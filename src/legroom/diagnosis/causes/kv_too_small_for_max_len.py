@@ -1,7 +1,5 @@
 """One request of max_model_len does not fit into the KV pool."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

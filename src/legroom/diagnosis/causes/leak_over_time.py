@@ -1,7 +1,5 @@
 """Memory that grows with uptime or with the number of requests."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Adapters, draft weights or their buffers, which the profile run does not see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason

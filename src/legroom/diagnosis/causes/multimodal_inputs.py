@@ -1,7 +1,5 @@
 """Size or number of images, videos and audio - real or dummy - the encoder's cache, or its attention fallback."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Communication buffers: NCCL, custom all-reduce, expert-parallel exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

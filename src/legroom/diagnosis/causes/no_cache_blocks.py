@@ -1,7 +1,5 @@
 """Budget minus weights minus peak is zero or less, and no neighbour explains it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Looks like memory, is not. The known kinds are data (`lookalikes.json`); here is what is left: exceptions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Cached prefix blocks fill the pool, or their alignment raises what it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason

@@ -1,7 +1,5 @@
 """The profile or warm-up run - batched tokens, dummy sequences, dummy images, the sampler - is what runs out."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

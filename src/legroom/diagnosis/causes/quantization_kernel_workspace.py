@@ -1,7 +1,5 @@
 """Repacking, online quantization or a kernel's workspace needs a second copy that does not fit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

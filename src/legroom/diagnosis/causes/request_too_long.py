@@ -1,7 +1,5 @@
 """A request is longer than the server was configured for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

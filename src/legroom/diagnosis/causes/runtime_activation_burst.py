@@ -1,7 +1,5 @@
 """A transient of real traffic - a prefill chunk, logits, log-probabilities - fails while serving."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason

@@ -1,7 +1,5 @@
 """A trainer and the engine share the card, or sleep and wake-up leave something behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

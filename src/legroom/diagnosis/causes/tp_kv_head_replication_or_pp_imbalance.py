@@ -1,7 +1,5 @@
 """Ranks or pipeline stages carry unequal or duplicated shares, and the poorest one decides for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

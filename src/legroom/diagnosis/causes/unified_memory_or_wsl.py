@@ -1,7 +1,5 @@
 """CPU and GPU share one pool, or a virtual machine limits it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

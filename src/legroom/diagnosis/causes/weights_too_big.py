@@ -1,7 +1,5 @@
 """The weights, as they are really stored, do not fit while the model is built or loaded."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A flag is ignored, removed, misspelt or never arrives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """The one check that every fix passes before it is shown: it changes something, is new, and leads to a start."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fixes of refused flags: renamed, corrected, limited or removed; larger explicit KV pools; the share vLLM advises."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace

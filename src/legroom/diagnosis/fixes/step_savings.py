@@ -1,7 +1,5 @@
 """Savings beside the weights: smaller steps, no CUDA graphs and a larger share, by what the text shows of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

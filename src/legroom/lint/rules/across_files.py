@@ -1,7 +1,5 @@
 """What one file says of the servers that another starts: addresses, names of models, cards, volumes for weights."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

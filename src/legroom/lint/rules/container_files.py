@@ -1,7 +1,5 @@
 """Files that a server needs and its container does not have: weights, templates, adapters, a token for the Hub."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Containers with too little shared memory, host memory or GPUs for their ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.deployments.container_images import is_published_by_vllm, kubernetes_bytes

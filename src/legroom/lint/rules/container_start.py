@@ -1,7 +1,5 @@
 """Containers whose command the image cannot run, and probes that the server does not answer."""
 
-from __future__ import annotations
-
 import re
 
 from legroom.deployments import container_images as images

@@ -1,7 +1,5 @@
 """Flags and allocator settings that cost more than they give, break the server, or differ from the plan."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Servers that cannot be reached where their file publishes them, or by everybody."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Flags that the release does not accept, or accepts and does not use."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

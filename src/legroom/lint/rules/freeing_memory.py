@@ -1,7 +1,5 @@
 """Attempts to free GPU memory that hit other processes or free nothing, and units that leave processes behind."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

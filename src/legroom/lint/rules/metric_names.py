@@ -1,7 +1,5 @@
 """Names of series that this release does not show, in queries and in patterns."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Queries and alerts that compute, compare or wait for something else than meant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from legroom.facts import pattern, read_data

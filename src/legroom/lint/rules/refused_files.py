@@ -1,7 +1,5 @@
 """Files that Kubernetes or Compose refuses, or rolls out in a way that GPUs do not allow."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """API keys and tokens written in files."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

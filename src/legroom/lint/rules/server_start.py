@@ -1,7 +1,5 @@
 """Servers that do not start: no room on their GPU, too little time, or a Service that sets VLLM_PORT."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Modules and variables that this release does not have, and flags in a place that lint does not understand."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import replace

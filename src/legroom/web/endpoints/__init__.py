@@ -3,8 +3,6 @@
 The server and the static edition in a browser call the same functions; `legroom.web.schemas` has their schemas.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Endpoints that look up models, GPUs, releases, flags and entries of the error catalog."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 
