@@ -21,7 +21,7 @@ _DISPUTED_STEPS = 2
 
 
 def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
-    """The kind of evidence for the likeliest cause; `strengths`: the causes', highest first."""
+    """The kind of evidence that the likeliest cause rests on; `strengths`: those of all causes, highest first."""
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:
@@ -50,7 +50,7 @@ FixGround = Literal["plan", "figures", "printed", "experience", "lookalike"]
 
 @cache
 def share_worked(ground: FixGround) -> float:
-    """The fraction of recorded first fixes on this ground that worked: (worked + 1) / (given + 2)."""
+    """The fraction of recorded first fixes that worked, of those with this ground: (worked + 1) / (given + 2)."""
     counts = read_data("diagnosis_confidence.json")["fixes"][ground]
     return float((counts["worked"] + 1) / (counts["given"] + 2))
 

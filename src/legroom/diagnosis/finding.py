@@ -71,8 +71,8 @@ def kinds_of_changes() -> Mapping[str, FixKind]:
 
 
 def reason(name: str, facts: Mapping[str, object] | None = None) -> str:
-    """The sentence `name` of `diagnosis_texts.json` on why a failure is of a cause, with `facts` filled in; the general
-    one for another name, and nothing for a fact that is missing."""
+    """The sentence `name` of `diagnosis_texts.json` that explains a failure, with `facts` filled in (empty if missing);
+    the general sentence for an unknown name."""
     texts = read_data("diagnosis_texts.json")["reasons"]
     return str(texts.get(name, texts[""])).format_map(defaultdict(str, facts or {}))
 

@@ -60,7 +60,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
 
 
 def _explains_errors(case: Case, stop: Evidence) -> bool:
-    """Whether a stop from outside (a signal) explains the later errors: nothing failed before it."""
+    """Whether a signal from outside, the line `stop`, explains the later errors: nothing failed before it."""
     failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
     dead = case.first("engine_dead")
     is_first = not any(item.line < stop.line for item in (*failed, *((dead,) if dead else ())))

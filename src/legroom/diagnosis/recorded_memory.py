@@ -33,7 +33,7 @@ def detect_record(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
 
 
 def read_whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
-    """The black box in these pieces; LegroomError, naming `source`, where they are none."""
+    """The black box in these pieces; LegroomError, naming `source`, where they are not one."""
     whole = b""
     for piece in pieces:
         whole += piece
@@ -281,7 +281,7 @@ def leak_growth(record: BlackBox) -> RecordedGrowth | None:
 
 
 def _strength_among_causes(record: BlackBox, size: int) -> Strength:
-    """How strongly the record shows a cause of `size` bytes: less where another recorded cause explains more."""
+    """How strongly the record shows a cause of `size` bytes: less where another accounts for more bytes."""
     growth = leak_growth(record)
     largest = max(_fragmented_bytes(record), _other_process_bytes(record), growth.bytes if growth else 0)
     return Strength.NAMED if size >= largest else Strength.POSSIBLE
@@ -340,6 +340,6 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
 
 
 def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
-    """Each fact of a record as text with its name and unit."""
+    """Each fact as text: `{"free_bytes": 1073741824}` is `free 1.0 GiB`; the pid is left out."""
     shown = {n: human_bytes(int(v)) if n.endswith("_bytes") else v for n, v in facts.items() if n != "pid"}
     return [f"{name.removesuffix('_bytes').replace('_', ' ')} {value}" for name, value in shown.items()]

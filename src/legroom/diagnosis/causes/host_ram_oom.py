@@ -46,7 +46,7 @@ def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses messages of the kernel, the container platform or Ray, and failed host allocations."""
+    """Assesses messages of the kernel, the container platform or Ray, and failed host allocations; None without any."""
     shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
@@ -158,7 +158,7 @@ def _resident_bytes(killed: Evidence) -> int:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes by what ran out: a smaller KV cache on the CPU backend, more /dev/shm, less pinned memory, more RAM ..."""
+    """Fixes (None: not applicable) by what ran out: a smaller CPU KV cache, more /dev/shm, less pinned memory ..."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_check_failure(case):

@@ -10,7 +10,7 @@ from legroom.units import gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses KV sizes or weights that differ between ranks, or pipeline stages with too small a pool."""
+    """Assesses KV sizes or weights that differ between ranks, or pipeline stages with too small a pool; else None."""
     pools = _last_value_by_process(case, "available_kv", "available_bytes")
     weights = _last_value_by_process(case, "weights_loaded", "weights_bytes")
     error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
@@ -52,7 +52,7 @@ def _is_uneven(values: dict[str, int]) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes: fewer layers on the outer stages, a length that fits, TP within the KV heads."""
+    """Fixes (None: not applicable): fewer layers on the outer stages, a length that fits, TP within the KV heads."""
     if planner.case.has("unequal_cards_told"):
         yield known_fix("larger_card_alone")
         return

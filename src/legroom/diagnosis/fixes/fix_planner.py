@@ -130,7 +130,7 @@ class FixPlanner:
 
     @property
     def utilization(self) -> float:
-        """gpu_memory_utilization of the failed run: as shown, else the default, or the share in use if less."""
+        """gpu_memory_utilization of the failed run: as shown, else the default, or the fraction in use if less."""
         check, compared = self.case.first("free_below_desired", _CUT_CHECK), self.case.first("graph_share")
         for share in (
             check.facts.get("utilization_ratio") if check else None,
@@ -171,7 +171,7 @@ class FixPlanner:
 
     @property
     def unpredicted_pool_bytes(self) -> int:
-        """The KV pool of the failed run's plan, where the text says that none is left: what the plan missed; else 0."""
+        """The KV pool that the failed run's plan predicts although the text says that none was left; else 0."""
         is_told = self.case.has("no_cache_blocks") and self.case.startup.available_kv_bytes is None
         return max(self.failed_plan.layout.kv_cache.bytes, 0) if is_told and self.failed_plan is not None else 0
 
@@ -191,11 +191,11 @@ class FixPlanner:
 
     @property
     def at_share(self) -> str:
-        """gpu_memory_utilization for a sentence, ` at 0.9 of the card`; empty where the text does not show it."""
+        """` at 0.9 of the card`, to append to a sentence; empty where gpu_memory_utilization is not known."""
         return f" at {self.utilization:g} of the card" if self.utilization_known else ""
 
     def release_is_within(self, first: str, last: str) -> bool:
-        """Whether the release is known and lies in this range; an empty `last` leaves it open."""
+        """Whether the release is known and lies in first..last, both included; an empty `last` means no upper bound."""
         release = self.known.release
         if not self.known.release_known or not release.at_least(first):
             return False
@@ -273,7 +273,7 @@ class FixPlanner:
         return fix
 
     def pull_lever(self, name: str, why: str) -> Fix | None:
-        """The first change of the planning lever `name` with which the server fits, else starts; None if none does."""
+        """Fix: the first change by the lever `name` (`planning/levers.py`) that fits, else that starts; or None."""
         if self.failed_plan is None:
             return None
         if name == "more GPUs" and (at_hand := self.pull_lever("idle GPUs", why)) is not None:
@@ -285,7 +285,7 @@ class FixPlanner:
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_lever_for_weights(self, name: str, why: str) -> Fix | None:
-        """The change of the lever `name` with what else it needs to start, at last a shorter context; None without."""
+        """Fix: the lever `name` with what else it needs to start, at last a shorter context; None if that fails too."""
         planned = self.extend_until_fits(self.pull_lever(name, why), why)
         if planned is not None or self.failed_plan is None:
             return planned
@@ -372,8 +372,8 @@ class FixPlanner:
         return failed.layout.activation.bytes - modelled.layout.activation.bytes
 
     def _is_cured(self, made: Plan, failed: Plan) -> bool:
-        """Whether the pool, planned too small, surely holds a request; while serving, capturing graphs or in an unknown
-        phase, whether a GiB more is free, or a tenth of a small card."""
+        """Whether the pool, too small in the plan `failed`, surely holds a request; while serving, capturing graphs or
+        in an unknown phase, whether a GiB more is free, or a tenth of a small card."""
         if self.case.phase in (None, "serving", "startup_graph"):
             enough = min(GIB, failed.layout.total_bytes // 10)
             return made.layout.headroom_bytes - failed.layout.headroom_bytes >= enough
@@ -499,7 +499,7 @@ class FixPlanner:
         return fix if fix is None or self.utilization_known else self.relative_to_share(fix)
 
     def relative_to_share(self, fix: Fix) -> Fix:
-        """The fix with its share as a difference to the one in force, which the text does not show."""
+        """The fix with its utilization as a step, `add 0.05 to ...`, as the text does not show the value in force."""
         value, name = fix.flags["gpu_memory_utilization"], "--gpu-memory-utilization"
         change = round(value - self.utilization, 3)
         step = f"add {change:g} to {name}" if change > 0 else f"take {-change:g} off {name}"
@@ -550,8 +550,8 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """Bytes that the failed step lacked, and those that follow in it: of prompt logprobs the copies that a traceback or
-    black box shows, else half of it; the whole request if fragmented; 1 GiB without sizes."""
+    """Bytes that the failed step lacked, and that it would have asked for next: of prompt logprobs by a traceback or
+    black box, else half of the request; the whole request if memory was fragmented; 1 GiB without sizes."""
     oom = planner.case.oom
     if oom is None:
         return GIB
