@@ -149,7 +149,7 @@ def _named_addresses(path: str, text: str) -> Iterator[NamedAddress]:
 
 
 def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
-    """The first flag that only vLLM has on a line of no server that was read, and how many lines have one; or None."""
+    """The first vLLM flag on lines of which no server was read, and how many lines have one; None without one."""
     unclaimed = [
         (number, flag)
         for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
@@ -164,7 +164,7 @@ def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFla
 def _doubtful_lines(
     path: str, text: str, kind: Kind | None, around: str, server_flags: frozenset[str]
 ) -> Iterator[DoubtfulLine]:
-    """Mistakes of single lines, a rule once a line; `server_flags`: those of servers that were read are left out."""
+    """Mistakes of single lines, each rule once a line; `server_flags`, those of servers that were read, are skipped."""
     whole, source, said = without_comments(text), Text(path, text), set[tuple[int, str]]()
     told = without_other_services(path, whole) if kind == "yaml" else whole
     texts = {"comments": text, "file": whole, "": told}
@@ -178,8 +178,8 @@ def _doubtful_lines(
 
 
 def _lines_in_data(texts: Mapping[str, str], kind: Kind | None, around: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """(offset, row) of the mistakes in `line_mistakes.json`: `scope` is the searched text, `needs` and `lacks` are what
-    all linted files must, and must not, have beside it."""
+    """(offset, row) of each mistake in `line_mistakes.json`. `texts`: the searched texts by `scope` of a row; `around`:
+    the text of all linted files, which `needs` of a row must match and `lacks` must not."""
     told = texts[""]
     for row in read_data("line_mistakes.json")["rows"]:
         matches = re.finditer(row["pattern"], texts[row.get("scope", "")], re.MULTILINE) if kind in row["kinds"] else ()
@@ -210,7 +210,7 @@ def _is_found(regex: str, text: str) -> bool:
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for its lines of comments, so that offsets stay; a `#!` line and Slurm's are none."""
+    """The text with its comment lines blanked by spaces, so that offsets stay; `#!` and `#SBATCH` lines are kept."""
     return re.sub(r"(?m)^[ 	]*(?:#(?!!|SBATCH)|//).*$", lambda line: " " * len(line[0]), text)
 
 

@@ -68,7 +68,7 @@ def without_other_services(path: str, text: str) -> str:
 
 
 def mistaken_names(text: str, kind: Kind | None, around: str, server_flags: frozenset[str]) -> Iterator[Mistake]:
-    """Variables that nobody reads, flags that are gone, releases with a hole, and gated models without a token."""
+    """Variables that nobody reads, removed flags, releases with a vulnerability, and gated models without a token."""
     if kind in ("yaml", "env", "dockerfile", "shell"):
         yield from _unread_variables(text, around, is_built=kind == "dockerfile")
     if kind == "env":
@@ -124,7 +124,7 @@ def _unread_variables(text: str, around: str, is_built: bool) -> Iterator[Mistak
 
 
 def _lost_variables(text: str, around: str) -> Iterator[Mistake]:
-    """Settings of an env file that no file reads, where no line hands the whole env file on."""
+    """Settings of an env file that no linted file reads, unless a line passes the whole env file on."""
     if _SERVICES.search(around) is None or _HANDED_ON.search(around):
         return
     for found in _SETS_VARIABLE.finditer(text):

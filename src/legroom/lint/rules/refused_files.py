@@ -114,7 +114,7 @@ def _refused_container(container: Node) -> Iterator[_Refusal]:
 
 
 def _refused_user(container: Node, pod: Node) -> Node | None:
-    """The setting by which a node refuses to start vLLM's image, whose user is root."""
+    """The `runAsNonRoot: true` by which a node refuses vLLM's image, whose user is root; None without one."""
     both = [node for owner in (container, pod) if (node := owner.get("securityContext")) is not None]
     has_user = any(node.get("runAsUser") is not None for node in both)
     image = container.text("image")
@@ -160,7 +160,7 @@ def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
 
 
 def _same_names(document: Node) -> Iterator[_Refusal]:
-    """Services that start together and have the same name of their container."""
+    """(node, what is wrong, what to write) for services that start together with the same container name."""
     seen: set[str] = set()
     for _, service in document.items("services"):
         name = service.get("container_name")
