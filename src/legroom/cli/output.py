@@ -22,7 +22,7 @@ _ROWS_PER_GROUP = 10_000
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Yields a function that takes the finished share (0 to 1) and, after a second, draws it on a terminal's stderr."""
+    """Yields a function that takes the finished fraction (0 to 1) and, after 1 s, draws it on a terminal's stderr."""
     began = drawn_at = time.monotonic()
 
     def draw(share: float) -> None:

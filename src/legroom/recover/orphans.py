@@ -46,7 +46,7 @@ class Holder:
 
     @property
     def bytes(self) -> int:
-        """Host memory: resident, or in /dev/shm."""
+        """Host memory in bytes: resident for a process, of the file for a segment."""
         return self.segment.bytes if self.segment else self.process.resident_bytes if self.process else 0
 
 

@@ -157,7 +157,7 @@ def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
 
 
 def _plan_target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
-    """The model, card, GPU count and release to plan for; the machine's own first card where none is named."""
+    """What to plan for: the model of `args`, the card and release; the machine's first card where none is named."""
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import nvml_devices
     from legroom.planning.plan import Target

@@ -291,7 +291,7 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
 
 
 def has_story(finding: Finding) -> bool:
-    """Whether the catalog's entry is about this failure: that of look-alikes tells of one kind of them alone."""
+    """Whether the catalog entry's explanation fits this failure: an entry for look-alikes tells of one kind alone."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
     if finding.cause != "not_memory":

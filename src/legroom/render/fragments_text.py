@@ -71,7 +71,7 @@ def fragments_headline(report: FragmentReport) -> str:
 
 
 def advice_of(report: FragmentReport) -> str:
-    """The advice to set what would have served the failed request; empty where no setting would have."""
+    """A sentence: set what would have served the failed request; empty where no allocator setting would have."""
     failed = report.part("failed_request")
     if failed is None or not failed.details.get("served_by"):
         return ""

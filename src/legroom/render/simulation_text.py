@@ -41,7 +41,7 @@ def timeline_words(timeline: Timeline, load: LoadVerdict, notes: Sequence[str]) 
 
 
 def _next_steps(load: LoadVerdict) -> Iterator[str]:
-    """That a short load proves little, and what to do about a load that is not held."""
+    """Sentences: that a short load proves little, and what to do about a load that is not held."""
     if load.sustained is False:
         yield _UNSUSTAINED
     if load.sustained is False or load.verdict in ("falls_behind", "serves_late", "misses_limits"):
@@ -93,7 +93,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
 
 
 def _missed_limits(missed: Iterable[tuple[str, float, float]], units: str) -> list[str]:
-    """Each limit that is exceeded, with what was reached."""
+    """A clause for each (name, value reached, limit) in `missed`; `units`: the unit of the latencies."""
     return [
         f"it preempts {count(int(reached))} times, and {count(int(limit))} are allowed"
         if what == "preemptions"

@@ -36,7 +36,7 @@ class DryRunEvent:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The events in order, and how much was replayed."""
+    """What a dry run would have done: its events by time, and how much was replayed."""
 
     events: tuple[DryRunEvent, ...]
     looks: int

@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer")
 
 
 class JournalCall(Protocol):
-    """Calls a function with the journal, in the journal's thread. Raises `JournalUnavailable`."""
+    """Calls a function with the journal, in the journal's own thread. Raises `JournalUnavailable`."""
 
     def __call__(self, call: Callable[[Journal], _Answer], /) -> Awaitable[_Answer]: ...
 
@@ -232,7 +232,7 @@ class ServerRestart:
         return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
-        """Restores changed flags where they were kept, ends the drain, and records the restart as undone."""
+        """Restores changed flags if their old values were stored, ends the drain, and records the restart as undone."""
         override = platform.kept_override(self._id, self._context.home)
         if override is not None:
             with contextlib.suppress(platform.ActionFailed):

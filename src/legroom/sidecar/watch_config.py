@@ -195,7 +195,7 @@ def _server_plan(table: TomlTable) -> PlanDocument | None:
 
 
 def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
-    """Flag changes by finding, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; ConfigError if wrong."""
+    """Kind of finding -> flag change, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`; or ConfigError."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     if kinds is None:
