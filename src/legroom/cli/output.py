@@ -53,7 +53,7 @@ def print_answer(as_json: bool, document: Any, text: str | Callable[[Style], str
 
 
 def print_text(text: str | Callable[[Style], str]) -> None:
-    """Prints a text, or what a function makes of stdout's style: its width, and whether it has colours."""
+    """Prints a text; or what the function returns for stdout's style, which is its width and whether it has colours."""
     from legroom.drawing.terminal import style_of
 
     sys.stdout.write(text if isinstance(text, str) else text(style_of(sys.stdout)))

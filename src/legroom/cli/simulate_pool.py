@@ -144,7 +144,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 
 def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
-    """The deployment's plan on the described machine, with the command line's flags and these applied."""
+    """The deployment's plan on the described machine, with `flags` (by Python name) over the command line's own."""
     from legroom.planning.machine import plan_deployment
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
@@ -194,7 +194,7 @@ def _planned_settings(
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, fields: dict[str, Any]) -> SchedulerSettings:
-    """The scheduler settings of these fields and the options; max_model_len defaults to the trace's longest."""
+    """The scheduler settings of `fields` (by name) and the options; max_model_len defaults to the trace's longest."""
     fields = dict(fields)
     if fields.get("max_model_len") is None:
         fields["max_model_len"] = trace.longest

@@ -148,7 +148,7 @@ def _classifier() -> _Classifier:
 
 
 def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
-    """The likelihood of this word vector under each cause, up to a common factor."""
+    """Cause label -> likelihood of this word vector (word -> weight) under it, up to a common factor."""
     fitted = _classifier()
     columns = zip(
         *(tuple(share * weight for weight in fitted.weights[token]) for token, share in vector.items()), strict=True
@@ -158,7 +158,7 @@ def _likelihoods(vector: Mapping[str, float]) -> dict[str, float]:
 
 
 def _gains(vector: Mapping[str, float], cause: str) -> dict[str, float]:
-    """For each word and concept, how much more it speaks for this cause than for the average of all causes."""
+    """Word or concept -> how much more it speaks for this cause than for the average of all causes."""
     fitted = _classifier()
     at = fitted.causes.index(cause)
     mean = {token: sum(fitted.weights[token]) / len(fitted.causes) for token in vector}

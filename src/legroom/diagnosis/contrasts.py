@@ -26,7 +26,7 @@ def _words(name: str) -> re.Pattern[str]:
 
 @cache
 def _features() -> tuple[tuple[re.Pattern[str], str, Any], ...]:
-    """Names of features, the setting each is switched with, and its value without the feature."""
+    """(pattern of a feature's names, setting that switches it, its value without the feature) for each feature."""
     rows = read_data("evidence.json")["features"]
     return tuple((re.compile(rf"(?i)\b(?:{words})"), name, value) for words, name, value in rows)
 
@@ -72,7 +72,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
 
 
 def failed_shares(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
-    """gpu_memory_utilization values, given without another setting, that failed, and those that left no KV pool."""
+    """(gpu_memory_utilization values, told without another setting, that failed; those that left no KV pool)."""
     alone = [(settings, where) for settings, worked, where in told if not worked and len(settings) == 1]
     failed = [(settings.get("gpu_memory_utilization"), where) for settings, where in alone]
     starved = {share for share, where in failed if share and _words("starved").search(where)}

@@ -66,7 +66,7 @@ def known_fix(name: str) -> Fix:
 
 
 def kinds_of_changes() -> Mapping[str, FixKind]:
-    """The kind of fix by the name of a planning lever, or of a memory setting that is changed."""
+    """Name of a planning lever, or of a memory setting -> the kind of fix that a change of it is."""
     return cast(Mapping[str, FixKind], read_data("diagnosis_texts.json")["fix_kinds"])
 
 
@@ -132,7 +132,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The evidence to show under a finding: without None and repetitions, the first six in the order of their lines."""
+    """The first six evidence lines to show under a finding, in log order, without None and repetitions."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

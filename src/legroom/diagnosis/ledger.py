@@ -103,7 +103,7 @@ def own_process_bytes(oom: TorchOom) -> int:
 
 
 def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
-    """The planned ledger at "load" (end of loading), "profile" (profile run's peak) and "serving"."""
+    """The planned ledger by moment: `load` (end of loading), `profile` (profile run's peak) and `serving`."""
     weights, peak = layout.weights.bytes, layout.activation.bytes
     after_kv = weights + peak + max(layout.kv_cache.bytes, 0) + layout.cuda_graph.bytes
     others, own = layout.held_by_others_bytes, layout.non_torch.bytes + layout.outside.bytes

@@ -102,7 +102,7 @@ def split_services(contents: LogContents) -> list[LogContents]:
 
 
 def _service_cases(contents: LogContents, source: str, lines: int, attempts: Sequence[int]) -> tuple[Case, ...]:
-    """The cases of every service; the last run of one has the last runs of the others as neighbours."""
+    """The cases of every service; the last case of each has the last runs of the others in `neighbours`."""
     runs = [cases for part in split_services(contents) if (cases := split_runs(part, source, lines, attempts))]
     last = [cases[-1].startup for cases in runs]
     return tuple(
@@ -404,7 +404,7 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
     """Logs ordered by when they failed; those without a failure come last, in the order given."""
 
     def key(reading: LogReading) -> tuple[bool, str]:
-        """Whether nothing was found, then the time of the failure as its line prints it."""
+        """(whether nothing was found, time of the failure as its line prints it)."""
         findings = reading.runs[0].findings if reading.runs else ()
         failure = reading.runs[0].case.first_failure if findings else None
         return not findings, failure.time if failure else ""

@@ -43,7 +43,7 @@ def other_engine(case: Case) -> Evidence | None:
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
-    """The first non-memory failure in the log (errors before warnings) and its line; None unless of this cause."""
+    """(look-alike of a memory failure, its line) that comes first, errors before warnings; None if of another cause."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
         items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]

@@ -71,7 +71,7 @@ def _deployment(line: str, release: Release | None) -> Deployment | None:
 
 
 def command_lines(lines: list[str]) -> Iterator[tuple[int, int, str]]:
-    """Each command that starts a server with its continued lines, and the numbers of its first and last line."""
+    """(first line number, last line number, command) of each command that starts a server, continued lines joined."""
     last, logged = 0, setting_words("logged")
     for number, line in enumerate(lines, 1):
         if number <= last or logged.search(line) or not _OPENING.search(line):

@@ -26,7 +26,7 @@ _MAX_LOG_AGE_DIFFERENCE_S = 600.0
 
 
 def detect_record(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
-    """Whether the bytes are a black box rather than a log, and the same bytes again."""
+    """(whether the bytes are a black box rather than a log, the same bytes again)."""
     rest = iter(pieces)
     head = next(rest, b"")
     return is_record(head[:200]), chain((head,) if head else (), rest)
@@ -89,7 +89,7 @@ def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
 
 
 def _has_type(kind: Any, value: Any) -> bool:
-    """Whether a value has the type that the flag takes; settings of a record are untrusted."""
+    """Whether a recorded value, which is untrusted, has the type that a flag of this `kind` takes."""
     kinds = get_args(kind) or (kind,)
     return type(value) in kinds or (type(value) is int and float in kinds)
 
@@ -103,7 +103,7 @@ def _known_card_name(name: str | None) -> str | None:
 
 
 def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox]]:
-    """Black boxes that lines of the log name and that can be read, and those printed into the log."""
+    """(line, black box) of each readable black box that a line of the log names or contains."""
     records = []
     for item in evidence:
         try:
@@ -178,7 +178,8 @@ def _readings_after_startup(history: Sequence[MemoryReading]) -> Sequence[Memory
 
 
 def _steady_growth(points: list[tuple[float, int]]) -> RecordedGrowth | None:
-    """Growth of 256 MiB or more in which four of five steps do not fall and none is more than half of it; else None."""
+    """The growth of (time in s, bytes) points of 256 MiB or more, with four of five steps rising or level, and no step
+    more than half of it; else None."""
     if len(points) < _MIN_READINGS:
         return None
     growth = RecordedGrowth(points[0][1], points[-1][1], points[-1][0] - points[0][0])

@@ -97,7 +97,7 @@ def mentions(text: str) -> Iterator[Mention]:
 
 
 def stated_settings(text: str) -> dict[str, Any]:
-    """The settings of the failed run by a text; no value that cured it, a trial's only where no other is stated."""
+    """Setting -> value in the failed run, by a text: no value that cured it; a trial's where no other is stated."""
     stated: dict[str, Any] = {}
     tried: dict[str, Any] = {}
     for sentence in setting_words("sentence").split(text):

@@ -188,7 +188,7 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The MAX_FINDINGS strongest causes, strongest first; the plan rules some out and may add its own."""
+    """The MAX_FINDINGS strongest (cause, assessment), strongest first; the plan rules some out and may add its own."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()

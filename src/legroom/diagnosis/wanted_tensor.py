@@ -67,7 +67,7 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
 
 
 def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
-    """Which tensor the failed allocation was, as a product of its dimensions; empty where no tensor matches."""
+    """A sentence: which tensor the failed allocation was, as a product of its dimensions; empty where none matches."""
     if not wanted:
         return ""
     names = " or ".join(f"{tensor.name} ({tensor.how})" for tensor in wanted[:2])

@@ -94,7 +94,7 @@ def program_series(source: Text) -> Iterator[Expression]:
 
 
 def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
-    """The expressions of a rule file, and the series that it records with their expressions."""
+    """(expressions of a rule file, recorded series -> its expression)."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     for group in rule_groups(document):

@@ -152,7 +152,7 @@ def _files_in(path: str) -> Iterable[str]:
 
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: Iterable[Unread] = ()) -> LintReport:
-    """Lint texts, each with the path it is reported under."""
+    """The findings in (path, text) pairs, and the `unread` files with them."""
     release = options.release or (options.plan.release if options.plan else latest())
     not_read, skipped = list(unread), []
     contexts = {path: _context_of(text, options) for path, text in texts}
@@ -241,7 +241,7 @@ def _shared_by_all(texts: Sequence[tuple[str, str]], parts: Sequence[tuple[str, 
 
 
 def _pinned_releases(texts: Sequence[tuple[str, str]]) -> Iterator[Release]:
-    """The releases that files install, run in vLLM's own images, or give as the tag of one in a chart's values."""
+    """The vLLM releases that the (path, text) files pin: by pip, by vLLM's own image, or by a chart's image tag."""
     for path, text in texts:
         if kind_of(path, text) in ("document", None) or _TEST_CODE.search(path):
             continue

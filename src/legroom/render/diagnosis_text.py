@@ -348,7 +348,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
 
 
 def _memory_rows(case: Case) -> Iterator[tuple[str, str]]:
-    """Name and amount of each memory figure that the log states, such as weights, KV cache and tokens."""
+    """(name, amount) of each memory figure that the log states, such as weights, KV cache and tokens."""
     startup = case.startup
     for name, value in (
         ("card", startup.gpu_total_bytes),

@@ -383,7 +383,7 @@ def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_mem
 
 
 def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
-    """The flags and variables that the fix changes, each with its value before."""
+    """The flags and variables that the fix changes, each with its value before the change."""
     parts = []
     for name, value in fix.flags.items():
         before = value_of(command.words, command.flags_at, name, command.release)

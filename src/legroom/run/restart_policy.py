@@ -32,6 +32,8 @@ class ProcessDeath:
 
 @dataclass(frozen=True)
 class ServerExit:
+    """How one run of the server ended."""
+
     code: int
     was_ready: bool
     timed_out: bool

@@ -123,7 +123,7 @@ class Supervisor:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """An entry for each end of the server, for the run file and --json."""
+        """An entry (`history_entry`) for each end of the server, for the run file and --json."""
         return self._restarts.history
 
     def run(self) -> int:

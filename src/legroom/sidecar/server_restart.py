@@ -80,6 +80,8 @@ class _Abandoned(Exception):
 
 
 class ServerRestart:
+    """Carries out one restart order, or resumes one that a killed legroom left unfinished."""
+
     def __init__(self, context: ActionContext, order: RestartOrder) -> None:
         if order.server.platform is None:
             raise platform.ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
@@ -216,6 +218,7 @@ class ServerRestart:
         return result.running + (result.waiting or 0.0)
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
+        """Adds a stage of the restart, such as `drained`, to its action in the journal."""
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     async def _record_done(self, text: str) -> RestartOutcome:

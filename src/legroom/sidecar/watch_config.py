@@ -213,7 +213,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
-    """The groups by name, with own actions and limits or the general ones; ConfigError for one without its server."""
+    """Name -> group with its own actions and limits, else these; ConfigError for a group without a server."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     if table is None:
         return groups

@@ -51,6 +51,8 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class Load:
+    """The requests of a test load, in the order in which they are sent."""
+
     name: str
     requests: tuple[LoadRequest, ...]
 

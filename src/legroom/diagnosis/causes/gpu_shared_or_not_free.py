@@ -428,7 +428,7 @@ def _own_engines_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _free_and_total_bytes(case: Case) -> tuple[int | None, int | None]:
-    """Free and total bytes at vLLM's start-up check, the total by budget / utilization if not printed; else None."""
+    """(free, total) bytes at vLLM's start-up check, the total by budget / utilization if not printed; or None each."""
     free, total, desired = (case.number("free_below_desired", f"{name}_bytes") for name in ("free", "total", "desired"))
     share = case.startup.args.gpu_memory_utilization
     return free, total or (round(desired / share) if desired and share else None)
@@ -515,7 +515,7 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
-    """Fix: the utilization that leaves the other process of a black box and the failed step their room; else None."""
+    """Fix: a utilization lower by what the failed step lacked, beside a black box's other process; else None."""
     record = planner.case.black_box
     if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
         return None

@@ -100,7 +100,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
-    """Bytes each rank pins (LMCache, swap, offload), the ranks, and the RAM; None where the RAM is more or unknown."""
+    """(bytes each rank pins by LMCache, swap or offload, ranks, RAM bytes); None if the RAM is larger or not known."""
     args = case.startup.args
     buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
     size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)

@@ -87,7 +87,7 @@ def _tokens_of_blocks(case: Case) -> int | None:
 
 
 def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
-    """max_model_len in tokens, and the KV bytes that one request needs and that are left; each None if not printed."""
+    """(max_model_len in tokens, KV bytes that one request needs, KV bytes left); each None if not printed."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
     has = has if has is not None or needed is None else case.startup.available_kv_bytes

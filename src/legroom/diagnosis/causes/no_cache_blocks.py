@@ -64,7 +64,7 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 
 
 def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
-    """Flag and value of a KV pool set in bytes or blocks that could not be allocated; None without one."""
+    """(flag, value) of a KV pool set in bytes or blocks that could not be allocated; None without one."""
     if case.oom is None or case.site != "kv":
         return None
     if (blocks := case.startup.args.num_gpu_blocks_override) is not None:

@@ -60,7 +60,7 @@ def _strength(case: Case) -> Strength:
 
 
 def _is_sampler_table(case: Case) -> bool:
-    """Whether the sampler's own table was allocated: Model Runner V2 makes it as it loads the model."""
+    """Whether the failed allocation is the table that Model Runner V2's sampler makes while the model loads."""
     return case.oom is not None and case.frames >= {"frame_load", "frame_sampler"}
 
 
@@ -194,7 +194,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _pool_bytes_after(planner: FixPlanner, flags: Mapping[str, Any], share: float) -> int | None:
-    """What is left for the KV cache if the peak shrinks with the tokens of a step; None where sizes are missing."""
+    """KV cache bytes at utilization `share` if the peak shrinks with the step tokens of `flags`; None if unknown."""
     case, total, weights, oom = planner.case, planner.total_bytes, planner.case.startup.weights_bytes, planner.case.oom
     if not total or not weights or oom is None or oom.torch_bytes is None or case.site != "profile":
         return None

@@ -47,7 +47,7 @@ def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
 
 
 def _is_uneven(values: dict[str, int]) -> bool:
-    """Whether the ranks' values differ by more than 15 % of the largest."""
+    """Whether the values, by process, differ by more than 15 % of the largest."""
     return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
 
 

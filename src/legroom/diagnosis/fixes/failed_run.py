@@ -260,7 +260,7 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
 
 
 def _release_in_use(case: Case, hints: Hints) -> tuple[Release, bool]:
-    """The vLLM release of the run and whether it is known; else one that writes logs of this style."""
+    """(vLLM release of the run, whether it is known); for an unknown one a release that writes logs of this style."""
     if hints.vllm is not None:
         return known_release(hints.vllm), True
     if case.startup.vllm is not None:
@@ -405,7 +405,7 @@ class RebuiltCommand:
     """Started as `python -m vllm.entrypoints.openai.api_server`."""
 
     def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
-        """The command line with some flags changed, by vLLM's Python names; None removes a flag."""
+        """The command line with `flags` (by vLLM's Python names; None removes one) and variables changed."""
         own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
         others = {name: value for name, value in flags.items() if name not in own}
         args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
@@ -421,7 +421,7 @@ class RebuiltCommand:
         return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
 
     def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
-        """The comment beside the command; where the command is not known, it names only the changed flags."""
+        """The comment beside the command; where the command is not known, the changed flags and variables alone."""
         if not self.is_unknown:
             return self.comment
         changed = " ".join([*assignments(env), *any_release_words(flags)])

@@ -63,7 +63,7 @@ def checked_fixes(
 
 
 def checked_dead_ends(planner: FixPlanner, ends: Iterable[DeadEnd], fixes: Iterable[Fix]) -> tuple[DeadEnd, ...]:
-    """The dead ends that hold in this case and that no fix of the answer contradicts."""
+    """The dead ends whose conditions hold in this case and that none of these fixes contradicts."""
     offered = tuple(fixes)
 
     def is_offered(rule: re.Match[str]) -> bool:
@@ -282,7 +282,7 @@ def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
 
 
 def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
-    """Whether the failed run had this value of a setting."""
+    """Whether the failed run had this value of the setting `name`, given or by default."""
     given = planner.given_args
     if name not in ServeArgs.__dataclass_fields__:
         return False

@@ -147,7 +147,7 @@ class FixPlanner:
         return min(default, math.floor(held / ledger.total_bytes * 100) / 100)
 
     def in_force(self, name: str) -> Any:
-        """A setting of the failed run: as given, else its default on this card; None where not known."""
+        """The failed run's value of setting `name`: as given, else its default on this card; None where not known."""
         if (given := getattr(self.known.args, name, None)) is not None:
             return given
         if self.failed_plan is not None:
@@ -227,7 +227,7 @@ class FixPlanner:
         steps: tuple[str, ...] = (),
         trades: str = "",
     ) -> Fix | None:
-        """A fix by flags or environment; None where by its plan, or else the log's figures, it would not start."""
+        """A fix by flags or variables; None where by its plan, or else the log's figures, it would not start."""
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
             return None
@@ -436,7 +436,7 @@ class FixPlanner:
         return fix or self.lower_utilization_or_len(value, why)
 
     def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str) -> Fix | None:
-        """A smaller kv_cache_memory_bytes, as vLLM ignores the utilization where it is set; None if none starts."""
+        """Fix: kv_cache_memory_bytes lower by `need_bytes`, as it overrides the utilization; None if none starts."""
         most = pool_bytes - need_bytes - max(GIB // 2, need_bytes // 4)
         sizes = [size for step in range(15) if (size := (most - step * GIB // 2) // MIB * MIB) > 0]
         if not (proposals := [{"kv_cache_memory_bytes": size} for size in sizes]):
@@ -475,7 +475,7 @@ class FixPlanner:
             return None
 
     def longest_planned(self, made: Plan | None, flags: Mapping[str, Any]) -> int | None:
-        """The longest max_model_len with which the plan of these flags starts; None where none of use does."""
+        """The longest max_model_len, of a few below that of plan `made`, that starts with these flags; else None."""
         from legroom.planning.levers import LEVERS
 
         shorter = next(lever for lever in LEVERS if lever.name == "shorter context")
@@ -533,7 +533,7 @@ def bytes_without_kv(layout: Layout) -> int:
 
 
 def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:
-    """The measured sizes that stay valid with these flags changed; None without any, or where the weights change."""
+    """The sizes in `seen` that stay valid once these flags change; None without any, or where the weights change."""
     if seen is None or flags.keys() & flags_changing("weights"):
         return None
     if flags.keys() & flags_changing("peak"):

@@ -297,7 +297,7 @@ def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """Fix: a step large enough for a whole prompt, or for one token of every sequence; None if neither is printed."""
+    """Fix: --max-num-batched-tokens for a whole prompt, or a token of every sequence; None if neither is printed."""
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
         why = f"A step of {length:,} tokens holds a whole prompt."
@@ -398,5 +398,5 @@ def typed_flags(planner: FixPlanner) -> dict[str, Any]:
 
 
 def _flag_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
-    """A fix that only corrects flags."""
+    """A fix that only corrects flags: vLLM's Python name -> value, None to remove it."""
     return Fix("flag", why, dict(flags), steps=steps)

@@ -137,7 +137,7 @@ def stated_weights_bytes(case: Case) -> int:
 
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
-    """KV bytes and tokens of the longest request, as the check prints them or from the printed concurrency."""
+    """(KV bytes, tokens) of the longest request by vLLM's check, or by the concurrency printed of a `pool` in bytes."""
     needed, length = (case.number("kv_bytes_short", name) for name in ("needed_bytes", "max_model_len_count"))
     if needed is not None and length is not None and needed > 0:
         return needed, length

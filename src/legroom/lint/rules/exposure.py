@@ -64,7 +64,7 @@ def service_of_another_port(document: Node, context: Context) -> Findings:
 
 @checks(Node, "port-unreachable")
 def references_of_manifest(document: Node, context: Context) -> Findings:
-    """Services without pods, Ingresses and ServiceMonitors without Services, and ports that those do not name."""
+    """Services without pods, Ingresses and monitors without Services, autoscalers without workloads, unknown ports."""
     readers = {"Service": _broken_service, "Ingress": _missing_backend, "ServiceMonitor": _blind_monitor}
     readers |= dict.fromkeys(("HorizontalPodAutoscaler", "ScaledObject"), _missing_target)
     read = readers.get(document.text("kind"))

@@ -264,7 +264,8 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
 
 
 def _batch_below_its_parts(server: StartedServer, context: Context) -> Findings:
-    """--max-num-batched-tokens below --max-num-seqs, or below --max-model-len without chunks; for unknown models."""
+    """--max-num-batched-tokens below --max-num-seqs, or without chunked prefill below --max-model-len; only where no
+    plan of the server reports that."""
     args, release = context.parsed_args(server).args, context.release_of(server)
     tokens, place = args.max_num_batched_tokens, flag_place(server, "--max-num-batched-tokens")
     if tokens is None or server.call is not None or plan_of_server(server, release) or server.gpu_names:

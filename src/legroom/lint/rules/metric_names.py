@@ -155,7 +155,7 @@ def _is_typo(name: str, instead: str) -> bool:
 
 
 def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> str:
-    """The part of a message that says which releases show the series."""
+    """The part of a message that says which releases show the series; `spans`: (first, last) release of each range."""
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
