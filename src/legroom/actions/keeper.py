@@ -45,7 +45,7 @@ def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str])
 
 
 def _execute_server(words: list[str], control: int) -> int:
-    """Executes the server; returns its pid, or 0 on failure."""
+    """Starts the server in a process group of its own; its pid, or 0 after `failed ERRNO` was sent over `control`."""
     failed, failing = os.pipe()  # closed by a successful exec
     keeper = os.getpid()
     pid = os.fork()

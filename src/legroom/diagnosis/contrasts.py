@@ -71,7 +71,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             last_feature = next((name for words, name, _ in _features() if words.search(clause)), last_feature)
 
 
-def failed_shares(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
+def failed_utilizations(told: Iterable[Contrast]) -> tuple[set[float], set[float]]:
     """(gpu_memory_utilization values, told without another setting, that failed; those that left no KV pool)."""
     alone = [(settings, where) for settings, worked, where in told if not worked and len(settings) == 1]
     failed = [(settings.get("gpu_memory_utilization"), where) for settings, where in alone]

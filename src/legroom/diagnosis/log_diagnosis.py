@@ -12,7 +12,7 @@ from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform, is_own_failure
 from legroom.diagnosis.cause_words import WordEvidence, word_evidence
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.contrasts import contrasts, failed_shares, is_attempt
+from legroom.diagnosis.contrasts import contrasts, failed_utilizations, is_attempt
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE, Hints, given_deployment, merge_args, other_card_notes
 from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
@@ -321,7 +321,7 @@ def _with_pasted_command(
         for name, value in settings.items():  # the text gives another value than the default that failed
             if (given := getattr(args, name, None)) not in (None, value):
                 args, reported = replace(args, **{name: value}), [({name: given}, True), *reported]
-    failed, starved = failed_shares(told)
+    failed, starved = failed_utilizations(told)
     if len(failed) == 1 and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=failed.pop())
     least = max(starved | {cases[-1].too_small_share or 0}) or None

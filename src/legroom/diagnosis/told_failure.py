@@ -53,7 +53,7 @@ def description_evidence(text: str, printed: Sequence[Evidence]) -> Iterator[Evi
     # That a second server fails, a traceback without its error does not contradict.
     asked = () if failures or shortages or "told" in roles else (t for t in _told("questions") if t[2] or not is_failed)
     around += [(told, match) for told in asked if (match := told[3].search(sentences))]
-    if shares := _shares_of_commands(text):
+    if shares := _utilizations_of_commands(text):
         yield Evidence("several_servers", "platform", 1, "", is_told=True)
     if shares or (any(t[0] in ("neighbour_told", "several_servers") for t, _ in around) and (shares := _shares(text))):
         yield Evidence("shares_told", "setting", 1, "", {"shares": " ".join(shares)}, is_told=True)
@@ -97,7 +97,7 @@ def _is_same_sentence(in_ram: re.Match[str], match: re.Match[str]) -> bool:
     return not re.search(r"[.!?\n。]", between) and not re.search(r"(?i)GPU|CUDA|VRAM|显存", between + match[0])
 
 
-def _shares_of_commands(text: str) -> list[str]:
+def _utilizations_of_commands(text: str) -> list[str]:
     """gpu_memory_utilization of the servers that commands of the text start on the same cards; empty for one alone."""
     lines = dict.fromkeys(line for *_, line in command_lines(text.split("\n")))
     is_beside = any(line.endswith("&") for line in lines) and not any("_VISIBLE_DEVICES" in line for line in lines)

@@ -6,7 +6,13 @@ from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILED_ALLOCATIONS, FAILING, SENTENCE_LINES, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
-from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
+from legroom.diagnosis.confidence import (
+    EvidenceKind,
+    confidences,
+    diagnosis_accuracy,
+    evidence_kind,
+    first_fix_success_rate,
+)
 from legroom.diagnosis.finding import Assessment, Finding, Fix, Strength, proof, reason
 from legroom.diagnosis.fixes.failed_run import Hints, weights_and_pool_beyond_card
 from legroom.diagnosis.fixes.fix_checks import checked_dead_ends, checked_fixes, fix_ground, unexplained_bytes
@@ -111,7 +117,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         for label, each in told.items()
         if not cause_of(label).is_ruled_out(planner)
     }
-    chances = confidences(strengths, share_right(kind), told)
+    chances = confidences(strengths, diagnosis_accuracy(kind), told)
     if told and verdict != "no problem found":
         likely = _with_described_causes(likely, chances, case)
         verdict, kind = _description_verdict(case, likely, chances), kind if strengths else "words"
@@ -181,7 +187,7 @@ def _diagnose_other_engine(planner: FixPlanner, other: Evidence) -> Diagnosis:
         notes = (*held, other_engine_text(other.id, "en"), *meaning)
         return Diagnosis(case, "not understood", (), notes, other_engine=other.id)
     cause, assessment = max(assessed, key=lambda pair: pair[1].strength)
-    finding = _make_finding(cause, assessment, share_right("lookalike"), planner, "")
+    finding = _make_finding(cause, assessment, diagnosis_accuracy("lookalike"), planner, "")
     note = f"This is of {other_engine_name(other.id)}, not of vLLM."
     findings = (replace(finding, dead_ends=()),)
     return Diagnosis(case, "not a memory problem", findings, (note,), rests_on="lookalike", other_engine=other.id)
@@ -329,7 +335,7 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
     dead_ends = checked_dead_ends(planner, dead_ends, fixes)
-    shares = [share_worked(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
+    shares = [first_fix_success_rate(fix_ground(planner, fix, is_memory=cause.is_memory)) for fix in fixes]
     fixes = tuple(replace(fix, confidence=min(share, shares[0])) for fix, share in zip(fixes, shares, strict=True))
     finding = Finding(
         cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends

@@ -81,7 +81,7 @@ def _package_spec() -> str:
 
 
 def _with_pinned_digest(package: bytes, name: str) -> bytes:
-    """The package; LegroomError unless its digest is the pinned one, as it runs in visitors' browsers."""
+    """The package, as visitors' browsers run it; LegroomError, calling it `name`, unless its digest is as pinned."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
     if digest != pinned_pyodide()["integrity"]:
         hint = f"its digest should be {pinned_pyodide()['integrity']}"

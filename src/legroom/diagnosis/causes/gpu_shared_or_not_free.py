@@ -321,7 +321,7 @@ def _assess_block_pool(case: Case) -> Assessment | None:
     return Assessment(Strength.SHOWN, proof(case.last("kv_sized"), case.first_failure), why)
 
 
-def _share_beside_block_pool(planner: FixPlanner) -> Fix | None:
+def _utilization_beside_block_pool(planner: FixPlanner) -> Fix | None:
     """Fix: the utilization with which V0's failed pool fits the card's stated memory, else 3/4 of it; or None."""
     named, pool = planner.total_bytes, planner.case.block_pool_bytes
     if _assess_block_pool(planner.case) is None or pool is None:
@@ -345,7 +345,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): free the GPU, a utilization beside the others, starts in turn, an upgrade."""
     case = planner.case
     less = _lower_utilization_for_neighbour(planner) or utilization_within_free_memory(planner)
-    less = less or _share_beside_block_pool(planner)
+    less = less or _utilization_beside_block_pool(planner)
     if less is None and case.site == "kv" and case.is_oom:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     is_small = _is_small(case, case.ledger.other_processes_bytes or case.ledger.unowned_bytes)
@@ -359,7 +359,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if sum(shares := stated_utilizations(case)) > 1 and not case.has("free_below_desired"):
         parts = ", ".join(f"{share:g} becomes {share * (1 - _SPARE_SHARE) / sum(shares):.2f}" for share in shares)
         free_it = replace(known_fix("shares_below_one"), steps=(parts, *known_fix("shares_below_one").steps))
-    free_it = _with_share_of_free_card(planner, free_it)
+    free_it = _with_utilization_of_free_card(planner, free_it)
     in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("siblings_told") and case.is_oom:
@@ -394,7 +394,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield None if case.has("not_released_told") else in_turn
 
 
-def _with_share_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
+def _with_utilization_of_free_card(planner: FixPlanner, free_it: Fix) -> Fix:
     """The fix, with a step for the utilization that a free card needs, or that even a free card is too small."""
     layout = planner.failed_plan.layout if planner.failed_plan is not None else None
     total, weights = planner.total_bytes, layout.weights.bytes if layout else planner.accounting.weights_bytes

@@ -221,7 +221,7 @@ def _mmap_fix(case: Case) -> Fix:
 
 
 def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A smaller --kv-cache-memory-bytes, which is RAM where GPU and CPU share it; None if unset or not killed."""
+    """Fix: a smaller --kv-cache-memory-bytes, which on unified memory is RAM; None if unset or not killed."""
     if (pool := planner.known.args.kv_cache_memory_bytes) is None or not planner.case.has("killed_process", "sigkill"):
         return None
     why = f"Where CPU and GPU share one memory (DGX Spark, Jetson), the {gib(pool)} of KV cache are RAM too."

@@ -7,7 +7,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, known_fix, proof, reason
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
-from legroom.diagnosis.fixes.flag_repair import advised_share_fix, has_given_pool, larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
 from legroom.diagnosis.fixes.step_savings import LARGEST_DEFAULT_TOKENS, large_steps_fix, savings_fix, without_draft
 from legroom.diagnosis.pasted_command import prose
@@ -156,7 +156,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if is_told and not fits and length and (made is None or is_missed):
         why, flags = f"How much of {length:,} tokens fits is not told: half of them.", {"max_model_len": length // 2}
         yield Fix("max_model_len", why, flags, is_unplanned=True)
-    yield advised_share_fix(planner, short or 0)
+    yield advised_utilization_fix(planner, short or 0)
     if is_limit:
         yield larger
     if _is_hardly_usable(planner.case) or (planner.failed_plan is None and _length_independent_bytes(planner.case)):
@@ -166,7 +166,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not fits and short is None and planner.utilization_known and 0.5 <= planner.utilization < MAX_UTILIZATION:
         why = "How much is missing is not printed; a small part is in what the share leaves of the card."
         yield planner.plan_change("raise_util", share, why) if planner.failed_plan is None else None
-    yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
+    yield _shorter_len_fix(planner) or _fraction_of_len_fix(planner)
     yield None if larger else large_steps_fix(planner)
     if not fits and (planner.failed_plan is None or is_told):
         yield known_fix("length_that_fits")
@@ -219,7 +219,7 @@ def checked_len(case: Case) -> int:
     return (error.number("max_model_len_count") if error else None) or 0
 
 
-def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
+def _fraction_of_len_fix(planner: FixPlanner) -> Fix | None:
     """Fix: max_model_len x available / needed bytes, as a fraction where the text gives no length; else None."""
     wanted, needed, has = _printed_shortage(planner.case)
     if planner.failed_plan is not None or wanted is not None or needed is None or has is None or has <= 0:

@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, k
 from legroom.diagnosis.causes.gpu_shared_or_not_free import described_holder
 from legroom.diagnosis.finding import Strength
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
-from legroom.diagnosis.fixes.flag_repair import advised_share_fix, larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import advised_utilization_fix, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
     is_likely_alone,
@@ -106,7 +106,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes (None: not applicable): a larger budget if the card has free memory; smaller weights or peak; more GPUs."""
     failed_check = cpu_check_failure(planner.case)
     if failed_check:
-        yield _larger_cpu_share_fix(planner, failed_check)
+        yield _larger_cpu_utilization_fix(planner, failed_check)
         return
     if (pool := _explicit_pool_flag(planner.case)) is not None and (oom := planner.case.oom) is not None:
         if pool[0] == "--num-gpu-blocks-override":
@@ -129,7 +129,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"By the text {gib(holder[1])} of the card are in other hands: a larger share cannot be had beside them."
         yield replace(known_fix("free_gpu"), why=why)
     yield larger_pool_fix(planner)
-    yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
+    yield advised_utilization_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
         yield from _planned_fixes(planner)
         return
@@ -179,7 +179,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "Weights and peak are above the budget, and the card has room."
     shares = ({"gpu_memory_utilization": share} for share in (MAX_UTILIZATION, 0.9, 0.85, 0.8))
     single = [
-        _share_by_parts_fix(planner),
+        _utilization_by_parts_fix(planner),
         # Which share was given is not known: the largest has room for whatever peak was measured.
         planner.first_change_that_fits("raise_util", shares, why) if not planner.utilization_known else None,
         planner.pull_lever("raise utilization", why),
@@ -206,7 +206,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield other_hardware(planner)
 
 
-def _share_by_parts_fix(planner: FixPlanner) -> Fix | None:
+def _utilization_by_parts_fix(planner: FixPlanner) -> Fix | None:
     """Fix: utilization for weights, peak and one request, where V0 printed none and the plan has a pool; or None."""
     is_printed = planner.known.args.gpu_memory_utilization is not None or not planner.case.engine.before_brackets
     if (plan := planner.failed_plan) is None or not planner.unpredicted_pool_bytes or is_printed:
@@ -263,7 +263,7 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
         yield known_fix("shorter_dummy_batch")
 
 
-def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
+def _larger_cpu_utilization_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
     """Fix: a higher gpu_memory_utilization on the CPU backend, with process and pool within the free RAM; else None."""
     total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])

@@ -66,7 +66,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _layer_partition(planner: FixPlanner) -> str:
-    """VLLM_PP_LAYER_PARTITION: layers per pipeline stage, fewer at both ends; empty without inner stages or a model."""
+    """VLLM_PP_LAYER_PARTITION `6,8,8,6`: fewer layers on the outer stages; empty without inner stages or a model."""
     stages = planner.known.args.pipeline_parallel_size or 1
     layers = len(planner.failed_plan.target.model.layers) if planner.failed_plan is not None else 0
     if stages < 3 or layers <= stages:

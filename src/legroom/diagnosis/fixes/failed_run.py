@@ -204,7 +204,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         target = Target(model, known.gpu, max(known.gpus or 1, args.gpus_needed), known.release, seen, others)
         made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
         if not known.ranks_known and args.gpu_memory_utilization is None and pool is not None and pool < 0:
-            args = _with_implied_share(made, args, pool)
+            args = _with_implied_utilization(made, args, pool)
             made = plan_on_named_card(target, args)
         is_loaded = case.was_ready or case.phase == "serving" or (case.is_oom and case.phase == "startup_kv")
         is_loaded = is_loaded and made.layout.weights.low > made.layout.total_bytes
@@ -224,7 +224,7 @@ def weights_and_pool_beyond_card(case: Case, known: KnownDeployment) -> int:
     return weights + pool if is_one_rank and is_more else 0
 
 
-def _with_implied_share(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
+def _with_implied_utilization(made: Plan, args: ServeArgs, pool: int) -> ServeArgs:
     """The flags with the utilization implied by weights, peak and the logged `pool` bytes, if below the default."""
     layout, default = made.layout, made.settings.gpu_memory_utilization
     share = round(default + (pool - layout.kv_cache.high) / layout.total_bytes, 2)

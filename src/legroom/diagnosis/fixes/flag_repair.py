@@ -49,8 +49,8 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     return Fix("kv_cache_memory_bytes", "The message names it: on the CPU backend it is the pool.", steps=steps)
 
 
-def advised_share_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
-    """The gpu_memory_utilization that vLLM's own line about CUDA graphs names; None where it gives too little."""
+def advised_utilization_fix(planner: FixPlanner, short_bytes: int) -> Fix | None:
+    """Fix: the gpu_memory_utilization that vLLM's line about CUDA graphs advises; None if that adds too little."""
     printed = planner.case.first("graph_share")
     advised = printed.facts.get("advised_ratio") if printed else None
     total = planner.total_bytes or max(card.total_bytes for card in all_gpus())
@@ -74,7 +74,7 @@ def _scaled_pool_fix(planner: FixPlanner, name: str) -> Fix | None:
 
 
 def _more_pool_bytes_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A --kv-cache-memory-bytes that holds one request of max_model_len; None where none does."""
+    """Fix: a --kv-cache-memory-bytes that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, args, args.kv_cache_memory_bytes or 0)
     if plan is None:
         return None
@@ -93,7 +93,7 @@ def _more_pool_bytes_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
 
 
 def _more_pool_blocks_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A --num-gpu-blocks-override that holds one request of max_model_len; None where none does."""
+    """Fix: a --num-gpu-blocks-override that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
     if plan is None or plan.failure is not None or not plan.bytes_per_block:
         return None
@@ -103,7 +103,7 @@ def _more_pool_blocks_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
 
 
 def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A VLLM_CPU_KVCACHE_SPACE (GiB) that holds one request of max_model_len; None where none does."""
+    """Fix: a VLLM_CPU_KVCACHE_SPACE (GiB) that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, args, 0)
     if plan is None:
         return None

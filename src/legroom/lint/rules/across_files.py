@@ -118,7 +118,7 @@ def _below_weights(storage: Node, servers: list[StartedServer], context: Context
 
 @checks(Node, "path-missing", "rollout-stuck")
 def claims_of_several_pods(document: Node, context: Context) -> Findings:
-    """A claim of the production stack below its model's weights, and a ReadWriteOnce claim of several workloads."""
+    """A volume claim of the production-stack chart below its weights; a ReadWriteOnce one of several workloads."""
     for spec in document.list("servingEngineSpec", "modelSpec"):
         storage, url = spec.get("pvcStorage"), spec.get("modelURL")
         if storage is not None and url is not None:

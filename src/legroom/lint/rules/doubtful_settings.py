@@ -30,7 +30,7 @@ def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findi
 
 
 @checks(StartedServer, "flag-ignored")
-def share_of_gpu(server: StartedServer, context: Context) -> Findings:
+def overridden_utilization(server: StartedServer, context: Context) -> Findings:
     """A --gpu-memory-utilization that another flag overrides."""
     args, word = context.parsed_args(server).args, flag_word(server, "--gpu-memory-utilization")
     share = args.gpu_memory_utilization

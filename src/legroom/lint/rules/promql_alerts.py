@@ -163,7 +163,7 @@ _OF_ITSELF = pattern("promql_alerts.of_itself")
 
 
 @checks(Expression, "promql-ratio")
-def share_of_itself(expression: Expression, context: Context) -> Findings:
+def rate_divided_by_itself(expression: Expression, context: Context) -> Findings:
     """A rate divided by the rate of the same series without sum(): PromQL pairs equal labels, so the ratio is 1."""
     for found in _OF_ITSELF.finditer(expression.text) if _is_query(expression) else ():
         message = f"PromQL pairs equal labels: each {found['name']} is divided by itself, which is 1"

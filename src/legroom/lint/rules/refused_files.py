@@ -36,7 +36,7 @@ def refused_manifest(document: Node, context: Context) -> Findings:
 
 
 def _refused_by_kubernetes(document: Node, signs: frozenset[str]) -> Iterator[_Refusal]:
-    """What the API server refuses in the pods of a manifest."""
+    """(node, what is wrong, what to write) for what the API server refuses in the pods of a manifest."""
     if document.get("apiVersion") is None:
         return
     wanted = dict(document.items("spec", "selector", "matchLabels"))
@@ -99,7 +99,7 @@ def misplaced_fields(document: Node, context: Context) -> Findings:
 
 
 def _refused_container(container: Node) -> Iterator[_Refusal]:
-    """Numbers where a container takes texts, and GPUs that are requested without a limit."""
+    """(node, what is wrong, what to write) for numbers where a container takes strings, and GPUs without a limit."""
     texts = [*container.list("command"), *container.list("args")]
     texts += [value for item in container.list("env") if (value := item.get("value")) is not None]
     for node in texts:
@@ -124,7 +124,7 @@ def _refused_user(container: Node, pod: Node) -> Node | None:
 
 
 def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
-    """What Compose refuses: services without their key, incomplete reservations, unknown volumes."""
+    """(node, what is wrong, what to write) for services without a key, incomplete reservations, unknown volumes."""
     path = document.source.path
     if document.get("services") is None:
         first = next((value for _, value in document.items() if value.get("image") is not None), None)
