@@ -21,7 +21,7 @@ _DISPUTED_STEPS = 2
 
 
 def evidence_kind(case: Case, strengths: list[Strength], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
-    """The kind of evidence that the likeliest cause rests on; `strengths`: those of all causes, highest first."""
+    """The kind of evidence for the likeliest cause; `strengths`: those of all causes, highest first."""
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:

@@ -136,7 +136,7 @@ def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
 
 
 def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
-    """The case with this black box attached."""
+    """The case with this black box attached, which the log names on this line."""
     return replace(case, black_box=record, black_box_line=line, startup=recorded_startup(record, case.startup))
 
 
@@ -205,7 +205,7 @@ def outside_growth_bytes(record: BlackBox) -> int:
 
 
 def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses a failure with enough free memory, but in no single piece; None otherwise."""
+    """Assesses a record, at this line, of enough free memory in no single piece; None otherwise."""
     oom, allocator = _failed_allocation(record), record.allocator
     size = _fragmented_bytes(record)
     if oom is None or allocator is None or not size:
@@ -229,7 +229,7 @@ def _fragmented_bytes(record: BlackBox) -> int:
 
 
 def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses a failure where other processes hold, or have just allocated, what was missing; None otherwise."""
+    """Assesses a record, at this line, of other processes that hold or just allocated what was missing; else None."""
     oom, size = _failed_allocation(record), _other_process_bytes(record)
     if oom is None or not size:
         return None
@@ -259,7 +259,7 @@ def _unexplained_bytes(record: BlackBox) -> int:
 
 
 def assess_leak(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses memory that grew from reading to reading until none was left; None otherwise."""
+    """Assesses a record, at this line, of memory that grew from reading to reading until none was left; else None."""
     growth = leak_growth(record)
     if growth is None:
         return None
@@ -294,7 +294,7 @@ def _oom_missing_bytes(oom: TorchOom) -> int:
 
 
 def assess_burst(record: BlackBox, line: int) -> Assessment | None:
-    """Assesses one step that needed more than was free; None where another cause applies."""
+    """Assesses a record, at this line, of one step that needed more than was free; None for another cause."""
     oom, step = _failed_allocation(record), record.step
     if oom is None or step is None or _fragmented_bytes(record) or _other_process_bytes(record) or leak_growth(record):
         return None

@@ -98,7 +98,7 @@ def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
 
 
 def _kind_cell(kind: str, style: Style) -> str:
-    """One character of a segment bar, coloured by what the memory there is: in use, free and so on."""
+    """One character of a segment bar, coloured by the kind of memory: `allocated`, `pending`, `private` or `free`."""
     name, colour, glyph, letter = KINDS[kind]
     return swatch(Segment(name, 1, colour, glyph, letter), style)
 

@@ -78,7 +78,7 @@ def _figure_rows(made: Upgrade) -> list[tuple[str, str, str, str]]:
 
 
 def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
-    """Whether the row shows the same figures as the row it usually repeats, so it can be left out."""
+    """Whether the row has the same figures as the one (in `by_name`) that it usually repeats, so it can be left out."""
     other = by_name[_REPEATS.get(change.what, change.what)]
     rounding = 1 if isinstance(change.old, int) else 0.005
     same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding

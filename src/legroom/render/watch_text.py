@@ -78,7 +78,7 @@ def _shown(figure: float | None, form: str) -> str | None:
 
 
 def _latency_text(p50_s: float | None, p99_s: float | None) -> str | None:
-    """Both latencies as text; None where one is unknown."""
+    """The p50 and p99 latency as text; None where one is unknown."""
     return None if p50_s is None or p99_s is None else f"p50 {seconds_text(p50_s)}  p99 {seconds_text(p99_s)}"
 
 

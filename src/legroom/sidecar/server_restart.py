@@ -42,7 +42,7 @@ class ActionContext:
     poll_s: float = 0.5
 
     async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records an outcome now, or as soon as the journal can be written."""
+        """Records the action's final state (done, failed, undone) now, or as soon as the journal can be written."""
 
         def finished(journal: Journal) -> None:
             journal.finish_action(action_id, state, detail)
@@ -176,7 +176,7 @@ class ServerRestart:
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
-        """Records that the restart was set off, by the program with this pid (0 where there is none)."""
+        """Records that the restart program, with this pid (0: none) and process identity, was started."""
         await self._record_stage("launched", {"pid": pid, "identity": identity})
         self._launched = True
 

@@ -227,7 +227,8 @@ class FixPlanner:
         steps: tuple[str, ...] = (),
         trades: str = "",
     ) -> Fix | None:
-        """A fix by flags or variables; None where by its plan, or else the log's figures, it would not start."""
+        """A fix by flags or variables, with its reason (`why`) and cost (`trades`); None where by its plan, or else the
+        log's figures, it would not start."""
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
             return None
@@ -244,7 +245,8 @@ class FixPlanner:
     def first_change_that_fits(
         self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
     ) -> Fix | None:
-        """The first proposal whose plan fits, else the first that starts; None if none does, or no run is planned."""
+        """Fix: the first flag change whose plan fits, else that starts; None if none does. `why`, `trades`: see
+        `plan_change`."""
         if self.failed_plan is None:
             return None
         tight: Fix | None = None
@@ -258,7 +260,7 @@ class FixPlanner:
         return tight
 
     def extend_until_fits(self, fix: Fix | None, why: str) -> Fix | None:
-        """The fix with the first further advice of `legroom plan` with which its tight plan fits; else as it is."""
+        """The fix, for `why`, with the first advice of `legroom plan` that makes its tight plan fit; else as it is."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
         from legroom.planning.advice import with_advice
@@ -302,7 +304,7 @@ class FixPlanner:
         return self.first_change_that_fits(kinds_of_changes()[name], changes, why, trades=trades)
 
     def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
-        """Several settings changed at once, as `legroom plan` advises for the same model; None where none suffices."""
+        """Fix: several settings but `keep` changed at once, as `legroom plan` advises; None where none suffices."""
         if self.failed_plan is None:
             return None
         from legroom.planning.advice import with_advice
@@ -483,7 +485,7 @@ class FixPlanner:
         return next((change["max_model_len"] for change in proposals if self.plan_with({**flags, **change})), None)
 
     def raise_utilization(self, need_bytes: int, why: str) -> Fix | None:
-        """Fix: utilization higher by what is missing; None where too little stays free outside the budget."""
+        """Fix: utilization higher by `need_bytes`; None where too little stays free outside the budget."""
         total = self.accounting.likely_total_bytes or (UNKNOWN_CARD_BYTES if self.utilization_known else None)
         args = self.given_args
         if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
