@@ -227,7 +227,7 @@ class FixPlanner:
         steps: tuple[str, ...] = (),
         trades: str = "",
     ) -> Fix | None:
-        """A fix by flags or variables, with its reason (`why`) and cost (`trades`); None where by its plan, or else the
+        """A fix by flags or variables, with its reason `why` and cost `trades`; None where by its plan, or else by the
         log's figures, it would not start."""
         planned = self.plan_with(flags) if flags else None
         if self.failed_plan is not None and flags and planned is None:
