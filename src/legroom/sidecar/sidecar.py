@@ -275,7 +275,7 @@ class Sidecar:
                 self._log(f"an entry of the journal was given up: {error_text}")
 
     async def _maintain_journal(self) -> None:
-        """Maintains the journal every ten minutes until cancelled; failures are logged."""
+        """Rolls up and deletes old samples of the journal every ten minutes until cancelled; failures are logged."""
         while True:
             try:
                 await self._journal.maintain()
